@@ -1,0 +1,1 @@
+"""Spec to artifact: parse, build, fuse, plan, render. Never imports mlx or the runtime."""

@@ -1,0 +1,70 @@
+"""Every error MLXR raises on purpose.
+
+    MlxrError                 a user can act on it: says what, got, expected, where, and the fix
+      SpecError               a spec that does not parse or contradicts itself (path:line:column)
+      GraphError              an op graph that breaks a rule (node, stage, passes already run)
+      PlanError               a plan that cannot be made or breaks a rule
+        BudgetError           weights + arena + activations exceed the memory budget
+      ArtifactError           an artifact that is missing, tampered with, or of another version
+      WeightsError            a weight file that is corrupt or does not match the artifact
+      TokenizerError          a tokenizer that is missing or corrupt
+      HostError               a host that cannot run here, or a kernel that cannot be built
+        KernelFault           a kernel did something illegal (sim: out of bounds, divergence, race, ...)
+      ArenaError              a wrong use of the KV arena
+        ArenaFullError        no free block is left
+      RequestError            a request that cannot be served (prompt too long, bad sampling option)
+
+The command line prints the message and exits with 1; nothing else about an MlxrError is shown unless MLXR_DEBUG is set.
+"""
+
+
+class MlxrError(Exception):
+    """Base of all errors that a user can act on."""
+
+
+class SpecError(MlxrError):
+    """A spec that does not parse or contradicts itself."""
+
+
+class GraphError(MlxrError):
+    """An op graph that breaks a rule of its stage."""
+
+
+class PlanError(MlxrError):
+    """A plan that cannot be made, or that breaks a rule."""
+
+
+class BudgetError(PlanError):
+    """Weights + arena + activations exceed the memory budget."""
+
+
+class ArtifactError(MlxrError):
+    """An artifact that is missing, tampered with, or of another version."""
+
+
+class WeightsError(MlxrError):
+    """A weight file that is corrupt or does not match the artifact."""
+
+
+class TokenizerError(MlxrError):
+    """A tokenizer that is missing or corrupt."""
+
+
+class HostError(MlxrError):
+    """A host that cannot run on this machine, or a kernel that cannot be built."""
+
+
+class KernelFault(HostError):
+    """A kernel did something illegal while it ran."""
+
+
+class ArenaError(MlxrError):
+    """A wrong use of the KV arena."""
+
+
+class ArenaFullError(ArenaError):
+    """No free block is left in the KV arena."""
+
+
+class RequestError(MlxrError):
+    """A request that cannot be served."""

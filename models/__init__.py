@@ -1,0 +1,1 @@
+"""Specs, weight-name maps and the bundled model, as package data."""

@@ -1,0 +1,72 @@
+"""MLXR: compiles a language-model spec into specialised kernels and runs them over a paged KV arena.
+
+    artifact = mlxr.compile("models/storyteller/storyteller.yaml")
+    model = mlxr.load(artifact, "models/storyteller/storyteller-q8_0.gguf")
+    print(model.generate("Once upon a time", max_tokens=64).text)
+    for event in model.stream("Once upon a time"):
+        print(event.text, end="")
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxr.compiler.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from mlxr.compiler.artifact import Artifact
+    from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.runtime.generate import Completion, Event, Generation
+    from mlxr.runtime.model import Model, load
+    from mlxr.runtime.sampling import Sampling
+
+__all__ = [
+    "Artifact",
+    "Completion",
+    "Event",
+    "Generation",
+    "Model",
+    "ModelSpec",
+    "Sampling",
+    "__version__",
+    "compile",
+    "load",
+]
+
+# Names are imported when first used, so that `mlxr-compile` never waits for MLX.
+_HOMES = {
+    "Artifact": "mlxr.compiler.artifact",
+    "ModelSpec": "mlxr.compiler.spec.model",
+    "Completion": "mlxr.runtime.generate",
+    "Event": "mlxr.runtime.generate",
+    "Generation": "mlxr.runtime.generate",
+    "Model": "mlxr.runtime.model",
+    "load": "mlxr.runtime.model",
+    "Sampling": "mlxr.runtime.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mlxr' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def compile(spec: "str | Path | ModelSpec") -> "Artifact":
+    """Compiles a spec: a ModelSpec, a YAML file, or the name of a bundled model.
+
+    Returns:
+        The artifact, in memory; `artifact.write(folder)` puts it on disk.
+
+    Raises:
+        SpecError: the spec does not parse or contradicts itself.
+        BudgetError: it needs more memory than it allows itself.
+    """
+    from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.catalog import find_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.load import load_spec  # noqa: PLC0415
+
+    if isinstance(spec, str | Path):
+        spec = load_spec(find_spec(spec))
+    return compile_spec(spec).artifact

@@ -1,0 +1,1 @@
+"""Kernel templates and host preludes, as package data."""
