@@ -1,0 +1,1 @@
+"""ModelSpec and how it is read: the first stage of the pipeline."""

@@ -1,0 +1,39 @@
+"""Bundled specs by name: models/NAME.yaml, or models/NAME/NAME.yaml for a model with weights beside it."""
+
+from importlib import resources
+from pathlib import Path
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec.explain import nearest
+
+
+def bundled_specs() -> dict[str, Path]:
+    """Name to spec file of every bundled model, sorted by name."""
+    folder = Path(str(resources.files("mlxr.models")))
+    files = [*folder.glob("*.yaml"), *(path for path in folder.glob("*/*.yaml") if path.stem == path.parent.name)]
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+
+
+def find_spec(name_or_path: str | Path) -> Path:
+    """The spec file of a bundled model's name, or of a path.
+
+    A name wins over a file of the same name in the working folder; write `./NAME` for that.
+
+    Raises:
+        SpecError: if there is neither.
+    """
+    name = str(name_or_path)
+    bundled = bundled_specs()
+    if name in bundled:
+        return bundled[name]
+    path = Path(name)
+    try:
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise SpecError(f"{name}: is a folder; expected a spec file or a bundled model: {', '.join(bundled)}")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{name!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    like = nearest(path.name.removesuffix(".yaml"), tuple(bundled))
+    hint = f'\n  fix: did you mean "{like}"?' if like else ""
+    raise SpecError(f"{name}: no such file, and no bundled model of that name; there is {', '.join(bundled)}{hint}")

@@ -1,0 +1,73 @@
+"""Field types and the base class shared by every section of a spec.
+
+Integers and flags are strict (no "8" for 8, no 1 for true), so that a spec means what it says. A check that spans
+several fields collects what it finds in `Contradictions`, which names the key that each finding is about.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+INT32_MAX = 2**31 - 1
+CONTRADICTION = "contradiction"
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+
+
+def _parse_size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].lower() not in _UNITS:
+        return value  # still text, so refused as no whole number
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+FloatType = Literal["f32", "f16", "bf16"]
+SizeBytes = Annotated[
+    int,
+    Field(ge=1, le=2**60, strict=True),
+    BeforeValidator(_parse_size),
+    WithJsonSchema(
+        {
+            "type": ["integer", "string"],
+            "minimum": 1,
+            "maximum": 2**60,
+            "pattern": r"^\s*\d+(\.\d+)?\s*([bB]|[kKmMgG][iI]?[bB])?\s*$",
+        }
+    ),
+]
+
+
+class Frozen(BaseModel):
+    """Base of every spec section: immutable, no unknown keys, no infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Contradictions:
+    """What a check across several fields found wrong; all of it is refused in one error."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, str, str]] = []
+
+    def add(self, at: str, text: str, fix: str = "") -> None:
+        """Notes one finding.
+
+        Args:
+            at: Dotted path of the key to point at, relative to the section that checks.
+            text: What is wrong, as a sentence without the path.
+            fix: What to do about it, if that is not obvious.
+        """
+        self._found.append((at, text, fix))
+
+    def refuse(self) -> None:
+        """Raises one error for all findings, if there are any."""
+        if self._found:
+            text = "; ".join(text for _, text, _ in self._found)
+            raise PydanticCustomError(CONTRADICTION, "{text}", {"text": text, "found": tuple(self._found)})

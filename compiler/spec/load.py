@@ -1,0 +1,85 @@
+"""Spec files in and out: YAML to ModelSpec with errors that point into the file, and back."""
+
+from pathlib import Path
+
+import yaml
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec.document import MAX_BYTES, interpret, read_document
+from mlxr.compiler.spec.explain import nearest, validated
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.names import known_families
+from mlxr.compiler.spec.problems import Problem
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """Reads a spec file.
+
+    Raises:
+        SpecError: if the file cannot be read or holds no valid spec.
+    """
+    return parse_spec(read_text(path), str(path))
+
+
+def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
+    """Reads a spec from YAML text.
+
+    Args:
+        text: One YAML document.
+        source: What error messages call the text.
+
+    Raises:
+        SpecError: if it holds no valid spec; the message shows every problem found, each with its place.
+    """
+    document = read_document(text, source)
+    spec = validated(ModelSpec, document)
+    family, families = spec.model.tensor_names, known_families()
+    if family not in families:
+        like = nearest(family, families)
+        what = f'model.tensor_names is "{family}"; expected one of {", ".join(families)}'
+        mark = document.at_value(("model", "tensor_names"))
+        raise document.error([Problem(mark, what, f'did you mean "{like}"?' if like else "")])
+    return spec
+
+
+def dump_spec(spec: ModelSpec) -> str:
+    """The spec as YAML with every value resolved; reads back equal, and equal specs give equal text."""
+    return yaml.dump(spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a small UTF-8 file.
+
+    Raises:
+        SpecError: if the file is missing, not readable, too large or not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: is a folder; expected a spec file") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MAX_BYTES:
+        raise SpecError(f"{path}:1:1: larger than {MAX_BYTES} bytes; a spec is a page of text")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8").split("\n")
+        raise SpecError(
+            f"{path}:{len(before)}:{len(before[-1]) + 1}: byte 0x{data[error.start]:02x} is not UTF-8\n"
+            "  fix: save the file as UTF-8"
+        ) from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would read back as something else, by this package's own reading of plain scalars."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if interpret(text) == text else '"')
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,183 @@
+"""The model spec: an architecture by its properties, and how it is to be compiled.
+
+First stage of the pipeline. Every class is frozen and refuses unknown keys; what is not implemented has no field,
+so it cannot be accepted and ignored. Sizes are counts of elements unless the name carries a unit.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.spec.architecture import (
+    Attention,
+    LinearScaling,
+    Llama3Scaling,
+    Mlp,
+    Model,
+    Norm,
+    NoScaling,
+    Rope,
+)
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FloatType, Frozen, SizeBytes
+
+__all__ = [
+    "Attention",
+    "Cache",
+    "FloatType",
+    "Frozen",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Mlp",
+    "Model",
+    "ModelSpec",
+    "NoScaling",
+    "Norm",
+    "Rope",
+    "SizeBytes",
+    "WeightFormats",
+]
+
+
+class Cache(Frozen):
+    """The paged KV arena."""
+
+    layout: Literal["block", "layer"] = "block"
+    """`block`: [blocks, layers, block_size, kv_heads, head_dim]; `layer`: [layers, blocks, ...]."""
+    mode: Literal["paged", "contiguous", "auto"] = "auto"
+    """`contiguous` bakes an identity block table into the kernels (one sequence only); `auto` decides."""
+    block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
+    """Tokens of one block: a power of two."""
+    dtype: FloatType = "bf16"
+    """Element type of keys and values."""
+    max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
+    """Sequences held at once."""
+    num_blocks: Count | None = None
+    """Blocks of the arena; default: enough for max_sequences of full context."""
+    memory_budget: SizeBytes | None = None
+    """Most bytes for K and V together, instead of num_blocks."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Cache":
+        wrong = Contradictions()
+        if self.block_size & (self.block_size - 1):
+            above = 1 << self.block_size.bit_length()
+            wrong.add(
+                "block_size",
+                f"block_size {self.block_size} is not a power of two",
+                f"nearest are {above // 2} and {above}" if above <= 1024 else "the largest is 1024",
+            )
+        if self.mode == "contiguous" and self.max_sequences > 1:
+            wrong.add(
+                "mode",
+                f"mode contiguous holds one sequence, got max_sequences {self.max_sequences}",
+                "use mode paged or auto, or max_sequences 1",
+            )
+        if self.num_blocks is not None and self.memory_budget is not None:
+            wrong.add("memory_budget", "num_blocks and memory_budget both size the arena", "give one of them")
+        if self.num_blocks is not None and self.num_blocks * self.block_size > INT32_MAX:
+            wrong.add(
+                "num_blocks",
+                f"num_blocks {self.num_blocks} x block_size {self.block_size} is more than 2^31 - 1 token slots",
+            )
+        wrong.refuse()
+        return self
+
+
+class WeightFormats(Frozen):
+    """How each class of tensor is held in memory; files in other types are converted at load."""
+
+    default: FloatType = "bf16"
+    """Format of every class that is not named."""
+    embedding: FloatType | None = None
+    """The embedding table; null for `default`."""
+    attention: FloatType | None = None
+    """Query, key, value and output projections; null for `default`."""
+    mlp: FloatType | None = None
+    """Gate, up and down projections; null for `default`."""
+    output: FloatType | None = None
+    """The output projection; null for `default`. With tied embeddings it must equal `embedding`."""
+    norm: FloatType = "f32"
+    """Norm weights."""
+
+    def of(self, tensor_class: Literal["embedding", "attention", "mlp", "output", "norm"]) -> DType:
+        """The format of a tensor class."""
+        return DType(getattr(self, tensor_class) or self.default)
+
+
+class ModelSpec(Frozen):
+    """A whole spec: what `mlxr-compile` reads."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """The spec's name: letters, digits, dots, underscores and hyphens, 64 at most."""
+    model: Model
+    """The model's dimensions and properties."""
+    cache: Cache = Cache()
+    """Layout, mode and size of the KV arena."""
+    activation_dtype: FloatType = "bf16"
+    """Element type of activations between kernels; sums are always in f32."""
+    weights: WeightFormats = WeightFormats()
+    """Formats of the weights in memory."""
+    prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] = 512
+    """Most tokens of one step."""
+    memory_budget: SizeBytes | None = None
+    """Most bytes for weights, arena and activations together; a spec that needs more is refused."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSpec":
+        wrong = Contradictions()
+        embedding, output = self.weights.of("embedding"), self.weights.of("output")
+        if self.model.tie_embeddings and embedding != output:
+            wrong.add(
+                "weights.output" if self.weights.output else "weights.embedding",
+                f"tied embeddings are one tensor, but embedding is {embedding} and output is {output}",
+                f"set both to {embedding}, or model.tie_embeddings to false",
+            )
+        self._check_arena(wrong)
+        width = max(
+            2 * self.model.mlp.intermediate_size,
+            self.model.hidden_size,
+            (self.model.attention.num_heads + 2 * self.model.attention.num_kv_heads) * self.model.attention.head_dim,
+        )
+        if self.prefill_chunk * width > INT32_MAX:
+            wrong.add(
+                "prefill_chunk",
+                f"prefill_chunk {self.prefill_chunk} x {width}, the widest activation, is more than 2^31 - 1 elements",
+                f"use at most {INT32_MAX // width}",
+            )
+        wrong.refuse()
+        return self
+
+    def _check_arena(self, wrong: Contradictions) -> None:
+        cache, model = self.cache, self.model
+        blocks_of_one = -(-model.context // cache.block_size)
+        if cache.num_blocks is None and cache.memory_budget is None:
+            if cache.max_sequences * blocks_of_one * cache.block_size > INT32_MAX:
+                wrong.add(
+                    "cache.max_sequences",
+                    f"max_sequences {cache.max_sequences} of context {model.context} are more than "
+                    "2^31 - 1 token slots",
+                    "lower one of them, or give cache.num_blocks or cache.memory_budget",
+                )
+        elif cache.num_blocks is not None and cache.mode == "contiguous" and cache.num_blocks < blocks_of_one:
+            wrong.add(
+                "cache.num_blocks",
+                f"num_blocks {cache.num_blocks} x block_size {cache.block_size} is less than context {model.context}, "
+                "and a contiguous arena holds a whole sequence",
+                f"use {blocks_of_one} blocks, or leave num_blocks out",
+            )
+        block_bytes = (
+            2
+            * model.num_layers
+            * cache.block_size
+            * model.attention.num_kv_heads
+            * model.attention.head_dim
+            * DType(cache.dtype).size_bytes
+        )
+        if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
+            wrong.add(
+                "cache.memory_budget",
+                f"memory_budget of {cache.memory_budget} bytes is less than one block of {block_bytes} bytes",
+            )
+        elif cache.memory_budget is not None and cache.memory_budget // block_bytes * cache.block_size > INT32_MAX:
+            wrong.add("cache.memory_budget", "memory_budget holds more than 2^31 - 1 token slots")

@@ -1,0 +1,46 @@
+"""What is wrong at one place of a text file, and how it is shown."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAX_SHOWN = 20
+_MAX_LINE = 160
+
+
+class Mark(NamedTuple):
+    """A place in a text file; both numbers count from 1."""
+
+    line: int
+    column: int
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, and what to do about it if that is not obvious."""
+
+    mark: Mark
+    text: str
+    fix: str = ""
+
+
+def render(problems: Sequence[Problem], source: str, lines: Sequence[str]) -> str:
+    """All problems in the order of the file, each with `source:line:column`, the line itself, and the fix."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.mark)
+    blocks = [_render_one(problem, source, lines) for problem in ordered[:MAX_SHOWN]]
+    if len(ordered) > MAX_SHOWN:
+        blocks.append(f"{source}: and {len(ordered) - MAX_SHOWN} more problems")
+    return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _render_one(problem: Problem, source: str, lines: Sequence[str]) -> str:
+    line, column = problem.mark
+    text = [f"{source}:{line}:{column}: {problem.text}"]
+    excerpt = lines[line - 1] if line <= len(lines) else ""
+    excerpt = "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in excerpt[: _MAX_LINE + 1])
+    if excerpt.strip() and len(excerpt) <= _MAX_LINE:
+        number = f"{line:>6}"
+        text.append(f"{number} | {excerpt}")
+        pad = "".join("\t" if char == "\t" else " " for char in excerpt[: column - 1]).ljust(column - 1)
+        text.append(f"{' ' * len(number)} | {pad}^")
+    if problem.fix:
+        text.append(f"  fix: {problem.fix}")
+    return "\n".join(text)

@@ -1,0 +1,68 @@
+"""Mutated specs are read or refused with a SpecError; nothing else, and never for long."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec.catalog import find_spec
+from mlxr.compiler.spec.load import dump_spec, parse_spec
+
+TEXT = find_spec("llama-3.2-1b").read_text(encoding="utf-8")
+LINES = [line for line in TEXT.splitlines() if not line.startswith("#")]
+FRAGMENTS = st.sampled_from(
+    [
+        *("{", "}", "[", "]", "&a ", "*a", "<<: ", "!!int ", "? ", "- ", "|", ">", "\t", ":", ": ", "#", "'", '"', "~"),
+        *(
+            "1e999",
+            "-1",
+            "0",
+            ".nan",
+            "9" * 500,
+            "true",
+            "null",
+            "é",
+            "\ud800",
+            "\0",
+            "\x85",
+            "2001-01-01",
+            "%YAML 1.9",
+        ),
+        *("\n", "---", "kind: none", "  ", "head_dim: 7", '"\\U00110000"'),
+    ]
+)
+SETTINGS = settings(max_examples=200, deadline=5000, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def check(text: str) -> None:
+    try:
+        spec = parse_spec(text)
+    except SpecError as error:
+        assert str(error).encode("utf-8")
+        assert "pydantic" not in str(error)
+    else:
+        assert parse_spec(dump_spec(spec)) == spec
+
+
+@SETTINGS
+@given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 20), FRAGMENTS | st.text(max_size=5)), max_size=5))
+def test_mutated_characters(edits: list[tuple[int, int, str]]) -> None:
+    text = "\n".join(LINES)
+    for position, length, replacement in edits:
+        text = text[:position] + replacement + text[position + length :]
+    check(text)
+
+
+@SETTINGS
+@given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 6)), max_size=40))
+def test_shuffled_lines(lines: list[tuple[str, int]]) -> None:
+    check("\n".join(" " * indent + line for line, indent in lines))
+
+
+@SETTINGS
+@given(
+    st.integers(0, len(LINES) - 1), FRAGMENTS | st.text(max_size=20) | st.integers().map(str) | st.floats().map(repr)
+)
+def test_replaced_values(index: int, value: str) -> None:
+    lines = list(LINES)
+    lines[index] = f"{lines[index].partition(':')[0]}: {value}"
+    check("\n".join(lines))
