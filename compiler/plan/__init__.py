@@ -1,0 +1,1 @@
+"""Launches, buffers and weights of an artifact, and the memory they need."""
