@@ -54,7 +54,7 @@ class HostError(MlxrError):
     """A host that cannot run on this machine, or a kernel that cannot be built."""
 
 
-class KernelFault(HostError):
+class KernelFault(HostError):  # noqa: N818 (what Metal and CUDA call it)
     """A kernel did something illegal while it ran."""
 
 
