@@ -1,0 +1,31 @@
+"""Lets a projection read the rows it needs by itself."""
+
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection
+
+
+@dataclass(frozen=True)
+class FuseGather:
+    """Fuses a row gather into the projection after it.
+
+    1. projection(gather_rows(x, rows)) -> projection(x, rows).
+
+    Does not fire when the gathered rows have another consumer or the projection adds a residual, which has as many
+    rows as its result.
+    """
+
+    name: str = "fuse_gather"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        """Applies the rule to every gather."""
+        edits = Edits(graph)
+        for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
+            op = graph.sole_consumer(gather.out)
+            if op is None or op.kind not in ("linear", "projection") or {"rows", "residual"} & op.inputs.keys():
+                continue
+            if op.inputs["x"] == gather.out:
+                edits.replace(op, replace(as_projection(op), inputs=op.inputs | gather.inputs))
+                edits.replace(gather)
+        return edits.result()

@@ -1,0 +1,53 @@
+"""Computes the last norm and the logits only for the rows that are asked for."""
+
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.graph import Op, OpGraph
+from mlxr.compiler.passes.base import Edits, PassResult
+
+_ROWWISE = {"rms_norm", "linear"}
+
+
+@dataclass(frozen=True)
+class LastTokenLogits:
+    """Sinks row gathers towards the start of the program.
+
+    1. gather_rows(f(x)) -> f(gather_rows(x)) for f in rms_norm, linear, repeated while it applies.
+
+    Does not fire when f(x) has another consumer or is returned.
+    """
+
+    name: str = "last_token_logits"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        """Applies the rule to every gather."""
+        edits = Edits(graph)
+        for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
+            chain: list[Op] = []
+            source = graph.producer(gather.inputs["x"])
+            while source and source.kind in _ROWWISE and graph.sole_consumer(source.out):
+                chain.append(source)
+                source = graph.producer(source.inputs["x"])
+            if chain:
+                self._sink(edits, gather, chain[::-1])
+        return edits.result()
+
+    def _sink(self, edits: Edits, gather: Op, chain: list[Op]) -> None:
+        graph = edits.graph
+        rows = graph.value(gather.out).shape[0]
+        hidden = graph.value(chain[0].inputs["x"])
+        x = edits.declare(
+            replace(hidden, name=f"{hidden.name}.rows", role="activation", shape=(rows, *hidden.shape[1:]))
+        )
+        inputs = gather.inputs | {"x": hidden.name}
+        new = [replace(gather, name=f"{gather.name}.gather", inputs=inputs, outputs={"out": x})]
+        for op in chain:
+            if op is chain[-1]:
+                out = gather.out
+            else:
+                value = graph.value(op.out)
+                out = edits.declare(replace(value, name=f"{value.name}.rows", shape=(rows, *value.shape[1:])))
+            new.append(replace(op, inputs=op.inputs | {"x": x}, outputs={"out": out}))
+            x = out
+            edits.replace(op)
+        edits.replace(gather, *new)

@@ -1,0 +1,76 @@
+"""The ordered list of passes, and the driver that verifies and times each one."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.compiler.debug import debug_level
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.passes.base import Pass
+from mlxr.compiler.passes.fuse_attention import FuseAttention
+from mlxr.compiler.passes.fuse_gated_mlp import FuseGatedMlp
+from mlxr.compiler.passes.fuse_gather import FuseGather
+from mlxr.compiler.passes.fuse_norm import FuseNorm
+from mlxr.compiler.passes.fuse_residual import FuseResidual
+from mlxr.compiler.passes.last_token_logits import LastTokenLogits
+from mlxr.compiler.passes.merge_qkv import MergeQkv
+from mlxr.compiler.passes.order_arena import OrderArena
+from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
+from mlxr.compiler.verify import verify
+
+Step = Literal["decode", "prefill"]
+STEPS: tuple[Step, ...] = ("decode", "prefill")
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did."""
+
+    name: str
+    modified: bool
+    num_ops: int
+    time_us: float
+
+
+def passes_of(step: Step) -> list[Pass]:
+    """The passes of a step's pipeline, in order."""
+    return [
+        LastTokenLogits(),
+        MergeQkv(),  # before FuseNorm: one consumer of the norm instead of three
+        FuseGatedMlp(),  # likewise
+        FuseNorm(),
+        FuseGather(),  # after FuseNorm, which leaves the projection next to the gather
+        FuseResidual(),
+        FuseAttention(step),  # needs MergeQkv's split
+        RemoveDeadOps(),
+        OrderArena(),  # last: it chains the accesses that are left, in their final order
+    ]
+
+
+def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[PassRecord]]:
+    """Runs passes on a source graph, verifying the graph before, between and after.
+
+    With MLXR_DEBUG=1 their timings, with 2 the graph after each, go to standard error.
+
+    Raises:
+        GraphError: a pass broke a rule; the message names the passes already run.
+    """
+    level = debug_level()
+    verify(graph, "source")
+    records: list[PassRecord] = []
+    for one in passes:
+        start = time.perf_counter()
+        result = one.run(graph)
+        records.append(PassRecord(one.name, result.modified, len(result.graph), (time.perf_counter() - start) * 1e6))
+        if result.modified:
+            graph = result.graph
+        if one is not passes[-1]:
+            verify(graph, "fused", ", ".join(r.name for r in records))
+        if level >= 1:
+            print(f"pass {records[-1].name}: {records[-1].num_ops} ops, {records[-1].time_us:.0f} us", file=sys.stderr)
+        if level >= 2:
+            print(graph.dump(), file=sys.stderr)
+    verify(graph, "ordered", ", ".join(r.name for r in records))
+    return graph, records

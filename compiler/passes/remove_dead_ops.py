@@ -1,0 +1,33 @@
+"""Removes what contributes to nothing."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ops import OPS
+from mlxr.compiler.passes.base import Edits, PassResult
+
+
+@dataclass(frozen=True)
+class RemoveDeadOps:
+    """Keeps the ops that matter.
+
+    1. An op from which neither a returned value nor an arena write can be reached -> removed.
+    """
+
+    name: str = "remove_dead_ops"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        """Applies the rule to every op."""
+        roots = {"%" + name for name in graph.outputs}
+        roots |= {op.name for op in graph.ops if OPS[op.kind].arena in ("write", "readwrite")}
+        reached = set(roots)
+        frontier = list(roots)
+        while frontier:
+            found = [node for node in graph.nx.predecessors(frontier.pop()) if node not in reached]
+            reached.update(found)
+            frontier.extend(found)
+        edits = Edits(graph)
+        for op in graph.ops:
+            if op.name not in reached:
+                edits.replace(op)
+        return edits.result()
