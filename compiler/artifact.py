@@ -1,0 +1,231 @@
+"""The artifact: a directory that anyone can open and read, and the only thing the runtime sees of the compiler.
+
+    manifest.json           format, version, and the SHA-256 of every other file
+    spec.yaml               the spec as resolved
+    graph.source.json/.txt  the op graph as built; graph.decode and graph.prefill: after the passes
+    plan.json               launches, buffers, weights, arena geometry, memory
+    kernels/NAME.metal      one complete Metal file per kernel
+
+Same spec, same bytes. An artifact appears whole or not at all; one that was changed since is refused.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.codegen.sections import body_of, header_of
+from mlxr.compiler.debug import debug_level
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.graph import Op, OpGraph, Value
+from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, Launch, MemoryPlan, Plan, Step
+from mlxr.compiler.plan.weights import TensorSource, WeightPlan
+from mlxr.compiler.spec.load import parse_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.verify import ARENA_TOKEN
+from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+
+__all__ = [
+    "ARENA_TOKEN",
+    "ArenaGeometry",
+    "Artifact",
+    "BatchDim",
+    "Condition",
+    "DType",
+    "Extent",
+    "KernelEntry",
+    "Launch",
+    "MemoryPlan",
+    "ModelSpec",
+    "Op",
+    "OpGraph",
+    "Plan",
+    "Step",
+    "TensorSource",
+    "Value",
+    "WeightPlan",
+    "debug_level",
+    "is_artifact",
+    "load_artifact",
+]
+
+MANIFEST = "manifest.json"
+GRAPHS = ("source", "decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact in memory: relative path to content, manifest excluded."""
+
+    files: Mapping[str, str]
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The spec as resolved."""
+        return parse_spec(self.files["spec.yaml"], "spec.yaml")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan."""
+        return Plan.model_validate_json(self.files["plan.json"])
+
+    def graph(self, name: str) -> OpGraph:
+        """The op graph `source`, `decode` or `prefill`."""
+        return OpGraph.from_json(json.loads(self.files[f"graph.{name}.json"]))
+
+    def kernel_text(self, name: str) -> str:
+        """The complete Metal text of a kernel.
+
+        Raises:
+            ArtifactError: there is no kernel of that name.
+        """
+        return self.files[self.kernel_entry(name).file]
+
+    def kernel_sections(self, name: str) -> tuple[str, str]:
+        """Header and body of a kernel, as MLX's `metal_kernel` takes them."""
+        text = self.kernel_text(name)
+        return header_of(text), body_of(text)
+
+    def kernel_entry(self, name: str) -> KernelEntry:
+        """The plan's entry of a kernel, by its full name or by its label when only one kernel has it.
+
+        Raises:
+            ArtifactError: there is no such kernel, or several.
+        """
+        found = [k for k in self.plan.kernels if name in (k.name, k.label)]
+        if len(found) != 1:
+            what = "several kernels" if found else "no kernel"
+            names = ", ".join(k.name for k in self.plan.kernels)
+            raise ArtifactError(f"the artifact has {what} named {name!r}; it has {names}")
+        return found[0]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the names and contents of all files."""
+        return _digest(self._hashes)
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        return {path: _sha256(text.encode()) for path, text in sorted(self.files.items())}
+
+    @property
+    def manifest(self) -> str:
+        """The text of manifest.json."""
+        manifest = {
+            "format": ARTIFACT_FORMAT,
+            "version": VERSION,
+            "name": self.spec.name,
+            "digest": self.digest,
+            "files": self._hashes,
+        }
+        return json.dumps(manifest, indent=1) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Writes the artifact, replacing an artifact that is there.
+
+        Raises:
+            ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.
+        """
+        if folder.exists() and not is_artifact(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            raise ArtifactError(f"{folder} exists and is no artifact; name an empty or a new folder")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        except OSError as error:
+            raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+        try:
+            for path, text in [*self.files.items(), (MANIFEST, self.manifest)]:
+                target = staging / path
+                target.parent.mkdir(exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+            staging.chmod(0o755)
+            _move_into_place(staging, folder)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _move_into_place(staging: Path, folder: Path) -> None:
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    folder.rename(old / "artifact")
+    try:
+        staging.rename(folder)
+    except OSError:
+        (old / "artifact").rename(folder)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a folder looks like an artifact."""
+    return (path / MANIFEST).is_file()
+
+
+def load_artifact(path: str | Path) -> Artifact:
+    """Reads an artifact and checks its format, version and every hash.
+
+    Raises:
+        ArtifactError: it is missing, of another version, or changed since it was written.
+    """
+    folder = Path(path)
+    if not is_artifact(folder):
+        raise ArtifactError(f"{folder} is no artifact (no {MANIFEST}); make one with mlxr-compile SPEC -o {folder}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version, layout = manifest["version"], manifest["format"]
+        hashes: dict[str, str] = dict(manifest["files"])
+        digest = manifest["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
+    if (layout, version) != (ARTIFACT_FORMAT, VERSION):
+        raise ArtifactError(
+            f"{folder} was written by mlxr {version} (format {layout}); this is mlxr {VERSION} (format "
+            f"{ARTIFACT_FORMAT}); compile the spec again"
+        )
+    artifact = Artifact({name: _read(folder, name, expected) for name, expected in hashes.items()})
+    if _digest(hashes) != digest:
+        raise ArtifactError(f"{folder / MANIFEST} was changed since it was written; compile the spec again")
+    missing = [n for n in ("plan.json", "spec.yaml", *(f"graph.{g}.json" for g in GRAPHS)) if n not in artifact.files]
+    if missing:
+        raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
+    try:
+        absent = [k.file for k in artifact.plan.kernels if k.file not in artifact.files]
+    except ValidationError as error:
+        raise ArtifactError(f"{folder / 'plan.json'} is no plan ({error.error_count()} errors)") from error
+    if absent:
+        raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
+    return artifact
+
+
+def _read(folder: Path, name: str, expected: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts:
+        raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is outside the artifact")
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{folder / name} cannot be read ({error.strerror}); compile the spec again") from error
+    if _sha256(content) != expected:
+        raise ArtifactError(f"{folder / name} was changed since it was written; compile the spec again")
+    return content.decode("utf-8")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest(hashes: Mapping[str, str]) -> str:
+    return _sha256(json.dumps(sorted(hashes.items())).encode())

@@ -1,0 +1,129 @@
+"""The `mlxr-compile` command: a spec in, an artifact out, and what it will need."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlxr.compiler.debug import debug_level
+from mlxr.compiler.driver import Compilation, compile_spec, size
+from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.passes.pipeline import STEPS
+from mlxr.compiler.spec.catalog import bundled_specs, find_spec
+from mlxr.compiler.spec.load import load_spec
+from mlxr.compiler.spec.schema import spec_schema
+from mlxr.compiler.version import VERSION
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    return guarded(lambda: _main(argv))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command; an MlxrError is printed and gives 1, Ctrl-C 130, a reader that went away 141.
+
+    With MLXR_DEBUG set, errors keep their traceback.
+    """
+    try:
+        debug = debug_level() > 0
+    except MlxrError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except MlxrError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Python would complain once more when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="mlxr-compile",
+        description="Compile a model spec into specialised Metal kernels and a launch plan.",
+        epilog=f"Bundled specs: {', '.join(bundled_specs())}.",
+    )
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a YAML file, or the name of a bundled spec")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the artifact")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
+    parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
+    args = parser.parse_args(argv)
+    if args.schema:
+        print(json.dumps(spec_schema(), indent=2))
+        return 0
+    if args.spec is None:
+        parser.error("name a SPEC, or ask for --schema")
+    compilation = compile_spec(load_spec(find_spec(args.spec)))
+    if args.output is not None:
+        compilation.artifact.write(args.output)
+    print(json.dumps(summary(compilation, args.output), indent=1) if args.json else describe(compilation, args.output))
+    return 0
+
+
+def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
+    """What a program wants to know of a compilation."""
+    plan = compilation.artifact.plan
+    memory = plan.memory
+    return {
+        "name": compilation.artifact.spec.name,
+        "artifact": str(output) if output else None,
+        "digest": compilation.artifact.digest,
+        "kernels": [kernel.name for kernel in plan.kernels],
+        "launches": {step.name: len(step.launches) for step in plan.steps},
+        "memory": {
+            "weights_bytes": memory.weights_bytes,
+            "arena_bytes": memory.arena_bytes,
+            "activation_bytes": memory.activation_bytes,
+            "total_bytes": memory.total_bytes,
+            "budget_bytes": memory.budget_bytes,
+        },
+        "arena": {
+            "mode": plan.arena.mode,
+            "layout": plan.arena.layout,
+            "num_blocks": plan.arena.num_blocks,
+            "block_size": plan.arena.block_size,
+            "context": plan.arena.context,
+            "max_sequences": plan.arena.max_sequences,
+        },
+        "compile_ms": round(compilation.time_us / 1000, 1),
+    }
+
+
+def describe(compilation: Compilation, output: Path | None) -> str:
+    """The summary for people."""
+    artifact, plan = compilation.artifact, compilation.artifact.plan
+    model, arena, memory = artifact.spec.model, plan.arena, plan.memory
+    attention = model.attention
+    ops = {name: len(artifact.graph(name)) for name in ("source", *STEPS)}
+    budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
+    lines = [
+        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
+        f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
+        f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
+        f"  kernels  {len(plan.kernels)} generated",
+        f"  weights  {size(memory.weights_bytes)}",
+        f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
+        f"context {arena.context} x {arena.max_sequences} sequences, {arena.dtype}",
+        f"  scratch  {size(memory.activation_bytes)} of activations",
+        f"  total    {size(memory.total_bytes)}{budget}",
+        f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

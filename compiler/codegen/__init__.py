@@ -1,0 +1,1 @@
+"""Kernel contexts and their rendering: Python computes, templates choose."""

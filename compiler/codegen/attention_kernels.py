@@ -1,0 +1,196 @@
+"""Contexts of the attention kernels."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, RopeKernel, round_up
+from mlxr.compiler.dtypes import DType
+
+LOG2_E = 1.4426950408889634
+_MOST_QUADS = 16  # float4 registers of queries, and again of values, that a lane may hold
+
+
+def _power_of_two_in(value: int) -> int:
+    return value & -value
+
+
+@dataclass(frozen=True)
+class AttendKernel(RopeKernel):
+    """Decode attention; with `partition` > 0 its split-KV variant."""
+
+    template = "attend.metal.jinja"
+    scale: float
+    window: int | None
+    simdgroups: int
+    partition: int
+    max_partitions: int
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Packed projection, places and the arena."""
+        places = (("positions", DType.I32), ("slots", DType.I32), *self.table_ports, ("layer", DType.U32))
+        return (("qkv", self.activation), *places, *self.arena_ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The heads' results, or partial ones, and the token."""
+        results: tuple[Port, ...] = (("out", self.activation),)
+        if self.split:
+            results = (("partial", DType.F32), ("stats", DType.F32))
+        return (*results, ("token_out", DType.U32))
+
+    @property
+    def threads(self) -> int:
+        """All simdgroups."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def split(self) -> bool:
+        """Whether the context is split into partitions."""
+        return self.partition > 0
+
+    @property
+    def scale_log2(self) -> float:
+        """Scale of the scores for exp2."""
+        return self.scale * LOG2_E
+
+    @property
+    def vec(self) -> int:
+        """Elements of one load of a lane: 16 bytes, or 8 where wider loads would need too many registers."""
+        widest = 16 // self.cache_bytes
+        for vec in (widest, 4):
+            if self.head_dim % vec == 0 and self._quads(vec) * self.gqa_ratio <= _MOST_QUADS:
+                return vec
+        return 4
+
+    def _lanes(self, vec: int) -> int:
+        return min(SIMD_WIDTH, _power_of_two_in(self.head_dim // vec))
+
+    def _quads(self, vec: int) -> int:
+        return self.head_dim // self._lanes(vec) // 4
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that share a key."""
+        return self._lanes(self.vec)
+
+    @property
+    def quads(self) -> int:
+        """Float4s of a head that a lane holds."""
+        return self._quads(self.vec)
+
+    @property
+    def keys(self) -> int:
+        """Keys of one step of a simdgroup."""
+        return SIMD_WIDTH // self.lanes
+
+    @property
+    def merge_heads(self) -> int:
+        """Query heads merged between two barriers, as many as threadgroup memory holds."""
+        stats = 2 * 4 * self.simdgroups * self.gqa_ratio
+        one = 4 * self.simdgroups * self.head_dim
+        return max(1, min(self.gqa_ratio, (THREADGROUP_BYTES - stats) // one))
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Maxima, sums and values of the simdgroups."""
+        return 4 * self.simdgroups * (2 * self.gqa_ratio + self.merge_heads * self.head_dim)
+
+
+@dataclass(frozen=True)
+class AttendReduceKernel(Kernel):
+    """Merges the partitions of split-KV."""
+
+    template = "attend_reduce.metal.jinja"
+    num_heads: int
+    head_dim: int
+    max_partitions: int
+    activation: DType
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Partial results and the number of partitions."""
+        return (("partial", DType.F32), ("stats", DType.F32), ("dims", DType.U32))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The heads' results."""
+        return (("out", self.activation),)
+
+    @property
+    def threads(self) -> int:
+        """A thread per element of a head."""
+        return round_up(self.head_dim, SIMD_WIDTH)
+
+
+@dataclass(frozen=True)
+class AttendPrefillKernel(RopeKernel):
+    """Prefill attention over tiles of query tokens."""
+
+    template = "attend_prefill.metal.jinja"
+    scale: float
+    window: int | None
+    tile: int
+    keys: int
+    rows_per_simdgroup: int
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Packed projection, tiles, places and the arena."""
+        places = (
+            ("query_tiles", DType.I32),
+            ("positions", DType.I32),
+            ("query_start", DType.I32),
+            *self.table_ports,
+            ("layer", DType.U32),
+        )
+        return (("qkv", self.activation), *places, *self.arena_ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The heads' results and the token."""
+        return (("out", self.activation), ("token_out", DType.U32))
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups for the tile's rows."""
+        return -(-self.tile * self.gqa_ratio // self.rows_per_simdgroup)
+
+    @property
+    def threads(self) -> int:
+        """All simdgroups."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def rows(self) -> int:
+        """Rows (token, query head) of a threadgroup, unused ones included."""
+        return self.simdgroups * self.rows_per_simdgroup
+
+    @property
+    def scale_log2(self) -> float:
+        """Scale of the scores for exp2."""
+        return self.scale * LOG2_E
+
+    @property
+    def chunks(self) -> int:
+        """16-byte chunks of a key."""
+        return self.head_dim * self.cache_bytes // 16
+
+    @property
+    def quads_per_chunk(self) -> int:
+        """Float4s of a chunk once widened."""
+        return 4 // self.cache_bytes
+
+    @property
+    def stride(self) -> int:
+        """Chunks from one key of a tile to the next: odd, so that lanes reading one chunk of 32 keys hit all banks."""
+        return self.chunks | 1
+
+    @property
+    def dims_per_lane(self) -> int:
+        """Elements of a head whose values a lane sums."""
+        return -(-self.head_dim // SIMD_WIDTH)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Queries, the K and V tiles and the weights."""
+        return 4 * self.rows * self.head_dim + 2 * 16 * self.keys * self.stride + 4 * self.rows * self.keys

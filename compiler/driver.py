@@ -1,0 +1,134 @@
+"""The whole pipeline: spec -> graph -> passes -> plan -> sources -> artifact."""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.build import build_graph
+from mlxr.compiler.codegen.render import KernelSource, Provenance
+from mlxr.compiler.debug import debug_level
+from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
+from mlxr.compiler.passes.pipeline import Step as StepName
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.make_plan import make_plan
+from mlxr.compiler.plan.memory import arena_geometry
+from mlxr.compiler.plan.plan import Plan
+from mlxr.compiler.spec.load import dump_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import VERSION
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """An artifact and how it came about."""
+
+    artifact: Artifact
+    passes: dict[StepName, list[PassRecord]]
+    time_us: float
+
+
+def compile_spec(spec: ModelSpec, geometry: Geometry | None = None) -> Compilation:
+    """Compiles a spec.
+
+    Args:
+        spec: what to compile.
+        geometry: launch geometry; None: the default.
+
+    Raises:
+        BudgetError: the spec needs more than its memory budget; the message says what would fit.
+        PlanError: no plan can be made.
+        GraphError: a pass broke a rule (a bug).
+    """
+    start = time.perf_counter()
+    plan, sources, graphs, records = _plan(spec, geometry or Geometry())
+    _check_budget(spec, plan, geometry or Geometry())
+    files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
+    for name, graph in graphs.items():
+        files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"
+        files[f"graph.{name}.txt"] = graph.dump()
+    files |= {entry.file: sources[entry.name].text for entry in plan.kernels}
+    if debug_level() >= 3:
+        print("".join(source.text for source in sources.values()), file=sys.stderr)
+    return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
+
+
+def _plan(
+    spec: ModelSpec, geometry: Geometry
+) -> tuple[Plan, dict[str, KernelSource], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
+    arena = arena_geometry(spec)
+    source = build_graph(spec, arena)
+    graphs: dict[StepName, OpGraph] = {}
+    records: dict[StepName, list[PassRecord]] = {}
+    for step in STEPS:
+        graphs[step], records[step] = run_passes(source, passes_of(step))
+    origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
+    plan, sources = make_plan(spec, arena, source, graphs, geometry, origin)
+    return plan, sources, {"source": source} | {str(step): graph for step, graph in graphs.items()}, records
+
+
+def _check_budget(spec: ModelSpec, plan: Plan, geometry: Geometry) -> None:
+    memory, budget = plan.memory, spec.memory_budget
+    if budget is None or memory.total_bytes <= budget:
+        return
+    sequences = spec.cache.max_sequences
+    context = _largest(spec.model.context, lambda n: _fits(spec, n, sequences, memory.weights_bytes, geometry))
+    most = _largest(sequences, lambda n: _fits(spec, spec.model.context, n, memory.weights_bytes, geometry))
+    ways = []
+    if context:
+        ways.append(f"context {context} with max_sequences {sequences}")
+    if most:
+        ways.append(f"max_sequences {most} with context {spec.model.context}")
+    if not ways:
+        one = _largest(spec.model.context, lambda n: _fits(spec, n, 1, memory.weights_bytes, geometry))
+        if one:
+            ways.append(f"context {one} with max_sequences 1")
+    fits = " or ".join(ways) if ways else "nothing fits: use smaller weight formats or a larger budget"
+    raise BudgetError(
+        f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
+        f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
+        f"; the largest that fits: {fits}"
+    )
+
+
+def _fits(spec: ModelSpec, context: int, sequences: int, weights_bytes: int, geometry: Geometry) -> bool:
+    """Whether a smaller spec fits. One layer is planned: activations do not depend on their number."""
+    data = spec.model_dump()
+    data["model"] |= {"context": context, "num_layers": 1}
+    data["cache"] |= {"max_sequences": sequences, "num_blocks": None, "memory_budget": None}
+    data["memory_budget"] = None
+    try:
+        smaller = ModelSpec.model_validate(data)
+        memory = _plan(smaller, geometry)[0].memory
+    except MlxrError:
+        return False
+    arena_bytes = memory.arena_bytes * spec.model.num_layers
+    assert spec.memory_budget is not None, "only asked when there is one"
+    return weights_bytes + arena_bytes + memory.activation_bytes <= spec.memory_budget
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to limit that fits, or 0, by bisection."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def size(size_bytes: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    value, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

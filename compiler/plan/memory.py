@@ -1,0 +1,111 @@
+"""The static memory plan: activation lifetimes, arena geometry, and what fits a budget."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.errors import BudgetError
+from mlxr.compiler.ops import Shape
+from mlxr.compiler.plan.lower import Draft
+from mlxr.compiler.plan.plan import Buffer
+from mlxr.compiler.spec.model import ModelSpec
+
+ALIGNMENT = 256
+AUTO_CONTIGUOUS_CONTEXT = 4096
+"""`mode: auto` bakes in the identity table for one sequence of at most this context."""
+
+
+def arena_geometry(spec: ModelSpec) -> ArenaGeometry:
+    """Sizes of the arena.
+
+    Raises:
+        BudgetError: it cannot hold even one sequence of full context.
+    """
+    cache, model = spec.cache, spec.model
+    per_sequence = -(-model.context // cache.block_size)
+    mode = cache.mode
+    if mode == "auto":
+        single = cache.max_sequences == 1 and model.context <= AUTO_CONTIGUOUS_CONTEXT
+        mode = "contiguous" if single and cache.num_blocks is None and cache.memory_budget is None else "paged"
+    block_bytes = 2 * math.prod(
+        (model.num_layers, cache.block_size, model.attention.num_kv_heads, model.attention.head_dim)
+    )
+    block_bytes *= DType(cache.dtype).size_bytes
+    wanted = per_sequence * cache.max_sequences
+    blocks = cache.num_blocks or wanted
+    if cache.memory_budget is not None:
+        blocks = min(wanted, cache.memory_budget // block_bytes)
+    if blocks < per_sequence:
+        limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
+        raise BudgetError(
+            f"{limit} gives {blocks} blocks of {cache.block_size} tokens, but one sequence of context {model.context} "
+            f"needs {per_sequence}; the largest context that fits is {blocks * cache.block_size}, with 1 sequence"
+        )
+    return ArenaGeometry(
+        layout=cache.layout,
+        mode=mode,
+        num_blocks=per_sequence if mode == "contiguous" else blocks,
+        num_layers=model.num_layers,
+        block_size=cache.block_size,
+        num_kv_heads=model.attention.num_kv_heads,
+        head_dim=model.attention.head_dim,
+        dtype=DType(cache.dtype),
+        max_blocks_per_sequence=per_sequence,
+        max_sequences=cache.max_sequences,
+        context=model.context,
+    )
+
+
+def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:
+    """Bytes of a buffer at the largest batch."""
+    return math.prod(limits[d] if isinstance(d, str) else d for d in shape) * dtype.size_bytes
+
+
+def place_activations(
+    drafts: Sequence[Draft],
+    shapes: Mapping[str, tuple[Shape, DType]],
+    limits: Mapping[str, int],
+    kept: Sequence[str],
+) -> tuple[list[Buffer], int]:
+    """Places buffers so that those alive at the same time never overlap.
+
+    A buffer lives from the first launch that makes it to the last that reads it (`kept` ones to the end). Each is put
+    at the lowest offset that is free during its life, in order of birth, aligned to 256 bytes.
+
+    Returns:
+        The buffers, and the bytes of the memory that holds them all.
+    """
+    births: dict[str, int] = {}
+    deaths: dict[str, int] = {}
+    for index, draft in enumerate(drafts):
+        for name in draft.outputs:
+            if name in shapes:
+                births.setdefault(name, index)
+                deaths[name] = index
+        for name in draft.inputs:
+            if name in births:
+                deaths[name] = index
+    for name in kept:
+        deaths[name] = len(drafts)
+    buffers: list[Buffer] = []
+    alive: list[tuple[int, Buffer]] = []
+    total = 0
+    for name, birth in births.items():
+        alive = [(death, b) for death, b in alive if death >= birth]
+        shape, dtype = shapes[name]
+        size = size_bytes(shape, dtype, limits)
+        offset = 0
+        for _, other in sorted(alive, key=lambda pair: pair[1].offset_bytes):
+            if offset + size <= other.offset_bytes:
+                break
+            offset = max(offset, _align(other.offset_bytes + other.size_bytes))
+        buffer = Buffer(name=name, shape=shape, dtype=dtype, offset_bytes=offset, size_bytes=size)
+        buffers.append(buffer)
+        alive.append((deaths[name], buffer))
+        total = max(total, offset + size)
+    return buffers, total
+
+
+def _align(value: int) -> int:
+    return -(-value // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,161 @@
+"""The plan: what a host executes, as data.
+
+A plan has two steps, `decode` (one new token a sequence) and `prefill` (anything else, mixed batches included). Each is
+a straight list of launches; a launch with a condition runs only when it holds, and launches that make the same buffer
+exclude each other. Everything is a number except the dims of a batch.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.plan.weights import WeightPlan
+
+BatchDim = Literal["tokens", "seqs", "rows", "tiles", "partitions", "copies", "context"]
+DIMS_ORDER: tuple[BatchDim, ...] = ("tokens", "seqs", "rows", "tiles", "partitions")
+"""The elements of the `dims` buffer."""
+
+
+class Record(BaseModel):
+    """Base of the plan's records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Extent(Record):
+    """Threadgroups along one axis: `times` x ceil(dim / per), or `times` alone."""
+
+    times: int = 1
+    dim: BatchDim | None = None
+    per: int = 1
+
+    def value(self, dims: Mapping[BatchDim, int]) -> int:
+        """The number of threadgroups for a batch."""
+        return self.times if self.dim is None else self.times * -(-dims[self.dim] // self.per)
+
+    def __str__(self) -> str:
+        if self.dim is None:
+            return str(self.times)
+        text = self.dim if self.per == 1 else f"ceil({self.dim}/{self.per})"
+        return text if self.times == 1 else f"{self.times}*{text}"
+
+
+class Condition(Record):
+    """Holds when minimum <= dim <= maximum."""
+
+    dim: BatchDim
+    minimum: int = 0
+    maximum: int | None = None
+
+    def holds(self, dims: Mapping[BatchDim, int]) -> bool:
+        """Whether it holds for a batch."""
+        return self.minimum <= dims[self.dim] and (self.maximum is None or dims[self.dim] <= self.maximum)
+
+    def __str__(self) -> str:
+        if self.maximum is None:
+            return f"{self.dim} >= {self.minimum}"
+        if self.maximum == self.minimum:
+            return f"{self.dim} == {self.minimum}"
+        return f"{self.dim} <= {self.maximum}" if not self.minimum else f"{self.minimum}..{self.maximum} {self.dim}"
+
+
+class KernelPort(Record):
+    """A buffer parameter of a kernel."""
+
+    name: str
+    dtype: DType
+
+
+class KernelEntry(Record):
+    """A generated kernel: its file holds the complete Metal text."""
+
+    name: str
+    label: str
+    file: str
+    inputs: tuple[KernelPort, ...]
+    outputs: tuple[KernelPort, ...]
+    threads: int
+    threadgroup_bytes: int
+
+
+class Buffer(Record):
+    """An activation of a step; `offset_bytes` is its place in the step's activation memory."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: DType
+    offset_bytes: int
+    size_bytes: int
+
+
+class Launch(Record):
+    """One launch of a kernel.
+
+    Attributes:
+        op: the graph's op that it computes, wholly or in part.
+        inputs, outputs: buffers for the kernel's ports, in order.
+        when: runs only if it holds.
+        mlx_min_rows: on the metal host, from this many rows on the op runs as MLX ops instead (large matmuls, where
+            MLX's simdgroup-matrix kernels win); None: always the kernel.
+    """
+
+    op: str
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threadgroups: tuple[Extent, Extent, Extent]
+    when: Condition | None = None
+    mlx_min_rows: int | None = None
+
+
+class Step(Record):
+    """One of the two programs of an artifact."""
+
+    name: Literal["decode", "prefill"]
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
+    activation_bytes: int
+    outputs: tuple[str, ...]
+
+
+class MemoryPlan(Record):
+    """Bytes needed before anything is loaded. Activations are the larger of the two steps."""
+
+    weights_bytes: int
+    arena_bytes: int
+    activation_bytes: int
+    budget_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.arena_bytes + self.activation_bytes
+
+
+class Plan(Record):
+    """Everything a host and the runtime need besides the weights themselves."""
+
+    steps: tuple[Step, ...]
+    copy_blocks: Launch | None
+    kernels: tuple[KernelEntry, ...]
+    weights: tuple[WeightPlan, ...]
+    ignored_tensors: tuple[str, ...]
+    arena: ArenaGeometry
+    memory: MemoryPlan
+    vocab_size: int
+    num_layers: int
+    query_tile: int
+    partition: int
+    max_tokens: int
+    max_rows: int
+
+    def step(self, name: str) -> Step:
+        """The step of that name."""
+        return next(step for step in self.steps if step.name == name)
+
+    def kernel(self, name: str) -> KernelEntry:
+        """The kernel of that name."""
+        return next(kernel for kernel in self.kernels if kernel.name == name)
