@@ -1,0 +1,8 @@
+"""Weight files: open safetensors and GGUF, and load the weights of an artifact from them."""
+
+from mlxr.runtime.weights.gguf_header import gguf_metadata
+from mlxr.runtime.weights.load_weights import Progress, load_weights
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import TensorInfo, WeightFile
+
+__all__ = ["Progress", "TensorInfo", "WeightFile", "gguf_metadata", "load_weights", "open_weights"]

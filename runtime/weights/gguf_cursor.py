@@ -1,0 +1,64 @@
+"""Read the fields of a GGUF header in order, and never beyond its end.
+
+Invariant: nothing is allocated or looped over before the file is known to be long enough to hold it.
+"""
+
+import struct
+from typing import Any, BinaryIO
+
+
+class GgufFault(Exception):  # noqa: N818 - never leaves the package
+    """A rule of the format is broken; whoever knows the path makes it a WeightsError."""
+
+
+class GgufCursor:
+    """A position in the header, which ends at `limit` bytes at the latest."""
+
+    def __init__(self, stream: BinaryIO, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+        self.position = 0
+
+    def take(self, size_bytes: int, what: str) -> bytes:
+        """The next `size_bytes` bytes.
+
+        Raises:
+            GgufFault: there are not as many.
+        """
+        if size_bytes > self._limit - self.position:
+            raise GgufFault(f"{what} takes {size_bytes} bytes from {self.position}, the header ends at {self._limit}")
+        data = self._stream.read(size_bytes)
+        if len(data) != size_bytes:
+            raise GgufFault(f"the file was cut short while {what} was read")
+        self.position += size_bytes
+        return data
+
+    def unpack(self, codes: str, what: str) -> tuple[Any, ...]:
+        """The next fields, little-endian and unpadded, by their `struct` codes.
+
+        Raises:
+            GgufFault: the header ends before them.
+        """
+        layout = f"<{codes}"
+        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
+
+    def text(self, what: str, strict: bool = True) -> str:
+        """The next string. Bytes that are not UTF-8 become lone surrogates, or a fault where `strict`.
+
+        Raises:
+            GgufFault: the header ends before it, or it is not UTF-8.
+        """
+        (size_bytes,) = self.unpack("Q", what)
+        try:
+            return self.take(size_bytes, what).decode("utf-8", "strict" if strict else "surrogateescape")
+        except UnicodeDecodeError as error:
+            raise GgufFault(f"{what} is not UTF-8") from error
+
+    def check_count(self, count: int, min_size_bytes: int, what: str) -> None:
+        """Refuse a count of things that the rest of the header cannot hold, before any loop over them.
+
+        Raises:
+            GgufFault: `count` things of `min_size_bytes` bytes or more do not fit.
+        """
+        if count * min_size_bytes > self._limit - self.position:
+            raise GgufFault(f"{count} {what} do not fit into the {self._limit - self.position} bytes that follow")

@@ -1,0 +1,81 @@
+"""Find out what a path to weights is, and open it.
+
+A path may be a .safetensors file, a safetensors index, a .gguf file, or a folder holding one of these as Hugging Face
+lays them out. Pickled checkpoints are refused: reading one runs code from it.
+"""
+
+from pathlib import Path
+
+from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.gguf_header import MAGIC, read_gguf_header
+from mlxr.runtime.weights.safetensors_header import read_safetensors_header
+from mlxr.runtime.weights.safetensors_index import read_safetensors_index
+from mlxr.runtime.weights.weight_file import WeightFile
+
+INDEX_NAME = "model.safetensors.index.json"
+_SINGLE_NAME = "model.safetensors"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def open_weights(path: str | Path) -> WeightFile:
+    """Open weights by reading and checking their headers; no tensor is read.
+
+    Raises:
+        WeightsError: there are no weights at `path`, or they are corrupt or of a kind that is not read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _find_in_folder(path)
+    if not path.exists():
+        raise WeightsError(
+            f"{path}: no such file or folder; expected a .safetensors or .gguf file, or a folder of them"
+        )
+    if not path.is_file():
+        raise WeightsError(f"{path}: not a regular file; expected a .safetensors or .gguf file, or a folder of them")
+    suffix = path.suffix.lower()
+    if suffix in _PICKLE_SUFFIXES:
+        raise WeightsError(_pickle_refusal(path))
+    if suffix == ".gguf" or _first_bytes(path) == MAGIC:
+        return WeightFile(path, "gguf", read_gguf_header(path).tensors)
+    if suffix == ".safetensors":
+        return WeightFile(path, "safetensors", read_safetensors_header(path))
+    if path.name.endswith(".index.json"):
+        return WeightFile(path, "safetensors", read_safetensors_index(path))
+    raise WeightsError(
+        f"{path}: unknown kind of weight file; expected a name ending in .safetensors, .gguf or .safetensors.index.json"
+    )
+
+
+def _find_in_folder(folder: Path) -> Path:
+    try:
+        files = sorted(entry for entry in folder.iterdir() if entry.is_file())
+    except OSError as error:
+        raise WeightsError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    for name in (_SINGLE_NAME, INDEX_NAME):
+        if folder / name in files:
+            return folder / name
+    for suffix in (".safetensors", ".gguf"):
+        found = [file for file in files if file.suffix.lower() == suffix]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(file.name for file in found[:8])
+            raise WeightsError(
+                f"{folder}: holds {len(found)} {suffix} files and no {INDEX_NAME}; name the one to load: {names}"
+            )
+    pickles = [file for file in files if file.suffix.lower() in _PICKLE_SUFFIXES]
+    if pickles:
+        raise WeightsError(_pickle_refusal(pickles[0]))
+    raise WeightsError(f"{folder}: holds no weights; expected {_SINGLE_NAME}, {INDEX_NAME} or a .gguf file")
+
+
+def _pickle_refusal(path: Path) -> str:
+    return f"{path}: refused: a {path.suffix} file is a pickle and can run code when read; convert it to safetensors"
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(MAGIC))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error

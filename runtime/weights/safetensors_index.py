@@ -1,0 +1,58 @@
+"""Read a sharded safetensors model: an index file that says which shard holds each tensor.
+
+Invariant: a shard lies beside its index; a name that leads elsewhere is refused.
+"""
+
+import json
+from pathlib import Path
+
+from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.safetensors_header import MAX_HEADER_BYTES, read_safetensors_header
+from mlxr.runtime.weights.weight_file import TensorInfo, quoted
+
+
+def read_safetensors_index(path: Path) -> dict[str, TensorInfo]:
+    """Tensors of all shards that the index at `path` names.
+
+    Raises:
+        WeightsError: the index is malformed, a shard is missing or corrupt, or the two disagree about a tensor.
+    """
+    weight_map = _read_weight_map(path)
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(weight_map.values())):
+        file = path.parent / shard
+        if not file.is_file():
+            listed = sum(value == shard for value in weight_map.values())
+            raise WeightsError(
+                f"{path}: the shard {quoted(shard)} is missing, which holds {listed} tensors; download it"
+            )
+        for name, info in read_safetensors_header(file).items():
+            if weight_map.get(name) != shard:
+                where = f"to be in {quoted(weight_map[name])}" if name in weight_map else "nowhere"
+                raise WeightsError(f"{file}: holds tensor {quoted(name)}, which {path.name} says is {where}")
+            tensors[name] = info
+    absent = [name for name in weight_map if name not in tensors]
+    if absent:
+        raise WeightsError(f"{path}: tensor {quoted(absent[0])} is not in its shard {quoted(weight_map[absent[0]])}")
+    return tensors
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    try:
+        if path.stat().st_size > MAX_HEADER_BYTES:
+            raise WeightsError(f"{path}: too large for an index: more than {MAX_HEADER_BYTES} bytes")
+        index = json.loads(path.read_bytes())
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: not a JSON file: {quoted(str(error))}") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise WeightsError(f"{path}: no `weight_map` from tensor names to shard files; is it a safetensors index?")
+    for shard in weight_map.values():
+        if not shard.endswith(".safetensors") or any(sign in shard for sign in ("/", "\\", ":", "\0")):
+            raise WeightsError(
+                f"{path}: refuses the shard name {quoted(shard)}: "
+                "expected the name of a .safetensors file beside the index"
+            )
+    return weight_map

@@ -1,0 +1,101 @@
+"""Streaming: the pieces joined are the decoded whole, characters are never split, and a token's cost is constant."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer import Tokenizer, load_tokenizer
+from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
+
+TESTS = Path(__file__).parents[2]
+STORYTELLER = load_tokenizer(TESTS.parent / "models/storyteller")
+BYTE = 3  # id of the byte piece <0x00>
+SPACE = 4018  # id of the piece that is a space alone
+
+
+def small_tokenizer(add_dummy_prefix, remove_extra_whitespaces):
+    pieces = [Piece("<unk>", 0, 2), Piece("<s>", 0, 3), Piece("</s>", 0, 3)]
+    pieces += [Piece(f"<0x{byte:02X}>", 0, 6) for byte in range(256)]
+    words = ["▁", "a", "▁a", "▁▁", "▁▁b", "é", "a▁"]
+    pieces += [Piece(word, -float(i), 1) for i, word in enumerate(words)]
+    pieces += [Piece("▁user", 0, 4), Piece("<pad>", 0, 5)]
+    proto = write_model_proto(pieces, ("<unk>", "<s>", "</s>"), True, add_dummy_prefix, remove_extra_whitespaces)
+    return Tokenizer(proto, "small")
+
+
+TOKENIZERS = {
+    "storyteller": STORYTELLER,
+    "prefix": small_tokenizer(True, False),
+    "plain": small_tokenizer(False, False),
+    "squeezed": small_tokenizer(True, True),
+    "squeezed without prefix": small_tokenizer(False, True),
+}
+
+
+def streamed(tokenizer, ids):
+    decoder = tokenizer.stream_decoder()
+    return [*(decoder.push(token_id) for token_id in ids), decoder.flush()]
+
+
+interesting_bytes = st.sampled_from(
+    bytes.fromhex("00 20 41 7f 80 bf c0 c2 a9 e0 a0 e2 82 ac ed ef bd f0 9f 8e 89 f4 8f 90 f5 ff")
+).map(lambda byte: BYTE + byte)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_joined_pieces_are_the_decoded_text(name, data):
+    tokenizer = TOKENIZERS[name]
+    last = tokenizer.vocab_size - 1
+    token_id = st.integers(0, last) | st.integers(259, min(last, 270)) | st.integers(0, 2) | interesting_bytes
+    ids = data.draw(st.lists(token_id | st.just(SPACE) if name == "storyteller" else token_id, max_size=12))
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    for piece in pieces:
+        piece.encode("utf-8")
+
+
+def test_first_space_differs_between_the_tokenizers():
+    """Shows that the cases above differ: a space alone, then " a", at the start."""
+    decoded = {name: tokenizer.decode([259, 261]) for name, tokenizer in TOKENIZERS.items() if name != "storyteller"}
+    assert decoded == {"prefix": " a", "plain": "  a", "squeezed": "a", "squeezed without prefix": "a"}
+
+
+def test_a_character_comes_when_its_last_byte_does():
+    ids = [BYTE + byte for byte in "é🎉".encode()]
+    assert streamed(STORYTELLER, ids) == ["", "é", "", "", "", "🎉", ""]
+
+
+def test_an_unfinished_character_is_replaced_at_the_end_or_by_the_next_token():
+    start = [BYTE + byte for byte in "🎉".encode()[:3]]
+    assert streamed(STORYTELLER, start) == ["", "", "", "\ufffd" * 3]
+    word = STORYTELLER.encode("cat", add_bos=False)
+    assert streamed(STORYTELLER, start + word)[3].startswith("\ufffd" * 3)
+    assert streamed(STORYTELLER, [BYTE + 0xE2, BYTE + 0x41]) == ["", "\ufffdA", ""]
+
+
+def test_control_tokens_give_nothing():
+    assert streamed(STORYTELLER, [1, 2, 1]) == ["", "", "", ""]
+
+
+def test_a_refused_id_leaves_the_decoder_as_it_was():
+    decoder = STORYTELLER.stream_decoder()
+    first, second = (BYTE + byte for byte in "é".encode())
+    decoder.push(first)
+    with pytest.raises(TokenizerError):
+        decoder.push(4096)
+    assert decoder.push(second) == "é"
+
+
+def test_time_is_linear_in_the_tokens():
+    ids = STORYTELLER.encode((TESTS / "data/storyteller/valid-excerpt.txt").read_text()) * 6
+    assert len(ids) > 90_000
+    begin = time.perf_counter()
+    text = "".join(streamed(STORYTELLER, ids))
+    assert time.perf_counter() - begin < 5  # about 0.1 s; decoding all that came before at each token would take hours
+    assert text == STORYTELLER.decode(ids)
