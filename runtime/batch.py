@@ -1,0 +1,179 @@
+"""The batch: metadata of one step, token-flat over all its sequences.
+
+Decode, prefill, chunked prefill and any mixture are this one form. Tokens of a sequence are adjacent and in order;
+sequences keep the order of the requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.pager import Pager
+
+Int32Array = npt.NDArray[np.int32]
+
+_MIN_ELEMENTS = 8
+
+
+class BatchRequest(NamedTuple):
+    """One sequence's part of a step: its next tokens, and the logits wanted of them."""
+
+    seq_id: int
+    tokens: Sequence[int]
+    start: int
+    """Position of the first token: the tokens already in the arena."""
+    rows: Literal["last", "all", "none"] = "last"
+    """Which of the tokens give a row of logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Metadata of one step; arrays are int32, exact in size and read-only.
+
+    `padded` makes the form that kernels take.
+    """
+
+    tokens: Int32Array
+    """[tokens]"""
+    positions: Int32Array
+    """[tokens], counted from the start of each sequence"""
+    slots: Int32Array
+    """[tokens], block id * block_size + offset: where the token's K and V go"""
+    query_start: Int32Array
+    """[seqs + 1], sequence s has tokens query_start[s] to query_start[s + 1]"""
+    context_lens: Int32Array
+    """[seqs], tokens in the arena including this step's"""
+    block_tables: Int32Array
+    """[seqs, max_blocks], unused entries 0"""
+    logit_rows: Int32Array
+    """[rows], indices into tokens, ascending"""
+    query_tiles: Int32Array
+    """[tiles, 2], (sequence, index of the tile's first token); it ends query_tile tokens on, or with its sequence"""
+    query_tile: int
+    """Most tokens of a tile."""
+    partition: int
+    """Tokens of one split-KV partition."""
+
+    def __post_init__(self) -> None:
+        """Freezes the arrays too."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    @classmethod
+    def build(cls, requests: Sequence[BatchRequest], pager: Pager, query_tile: int, partition: int) -> "Batch":
+        """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
+
+        The caller has checked token ids against the vocabulary, and next takes the pager's copies (`take_copies`).
+
+        Raises:
+            RequestError: no request or no tokens, a sequence twice, a wrong start, or an unknown `rows`.
+            ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+            ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
+        """
+        assert query_tile >= 1 and partition >= 1, f"query_tile {query_tile} and partition {partition} must be >= 1"
+        _check(requests, pager)
+        tokens = np.concatenate([np.asarray(request.tokens, dtype=np.int32) for request in requests])
+        counts = [len(request.tokens) for request in requests]
+        slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
+
+        query_start = np.concatenate([[0], np.cumsum(counts)])
+        spans = list(zip(query_start[:-1].tolist(), query_start[1:].tolist(), strict=True))
+        tables = np.zeros((len(requests), pager.max_blocks_per_sequence), dtype=np.int32)
+        for row, request in zip(tables, requests, strict=True):
+            table = pager.block_table(request.seq_id)
+            row[: len(table)] = table
+        return cls(
+            tokens=tokens,
+            positions=_int32([r.start + i for r, count in zip(requests, counts, strict=True) for i in range(count)]),
+            slots=_int32([slot for sequence in slots for slot in sequence]),
+            query_start=query_start.astype(np.int32),
+            context_lens=_int32([r.start + count for r, count in zip(requests, counts, strict=True)]),
+            block_tables=tables,
+            logit_rows=_int32([row for r, span in zip(requests, spans, strict=True) for row in _rows(r.rows, *span)]),
+            query_tiles=_int32([(s, t) for s, span in enumerate(spans) for t in range(*span, query_tile)]),
+            query_tile=query_tile,
+            partition=partition,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self.tokens)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step."""
+        return len(self.context_lens)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits asked for."""
+        return len(self.logit_rows)
+
+    @property
+    def num_tiles(self) -> int:
+        """Query tiles."""
+        return len(self.query_tiles)
+
+    def num_partitions(self, partition_size: int | None = None) -> int:
+        """Split-KV partitions of the longest context, by default of the batch's own partition size."""
+        return -(-int(self.context_lens.max()) // (partition_size or self.partition))
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has exactly one token."""
+        return self.num_tokens == self.num_seqs
+
+    @property
+    def dims(self) -> npt.NDArray[np.uint32]:
+        """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, partitions, 0, 0, 0."""
+        counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles, self.num_partitions())
+        return np.array([*counts, 0, 0, 0], dtype=np.uint32)
+
+
+def padded(array: Int32Array) -> Int32Array:
+    """The array with rows of zeros added until it has at least 8 elements; itself when it has.
+
+    MLX binds smaller inputs in Metal's constant address space, which would be another kernel.
+    """
+    if array.size >= _MIN_ELEMENTS:
+        return array
+    width = int(np.prod(array.shape[1:]))
+    out = np.zeros((-(-_MIN_ELEMENTS // width), *array.shape[1:]), dtype=array.dtype)
+    out[: len(array)] = array
+    return out
+
+
+def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
+    if not requests:
+        raise RequestError("a batch has no requests, expected at least one")
+    seen: set[int] = set()
+    for seq_id, tokens, start, rows in requests:
+        if len(tokens) == 0:
+            raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
+        if seq_id in seen:
+            raise RequestError(f"sequence {seq_id} is in this batch twice; join its tokens into one request")
+        if start != pager.length(seq_id):
+            raise RequestError(
+                f"sequence {seq_id} starts at position {start}, but the arena has {pager.length(seq_id)} tokens of it; "
+                "send the tokens that follow these, or truncate the sequence"
+            )
+        if rows not in ("last", "all", "none"):
+            raise RequestError(f"sequence {seq_id} wants logits {rows!r}, expected 'last', 'all' or 'none'")
+        seen.add(seq_id)
+
+
+def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
+    if rows == "none":
+        return range(0)
+    return range(stop - 1 if rows == "last" else start, stop)
+
+
+def _int32(values: Sequence[object]) -> Int32Array:
+    return np.array(values, dtype=np.int32)
