@@ -63,6 +63,8 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
     args = parser.parse_args(argv)
     if args.schema:
+        if args.spec or args.output or args.json:
+            parser.error("--schema stands alone: mlxr-compile --schema > spec.schema.json")
         print(json.dumps(spec_schema(), indent=2))
         return 0
     if args.spec is None:

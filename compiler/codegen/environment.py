@@ -2,6 +2,7 @@
 
 import functools
 import math
+import struct
 
 import jinja2
 
@@ -9,10 +10,11 @@ from mlxr.compiler.dtypes import DType
 
 
 def float_literal(value: float) -> str:
-    """A float as an exact enough C literal: 0.1 -> `0.1f`, 1 -> `1.0f`. Refuses what has no literal."""
+    """The fp32 number nearest to a float, as a C literal: 0.1 -> `0.1f`, 1 -> `1.0f`. Refuses what has no literal."""
     if not math.isfinite(value):
         raise ValueError(f"{value} has no literal; kernels use a finite number instead")
-    text = f"{value:.9g}"
+    # To fp32 first: 9 digits of the double may lie on the other side of a midpoint between two fp32 numbers.
+    text = f"{struct.unpack('f', struct.pack('f', value))[0]:.9g}"
     return f"{text}{'' if any(c in text for c in '.e') else '.0'}f"
 
 

@@ -42,7 +42,7 @@ class FuseAttention:
     1. decode: cache_write(rope(k), v), attention(rope(q)) -> rope_write_attention(qkv).
     2. prefill: the same -> rope_cache_write(qkv), rope_attention(qkv).
 
-    Does not fire when q, k or v has another consumer, or the two ropes differ.
+    Does not fire when q, k or v has another consumer, the two ropes differ, or the attention comes before the write.
     """
 
     step: Literal["decode", "prefill"]
@@ -107,7 +107,8 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
         ports = (rope_q.inputs["x"], rope_k.inputs["x"], write.inputs["v"])
         same_place = all(rope_q.inputs[p] == rope_k.inputs[p] for p in ("positions", "frequencies"))
         if (
-            ports == tuple(split.outputs[port] for port in "qkv")
+            graph.index(write.name) < graph.index(attention.name)
+            and ports == tuple(split.outputs[port] for port in "qkv")
             and all(graph.sole_consumer(name) for name in ports)
             and same_place
             and all(rope_q.attrs[a] == rope_k.attrs[a] for a in ("rotary_dim", "rope_layout"))

@@ -53,5 +53,5 @@ def _alike(graph: OpGraph, gate: Op, up: Op) -> bool:
         gate.inputs["x"] == up.inputs["x"]
         and gate.inputs.keys() == up.inputs.keys()
         and gate.attrs == up.attrs
-        and graph.value(gate.inputs["weight"]).tensor == graph.value(up.inputs["weight"]).tensor
+        and all(graph.value(gate.inputs[port]).tensor == graph.value(up.inputs[port]).tensor for port in gate.inputs)
     )

@@ -12,7 +12,8 @@ class FuseResidual:
 
     1. add(residual, projection(x)) or add(projection(x), residual) -> projection(x, residual), at the add's place.
 
-    Does not fire when the projection's result is read elsewhere, has a residual already, or is gated.
+    Does not fire when the projection's result is read elsewhere or added to itself, or when the projection has a
+    residual already or is gated.
     """
 
     name: str = "fuse_residual"
@@ -26,7 +27,8 @@ class FuseResidual:
                 if op is None or op.kind not in ("linear", "projection") or not edits.untouched(op):
                     continue
                 fused = as_projection(op)
-                if "residual" in op.inputs or fused.attrs["activation"] or not graph.sole_consumer(op.out):
+                twice = add.inputs[other] == op.out
+                if twice or "residual" in op.inputs or fused.attrs["activation"] or not graph.sole_consumer(op.out):
                     continue
                 inputs = fused.inputs | {"residual": add.inputs[other]}
                 edits.replace(op)

@@ -37,7 +37,7 @@ class LastTokenLogits:
         rows = graph.value(gather.out).shape[0]
         hidden = graph.value(chain[0].inputs["x"])
         x = edits.declare(
-            replace(hidden, name=f"{hidden.name}.rows", role="activation", shape=(rows, *hidden.shape[1:]))
+            replace(hidden, name=f"{gather.name}.gather", role="activation", shape=(rows, *hidden.shape[1:]))
         )
         inputs = gather.inputs | {"x": hidden.name}
         new = [replace(gather, name=f"{gather.name}.gather", inputs=inputs, outputs={"out": x})]

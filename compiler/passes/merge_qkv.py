@@ -38,7 +38,7 @@ class MergeQkv:
             op.inputs["x"] == first.inputs["x"]
             and op.attrs == first.attrs
             and op.inputs.keys() == first.inputs.keys()
-            and graph.value(op.inputs["weight"]).dtype == graph.value(first.inputs["weight"]).dtype
+            and all(graph.value(op.inputs[port]).dtype == graph.value(first.inputs[port]).dtype for port in op.inputs)
             for op in linears
         )
 

@@ -79,7 +79,7 @@ def test_storyteller_is_what_its_weights_need() -> None:
     assert (spec.cache.mode, spec.cache.block_size, spec.cache.max_sequences, spec.prefill_chunk) == (
         "paged",
         16,
-        4,
+        1,
         256,
     )
 

@@ -1,0 +1,82 @@
+"""fuse_residual: a projection adds the residual itself."""
+
+import pytest
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, source_graph
+from mlxr_tests.specs import small_spec
+
+from mlxr.compiler.passes.fuse_residual import FuseResidual
+
+
+def test_rule_1_fuses_every_residual_of_the_model() -> None:
+    spec = small_spec(model__attention__output_bias=True)
+    source = source_graph(spec)
+    fused = fires(FuseResidual(), source)
+    assert "add" not in kinds(fused)
+    for layer in range(2):
+        o, down = (fused.op(f"layers.{layer}.{block}.out") for block in ("attention", "mlp"))
+        assert o.inputs["residual"] == (f"layers.{layer - 1}.mlp.out" if layer else "embedded")
+        assert o.inputs["bias"] == f"layers.{layer}.attention.o_bias"
+        assert down.inputs["residual"] == o.out
+    check_same_numbers(source, fused, spec)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rule_1_takes_either_order_and_keeps_the_place_of_the_add(swapped: bool, norm: bool) -> None:
+    sketch = Sketch()
+    more = {"norm": sketch.weight("norm", 48)} if norm else {}
+    attrs = {"dtype": "f32", "eps": 0.5 if norm else None, "activation": None}
+    weight = sketch.weight("weight", 24, 48)
+    projected = sketch.op("projection", "projected", attrs=attrs, x=sketch.x, weight=weight, **more)
+    # Made after the projection, so the fused op must not stand in the projection's place.
+    other = sketch.op("activation", "other", attrs={"kind": "silu"}, x=sketch.linear("late", sketch.x, 48, 24))
+    a, b = (projected, other) if swapped else (other, projected)
+    source = sketch.graph(sketch.op("add", "sum", a=a, b=b))
+    fused = fires(FuseResidual(), source)
+    assert kinds(fused) == ["embed", "linear", "activation", "projection"]
+    assert fused.op("sum").inputs == {"x": sketch.x, "weight": "weight", "residual": other, **more}
+    check_same_numbers(source, fused)
+
+
+def test_must_not_fire_when_the_result_is_read_elsewhere() -> None:
+    sketch = Sketch()
+    sketch.op("add", "sum", a=sketch.x, b=sketch.linear("projected", sketch.x, 48, 48))
+    check_silent(FuseResidual(), returning(sketch.graph("sum"), "projected"))
+
+
+def test_must_not_fire_when_the_result_is_added_to_itself() -> None:
+    sketch = Sketch()
+    projected = sketch.linear("projected", sketch.x, 48, 24)
+    check_silent(FuseResidual(), sketch.graph(sketch.op("add", "sum", a=projected, b=projected)))
+
+
+def test_must_not_fire_for_a_second_residual() -> None:
+    sketch = Sketch()
+    first = sketch.op("add", "first", a=sketch.x, b=sketch.linear("projected", sketch.x, 48, 48))
+    source = sketch.graph(sketch.op("add", "second", a=first, b=sketch.x))
+    fused = fires(FuseResidual(), source)
+    assert kinds(fused) == ["embed", "projection", "add"]
+    check_silent(FuseResidual(), fused)
+    check_same_numbers(source, fused)
+
+
+def test_must_not_fire_for_a_gated_projection() -> None:
+    sketch = Sketch()
+    attrs = {"dtype": "f32", "eps": None, "activation": "silu"}
+    gated = sketch.op("projection", "gated", attrs=attrs, x=sketch.x, weight=sketch.weight("weight", 96, 48))
+    check_silent(FuseResidual(), sketch.graph(sketch.op("add", "sum", a=sketch.x, b=gated)))
+
+
+def test_must_not_fire_when_neither_side_is_a_projection() -> None:
+    sketch = Sketch()
+    other = sketch.op("activation", "other", attrs={"kind": "silu"}, x=sketch.x)
+    check_silent(FuseResidual(), sketch.graph(sketch.op("add", "sum", a=sketch.x, b=other)))
+
+
+def test_one_of_two_projections_takes_the_other_as_its_residual() -> None:
+    sketch = Sketch()
+    a, b = (sketch.linear(name, sketch.x, 48, 24) for name in "ab")
+    source = sketch.graph(sketch.op("add", "sum", a=a, b=b))
+    fused = fires(FuseResidual(), source)
+    assert kinds(fused) == ["embed", "linear", "projection"]
+    check_same_numbers(source, fused)

@@ -1,0 +1,102 @@
+"""The pipeline: order, verification between passes, records, and the same numbers from end to end."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from mlxr_tests.graphs import check_same_numbers, kinds, source_graph
+from mlxr_tests.specs import small_spec
+
+from mlxr.compiler.errors import GraphError
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.passes.base import PassResult
+from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"model__tie_embeddings": True},
+    "biases": {
+        "model__attention__qkv_bias": True,
+        "model__attention__output_bias": True,
+        "model__mlp": {"intermediate_size": 88, "bias": True, "activation": "gelu"},
+    },
+    "window, llama3 scaling": {
+        "model__attention__sliding_window": 6,
+        "model__rope__scaling": {"kind": "llama3", "factor": 4.0, "original_context": 16},
+    },
+    "partial interleaved, layer-major": {
+        "model__rope": {"fraction": 0.4, "layout": "interleaved"},
+        "cache__layout": "layer",
+    },
+    "16-bit cache": {"cache__dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_passes_keep_the_numbers(variant: str, step: Step) -> None:
+    spec = small_spec(**VARIANTS[variant])
+    source = source_graph(spec)
+    before = source.dump()
+    graph, records = run_passes(source, passes_of(step))
+    assert source.dump() == before
+    assert [r.name for r in records] == [p.name for p in passes_of(step)]
+    assert all(r.modified for r in records if r.name != "remove_dead_ops")
+    assert records[-1].num_ops == len(graph)
+    check_same_numbers(source, graph, spec, decode_only=step == "decode")
+
+
+def test_what_is_left() -> None:
+    source = source_graph(small_spec())
+    graphs = {step: kinds(run_passes(source, passes_of(step))[0]) for step in STEPS}
+    project, attend = "projection", "rope_write_attention"
+    assert graphs["decode"] == ["embed", *2 * [project, attend, project, project, project], project]
+    layer = [project, "rope_cache_write", "rope_attention", project, project, project]
+    assert graphs["prefill"] == ["embed", *2 * layer, project]
+
+
+@dataclass(frozen=True)
+class _Sabotage:
+    name: str = "sabotage"
+
+    def run(self, graph: OpGraph) -> PassResult:
+        op = next(op for op in graph.ops if op.kind == "projection")
+        return PassResult(graph.rewrite({op.name: [replace(op, kind="no_such_kind")]}), True)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_broken_pass_is_named_with_those_before_it(step: Step) -> None:
+    passes = passes_of(step)
+    ran = [*(p.name for p in passes[:4]), "sabotage"]
+    with pytest.raises(GraphError) as caught:
+        run_passes(source_graph(small_spec()), [*passes[:4], _Sabotage(), *passes[4:]])
+    assert "unknown kind 'no_such_kind'" in str(caught.value)
+    assert str(caught.value).endswith(f"[stage fused, after {', '.join(ran)}]")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_pass_but_dead_op_removal_is_needed(step: Step) -> None:
+    whole, _ = run_passes(source_graph(small_spec()), passes_of(step))
+    for left_out in passes_of(step):
+        if left_out.name == "remove_dead_ops":
+            continue
+        passes = [p for p in passes_of(step) if p.name != left_out.name]
+        try:
+            graph, _ = run_passes(source_graph(small_spec()), passes)
+        except GraphError:
+            continue
+        assert len(graph) > len(whole), f"without {left_out.name} the graph is as small"
+
+
+def test_debug_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    source = source_graph(small_spec())
+    shown = []
+    for level in ("0", "1", "2"):
+        monkeypatch.setenv("MLXR_DEBUG", level)
+        run_passes(source, passes_of("decode"))
+        out, err = capsys.readouterr()
+        assert out == ""
+        shown.append(err)
+    assert shown[0] == ""
+    assert shown[1].count("pass ") == len(passes_of("decode")) and "return %logits" not in shown[1]
+    assert shown[2].count("return %logits") == len(passes_of("decode"))

@@ -1,0 +1,133 @@
+"""Plans: lifetimes, arena order, and the verifier that refuses what breaks them."""
+
+from collections.abc import Callable
+
+import pytest
+
+import mlxr
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.plan.check import check_plan
+from mlxr.compiler.plan.lower import Draft
+from mlxr.compiler.plan.memory import place_activations
+from mlxr.compiler.plan.plan import Condition, Extent, Launch, Plan, Step
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return mlxr.compile("llama-3.2-1b").plan
+
+
+@pytest.mark.parametrize("step_name", ["decode", "prefill"])
+def test_buffers_alive_together_do_not_overlap(plan: Plan, step_name: str) -> None:
+    step = plan.step(step_name)
+    buffers = {b.name: b for b in step.buffers}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, launch in enumerate(step.launches):
+        for name in launch.outputs:
+            first.setdefault(name, index)
+            last[name] = index
+        for name in launch.inputs:
+            last[name] = index
+    checked = 0
+    for a in buffers.values():
+        for b in buffers.values():
+            if a.name < b.name and first[a.name] <= last[b.name] and first[b.name] <= last[a.name]:
+                first_end, second_end = a.offset_bytes + a.size_bytes, b.offset_bytes + b.size_bytes
+                assert first_end <= b.offset_bytes or second_end <= a.offset_bytes, f"{a.name} and {b.name} overlap"
+                checked += 1
+    assert checked > len(buffers)
+    # Memory is reused: far less than one place for each buffer.
+    assert step.activation_bytes < sum(b.size_bytes for b in buffers.values()) / 4
+    assert all(b.offset_bytes % 256 == 0 for b in buffers.values())
+
+
+def test_placement_reuses_the_lowest_free_place() -> None:
+    def launch(inputs: str, outputs: str) -> Draft:
+        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+
+    drafts = [launch("", "a"), launch("a", "b"), launch("b", "c"), launch("c", "d")]
+    shapes = {name: ((64,), DType.F32) for name in "abcd"}
+    buffers, total = place_activations(drafts, shapes, {}, ["d"])
+    assert {b.name: b.offset_bytes for b in buffers} == {"a": 0, "b": 256, "c": 0, "d": 256}
+    assert total == 512
+
+
+def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
+    def launch(inputs: str, outputs: str) -> Draft:
+        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+
+    drafts = [launch("", "a"), launch("", "b"), launch("b", "c")]
+    shapes = {name: ((64,), DType.F32) for name in "abc"}
+    kept, _ = place_activations(drafts, shapes, {}, ["a"])
+    assert {b.name: b.offset_bytes for b in kept} == {"a": 0, "b": 256, "c": 512}
+
+
+def test_a_fused_decode_layer_is_five_launches(plan: Plan) -> None:
+    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "partitions": 1, "context": 100}
+    run = [la for la in plan.step("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]
+    for layer in range(plan.num_layers):
+        mine = [la for la in run if la.op.startswith(f"layers.{layer}.")]
+        labels = [plan.kernel(la.kernel).label for la in mine]
+        assert labels == ["qkv", "attend", "o", "gate_up", "down"]
+
+
+def edited(plan: Plan, change: Callable[[list[Launch]], None]) -> Plan:
+    launches = list(plan.step("decode").launches)
+    change(launches)
+    step = plan.step("decode").model_copy(update={"launches": tuple(launches)})
+    steps: tuple[Step, ...] = (step, plan.step("prefill"))
+    return plan.model_copy(update={"steps": steps})
+
+
+def first_of(launches: list[Launch], plan: Plan, label: str) -> int:
+    return next(i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label)
+
+
+def test_a_plan_without_token_edges_is_refused(plan: Plan) -> None:
+    check_plan(plan)
+
+    def rewire(launches: list[Launch]) -> None:
+        at = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == "attend"][1]
+        inputs = tuple("arena_token" if name.endswith(".token") else name for name in launches[at].inputs)
+        assert inputs != launches[at].inputs
+        launches[at] = launches[at].model_copy(update={"inputs": inputs})
+
+    with pytest.raises(PlanError, match=r"accesses the arena with token \['arena_token'\].*\[step decode\]"):
+        check_plan(edited(plan, rewire))
+
+
+def test_a_buffer_read_before_it_is_made_is_refused(plan: Plan) -> None:
+    def swap(launches: list[Launch]) -> None:
+        at = first_of(launches, plan, "qkv")
+        launches.insert(0, launches.pop(at))
+
+    with pytest.raises(PlanError, match="reads 'embedded', which nothing made"):
+        check_plan(edited(plan, swap))
+
+
+def test_two_launches_of_one_buffer_must_exclude_each_other(plan: Plan) -> None:
+    def both(launches: list[Launch]) -> None:
+        at = first_of(launches, plan, "attend")
+        launches[at] = launches[at].model_copy(update={"when": None})
+
+    with pytest.raises(PlanError, match="both make"):
+        check_plan(edited(plan, both))
+
+
+def test_a_lost_result_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match="the step returns 'logits', which no launch makes"):
+        check_plan(edited(plan, lambda launches: launches.__delitem__(slice(-2, None))))
+
+
+def test_grids_and_conditions_read_as_people_write_them() -> None:
+    assert str(Extent(times=96)) == "96"
+    assert str(Extent(dim="tokens", per=8)) == "ceil(tokens/8)"
+    assert str(Extent(times=4, dim="seqs")) == "4*seqs"
+    assert Extent(times=3, dim="tokens", per=8).value({"tokens": 17}) == 9
+    assert str(Condition(dim="tokens", minimum=1, maximum=1)) == "tokens == 1"
+    assert str(Condition(dim="context", maximum=1024)) == "context <= 1024"
+    assert str(Condition(dim="context", minimum=1025)) == "context >= 1025"
+    assert Condition(dim="rows", minimum=2).holds({"rows": 2})
+    assert not Condition(dim="rows", maximum=1).holds({"rows": 2})

@@ -1,0 +1,146 @@
+"""Artifacts: whole or not at all, the same bytes for the same spec, refused when changed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.compiler.codegen.sections import body_of, header_of
+from mlxr.compiler.errors import ArtifactError
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return mlxr.compile("storyteller")
+
+
+@pytest.fixture
+def folder(artifact: Artifact, tmp_path: Path) -> Path:
+    artifact.write(tmp_path / "artifact")
+    return tmp_path / "artifact"
+
+
+def test_what_is_written_reads_back_the_same(artifact: Artifact, folder: Path) -> None:
+    read = load_artifact(folder)
+    assert read.files == artifact.files
+    assert read.plan == artifact.plan
+    assert read.spec == artifact.spec
+    assert read.digest == artifact.digest
+    for name in ("source", "decode", "prefill"):
+        assert read.graph(name).dump() == artifact.files[f"graph.{name}.txt"]
+
+
+def test_the_files_are_those_of_the_manifest(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    on_disk = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert on_disk == {*manifest["files"], "manifest.json"}
+
+
+def test_same_spec_same_bytes_for_any_hash_seed_and_folder(artifact: Artifact, tmp_path: Path) -> None:
+    program = "import mlxr; print(mlxr.compile('storyteller').digest)"
+    for seed in ("1", "77"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == artifact.digest
+
+
+def test_a_kernel_file_holds_what_mlx_gets(artifact: Artifact) -> None:
+    for kernel in artifact.plan.kernels:
+        text = artifact.kernel_text(kernel.name)
+        header, body = artifact.kernel_sections(kernel.name)
+        assert (header, body) == (header_of(text), body_of(text))
+        assert text.index(header) < text.index(f"void {kernel.name}(") < text.index(body)
+        assert text.rstrip().endswith("}")
+
+
+def test_every_file_is_guarded_by_its_hash(folder: Path) -> None:
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b" ")
+        with pytest.raises(ArtifactError, match=f"{path.name} was changed"):
+            load_artifact(folder)
+        path.write_bytes(content)
+    load_artifact(folder)
+
+
+def test_a_changed_manifest_is_refused(folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    dropped = dict(manifest["files"])
+    dropped.popitem()
+    for wrong, message in [
+        (manifest | {"version": "0.0.1"}, "written by mlxr 0.0.1"),
+        (manifest | {"format": 99}, "format 99"),
+        (manifest | {"files": dropped}, "was changed"),
+        (manifest | {"files": manifest["files"] | {"../outside": "0"}}, "outside the artifact"),
+        (manifest | {"files": manifest["files"] | {"/etc/hostname": "0"}}, "outside the artifact"),
+        (manifest | {"files": 3}, "cannot be read"),
+        ([], "cannot be read"),
+    ]:
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ArtifactError, match=message):
+            load_artifact(folder)
+    path.write_text("{")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_artifact(folder)
+
+
+def test_a_missing_file_or_artifact_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "plan.json").unlink()
+    with pytest.raises(ArtifactError, match=r"plan\.json cannot be read"):
+        load_artifact(folder)
+    with pytest.raises(ArtifactError, match="is no artifact"):
+        load_artifact(tmp_path / "nothing")
+
+
+def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folder: Path, tmp_path: Path) -> None:
+    (folder / "stale.txt").write_text("from before")
+    artifact.write(folder)
+    assert not (folder / "stale.txt").exists()
+    other = tmp_path / "precious"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    for path in (other, other / "letter.txt"):
+        with pytest.raises(ArtifactError, match="is no artifact"):
+            artifact.write(path)
+    assert (other / "letter.txt").read_text() == "dear"
+    assert {p.name for p in tmp_path.iterdir()} == {"artifact", "precious"}, "no staging folders are left"
+
+
+def test_an_unwritable_place_leaves_nothing_behind(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="cannot write"):
+        artifact.write(tmp_path / "file" / "artifact")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failure_half_way_keeps_the_old_artifact(
+    artifact: Artifact, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text = Path.write_text
+
+    def full(self: Path, *args: object, **options: object) -> int:
+        if self.suffix == ".metal":
+            raise OSError(28, "No space left on device")
+        return write_text(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ArtifactError, match="No space left"):
+        artifact.write(folder)
+    monkeypatch.undo()
+    assert load_artifact(folder).digest == artifact.digest
+    assert [p.name for p in folder.parent.iterdir()] == ["artifact"]
+
+
+def test_kernels_are_found_by_name_or_label(artifact: Artifact) -> None:
+    kernel = artifact.plan.kernels[0]
+    assert artifact.kernel_entry(kernel.name) == artifact.kernel_entry(kernel.label) == kernel
+    with pytest.raises(ArtifactError, match=f"no kernel named 'nope'; it has {kernel.name}"):
+        artifact.kernel_text("nope")

@@ -1,0 +1,105 @@
+"""The driver: budgets, memory plans and the commands' summaries."""
+
+import re
+from typing import Any
+
+import pytest
+from mlxr_tests.storyteller import storyteller_spec
+
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
+from mlxr.compiler.spec.catalog import bundled_specs, find_spec
+from mlxr.compiler.spec.load import load_spec
+
+
+@pytest.mark.parametrize("name", sorted(bundled_specs()))
+def test_every_bundled_spec_compiles_within_its_budget(name: str) -> None:
+    spec = load_spec(find_spec(name))
+    plan = compile_spec(spec).artifact.plan
+    assert plan.memory.weights_bytes > 0
+    if spec.memory_budget is not None:
+        assert plan.memory.total_bytes <= spec.memory_budget
+
+
+def test_memory_is_what_the_dims_say() -> None:
+    plan = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact.plan
+    parameters = 17_832_448
+    assert plan.memory.weights_bytes == parameters * 4
+    assert plan.memory.arena_bytes == 2 * 6 * (4 * 1024) * 2 * 64 * 4
+    assert plan.arena.num_blocks == 4 * 1024 // 16
+
+
+def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
+    four = {"max_sequences": 4}
+    whole = compile_spec(storyteller_spec(cache=four)).artifact.plan.memory
+    budget = whole.total_bytes - whole.arena_bytes // 2
+    with pytest.raises(BudgetError) as error:
+        compile_spec(storyteller_spec(cache=four, memory_budget=budget))
+    message = str(error.value)
+    found = re.search(r"context (\d+) with max_sequences 4 or max_sequences (\d+) with context 1024", message)
+    assert found, message
+    context, sequences = int(found[1]), int(found[2])
+    # What is offered fits, and the next larger does not.
+    compile_spec(storyteller_spec(cache=four, memory_budget=budget, model={"context": context}))
+    compile_spec(storyteller_spec(memory_budget=budget, cache={"max_sequences": sequences}))
+    for larger in ({"cache": four, "model": {"context": context + 1}}, {"cache": {"max_sequences": sequences + 1}}):
+        with pytest.raises(BudgetError):
+            compile_spec(storyteller_spec(memory_budget=budget, **larger))
+
+
+def test_a_budget_below_the_weights_says_that_nothing_fits() -> None:
+    with pytest.raises(BudgetError, match="nothing fits: use smaller weight formats or a larger budget"):
+        compile_spec(storyteller_spec(memory_budget="64MiB"))
+
+
+@pytest.mark.parametrize("cache", [{"num_blocks": 63}, {"memory_budget": "5MiB"}])
+def test_an_arena_that_cannot_hold_one_sequence_is_refused(cache: dict[str, Any]) -> None:
+    with pytest.raises(BudgetError, match=r"the largest context that fits is \d+, with 1 sequence"):
+        compile_spec(storyteller_spec(cache=cache))
+
+
+def test_an_arena_smaller_than_all_sequences_is_allowed() -> None:
+    plan = compile_spec(storyteller_spec(cache={"num_blocks": 70, "max_sequences": 4})).artifact.plan
+    assert plan.arena.num_blocks == 70
+
+
+@pytest.mark.parametrize(
+    ("cache", "context", "mode"),
+    [
+        ({"mode": "auto", "max_sequences": 1}, 1024, "contiguous"),
+        ({"mode": "auto", "max_sequences": 1}, 8192, "paged"),
+        ({"mode": "auto", "max_sequences": 2}, 1024, "paged"),
+        ({"mode": "paged", "max_sequences": 1}, 1024, "paged"),
+    ],
+)
+def test_auto_is_contiguous_for_one_short_sequence(cache: dict[str, Any], context: int, mode: str) -> None:
+    artifact = compile_spec(storyteller_spec(cache=cache, model={"context": context})).artifact
+    assert artifact.plan.arena.mode == mode
+    tables = [k.name for k in artifact.plan.kernels if any(p.name == "block_tables" for p in k.inputs)]
+    assert bool(tables) == (mode == "paged")
+
+
+def test_too_large_a_head_for_threadgroup_memory_is_a_plan_error() -> None:
+    attention = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 256}
+    spec = storyteller_spec(
+        model={"attention": load_spec(find_spec("storyteller")).model.attention.model_dump() | attention}
+    )
+    with pytest.raises(PlanError, match="no prefill attention tile fits 32 KB"):
+        compile_spec(spec)
+
+
+def test_a_malformed_debug_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXR_DEBUG", "loud")
+    with pytest.raises(MlxrError, match="MLXR_DEBUG is 'loud'; expected a level from 0 to 4"):
+        compile_spec(storyteller_spec())
+
+
+@pytest.mark.parametrize(("level", "expected"), [("1", "pass merge_qkv"), ("2", "rms_norm("), ("3", "[[kernel]]")])
+def test_debug_levels_show_timings_graphs_and_sources(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, expected: str
+) -> None:
+    monkeypatch.setenv("MLXR_DEBUG", level)
+    compile_spec(storyteller_spec())
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert not shown.out
