@@ -66,6 +66,12 @@ def _int(attrs: Attrs, name: str) -> int:
     return value
 
 
+def _dtype(attrs: Attrs) -> DType:
+    value = attrs["dtype"]
+    _require(value in tuple(DType), f"attribute dtype is {value!r}; expected one of {', '.join(DType)}")
+    return DType(str(value))
+
+
 def _matrix(tensors: Tensors, port: str) -> tuple[Dim, int]:
     shape = tensors[port].shape
     _require(len(shape) == 2 and isinstance(shape[1], int), f"{port} is {list(shape)}; expected [rows, columns]")
@@ -76,7 +82,7 @@ def _matrix(tensors: Tensors, port: str) -> tuple[Dim, int]:
 def _embed(t: Tensors, a: Attrs) -> dict[str, Tensor]:
     _require(t["ids"].dtype is DType.I32, f"ids are {t['ids'].dtype}; expected i32")
     _, hidden = _matrix(t, "table")
-    return {"out": Tensor((t["ids"].shape[0], hidden), DType(str(a["dtype"])))}
+    return {"out": Tensor((t["ids"].shape[0], hidden), _dtype(a))}
 
 
 def _rms_norm(t: Tensors, a: Attrs) -> dict[str, Tensor]:
@@ -92,7 +98,7 @@ def _linear(t: Tensors, a: Attrs) -> dict[str, Tensor]:
     assert isinstance(features, int), "weights have no symbolic dims"
     if "bias" in t:
         _require(t["bias"].shape == (features,), f"bias is {list(t['bias'].shape)}; expected [{features}]")
-    return {"out": Tensor((rows, features), DType(str(a["dtype"])))}
+    return {"out": Tensor((rows, features), _dtype(a))}
 
 
 def _projection(t: Tensors, a: Attrs) -> dict[str, Tensor]:

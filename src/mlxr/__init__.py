@@ -1,16 +1,16 @@
 """MLXR: compiles a language-model spec into specialised kernels and runs them over a paged KV arena.
 
-    artifact = mlxr.compile("models/storyteller/storyteller.yaml")
-    model = mlxr.load(artifact, "models/storyteller/storyteller-q8_0.gguf")
-    print(model.generate("Once upon a time", max_tokens=64).text)
-    for event in model.stream("Once upon a time"):
-        print(event.text, end="")
+artifact = mlxr.compile("models/storyteller/storyteller.yaml")
+model = mlxr.load(artifact, "models/storyteller/storyteller-q8_0.gguf")
+print(model.generate("Once upon a time", max_tokens=64).text)
+for event in model.stream("Once upon a time"):
+print(event.text, end="")
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxr.compiler.version import VERSION as __version__
+from mlxr.compiler.version import VERSION
 
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mlxr.runtime.generate import Completion, Event, Generation
     from mlxr.runtime.model import Model, load
     from mlxr.runtime.sampling import Sampling
+
+__version__ = VERSION
 
 __all__ = [
     "Artifact",

@@ -105,6 +105,7 @@ def test_every_kind_has_a_case() -> None:
 ALL = "projection, all of it"
 BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("embed", {"ids": Tensor(("tokens",), F32)}, {}, "ids are f32; expected i32"),
+    ("embed", {}, {"dtype": "f8"}, "attribute dtype is 'f8'; expected one of f32"),
     ("embed", {"table": (61,)}, {}, r"table is \[61\]; expected \[rows, columns\]"),
     ("rms_norm", {"weight": (47,)}, {}, r"weight is \[47\]; expected \[48\]"),
     ("linear", {"weight": (24, 47)}, {}, "weight has 47 columns, x has 48"),

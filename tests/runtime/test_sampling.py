@@ -1,6 +1,5 @@
 """Sampling: definitions of every filter against slow ones, distributions, reproducibility, refusals and speed."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

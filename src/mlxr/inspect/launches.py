@@ -1,0 +1,171 @@
+"""The launches of an artifact as rows, and the rows of layers that are alike folded into one block."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
+from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
+
+_ARENA_ONLY = "copy_blocks"
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """One launch, with what the table says of it.
+
+    Attributes:
+        step: `decode`, `prefill` or `copy_blocks`.
+        index: its place in the step.
+        op_kind: kind of the graph's op it computes.
+        weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
+    """
+
+    step: str
+    index: int
+    launch: Launch
+    kernel: KernelEntry
+    op_kind: str
+    weight_bytes: int
+    per_token: bool
+    reads: str
+    writes: str
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to."""
+        return layer_of(self.launch.op)
+
+    @property
+    def grid(self) -> str:
+        """Threadgroups along x, y and z."""
+        return " x ".join(str(extent) for extent in self.launch.threadgroups)
+
+    @property
+    def flow(self) -> str:
+        """What it reads and writes, in few words."""
+        rows = self.launch.mlx_min_rows
+        return f"{self.reads} -> {self.writes}" + (f" (from {rows} rows on: MLX on metal)" if rows else "")
+
+    @property
+    def when(self) -> str:
+        """The condition it runs under."""
+        return "always" if self.launch.when is None else str(self.launch.when)
+
+    def runs(self, dims: Mapping[BatchDim, int]) -> bool:
+        """Whether it runs for a batch."""
+        return self.launch.when is None or self.launch.when.holds(dims)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one representative layer that stand for every layer of `layers`; no layers: rows outside of them."""
+
+    layers: tuple[int, ...]
+    rows: tuple[LaunchRow, ...]
+
+    @property
+    def times(self) -> int:
+        """Launches that each row stands for."""
+        return max(1, len(self.layers))
+
+
+@dataclass(frozen=True)
+class Program:
+    """The rows of one step, in launch order."""
+
+    name: str
+    rows: tuple[LaunchRow, ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Rows with the layers that are alike folded, in order of first appearance."""
+        by_layer: dict[int, list[LaunchRow]] = {}
+        for row in self.rows:
+            if row.layer is not None:
+                by_layer.setdefault(row.layer, []).append(row)
+        made = {name for row in self.rows for name in row.launch.outputs}
+        signatures = {layer: tuple(_signature(row, made) for row in rows) for layer, rows in by_layer.items()}
+        groups = {group[0]: group for group in alike(signatures)}
+        blocks: list[Block] = []
+        for row in self.rows:
+            if row.layer is None:
+                if blocks and not blocks[-1].layers:
+                    blocks[-1] = Block((), (*blocks[-1].rows, row))
+                else:
+                    blocks.append(Block((), (row,)))
+            elif row.layer in groups:
+                blocks.append(Block(groups.pop(row.layer), tuple(by_layer[row.layer])))
+        return tuple(blocks)
+
+    def running(self, dims: Mapping[BatchDim, int]) -> list[LaunchRow]:
+        """The rows that run for a batch."""
+        return [row for row in self.rows if row.runs(dims)]
+
+
+def programs(artifact: Artifact) -> list[Program]:
+    """Every launch of an artifact: decode, prefill, and the copy of shared blocks where there is one."""
+    plan = artifact.plan
+    found = [_program(plan, step, artifact.graph(step.name)) for step in plan.steps]
+    if plan.copy_blocks is not None:
+        launch = plan.copy_blocks
+        row = LaunchRow(
+            _ARENA_ONLY, 0, launch, plan.kernel(launch.kernel), _ARENA_ONLY, 0, False, "copies, arena, token", "token"
+        )
+        found.append(Program(_ARENA_ONLY, (row,)))
+    return found
+
+
+def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
+    sizes = {w.name: math.prod(w.shape) * w.dtype.size_bytes for w in plan.weights}
+    rows_of = {w.name: w.shape[0] for w in plan.weights}
+    kernels = {kernel.name: kernel for kernel in plan.kernels}
+    kinds = {op.name: op.kind for op in graph.ops}
+    rows = []
+    for index, launch in enumerate(step.launches):
+        kind = kinds[launch.op]
+        weights = [name for name in launch.inputs if name in sizes]
+        gathers = kind == "embed"
+        read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
+        reads, writes = _short_list(launch.inputs, launch, graph), _short_list(launch.outputs, launch, graph)
+        row = LaunchRow(step.name, index, launch, kernels[launch.kernel], kind, read, gathers, reads, writes)
+        rows.append(row)
+    return Program(step.name, tuple(rows))
+
+
+def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
+    """What two layers share when they are alike: everything but the layer's number and where its input comes from."""
+    launch = row.launch
+
+    def relative(name: str) -> str:
+        if is_layer_buffer(name):
+            return "layer"
+        if layer_of(name) == row.layer:
+            return without_layer(name)
+        return "earlier" if name in made or name.endswith("_token") else name
+
+    names = tuple(relative(name) for name in (*launch.inputs, "->", *launch.outputs))
+    return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx_min_rows, row.op_kind, names)
+
+
+def _short_list(names: tuple[str, ...], launch: Launch, graph: OpGraph) -> str:
+    """Buffers in few words: metadata as `batch`, both arenas as `arena`, values without their layer."""
+    shorts: list[str] = []
+    has_values = any(name in graph and graph.value(name).role == "activation" for name in names)
+    for name in names:
+        role = graph.value(name).role if name in graph else None
+        if role == "arena":
+            short = "arena"
+        elif role == "token":
+            short = "token"
+        elif name == "dims" or is_layer_buffer(name) or (role in ("input", "constant") and has_values):
+            short = "batch"
+        elif role == "activation" and layer_of(name) != layer_of(launch.op):
+            short = "layer output" if layer_of(launch.op) is None else "layer input"
+        else:
+            short = without_layer(name)
+            short = short if short.endswith(".out") else short.rpartition(".")[2]
+        if short not in shorts:
+            shorts.append(short)
+    return ", ".join(shorts)

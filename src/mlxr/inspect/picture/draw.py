@@ -1,0 +1,234 @@
+"""The whole picture: three columns, title and legend, rendered as SVG. Same artifact, same bytes."""
+
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from mlxr.compiler.artifact import Artifact, DType
+from mlxr.compiler.errors import MlxrError
+from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
+from mlxr.inspect.picture.content import LINE, PAD_Y, Chip, family_of
+from mlxr.inspect.picture.folded import Folded, fold, layer_groups
+from mlxr.inspect.picture.lines import ArenaBox, Line, Pill, arena_lines, token_lines, value_lines
+from mlxr.inspect.picture.origins import origins
+from mlxr.inspect.report import count, parameters
+
+MARGIN = 14.0
+TITLE_HEIGHT = 62.0
+HEADER_HEIGHT = 52.0
+FIRST_ROW = TITLE_HEIGHT + HEADER_HEIGHT + 40.0
+LEGEND_HEIGHT = 66.0
+COLUMN_GAP = 12.0
+BAND_MARGIN = 5.0
+
+_ABOUT = {
+    "source": ("Source graph", "as the spec describes it"),
+    "decode": ("Decode", "after fusion: one new token a sequence"),
+    "prefill": ("Prefill", "after fusion: prompts and mixed batches"),
+}
+_LEGEND = (
+    ("gather", "gather"),
+    ("norm", "norm"),
+    ("matmul", "matmul"),
+    ("rope", "RoPE"),
+    ("cache", "cache write"),
+    ("attention", "attention"),
+    ("elementwise", "elementwise"),
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text inside a box; `x` is its middle, `y` its baseline."""
+
+    x: float
+    y: float
+    text: str
+    style: str
+
+
+@dataclass(frozen=True)
+class DrawnBox:
+    """A box as the template takes it, its text and chips at their places in the picture."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    family: str
+    fused: bool
+    texts: tuple[Text, ...]
+    chips: tuple[Chip, ...]
+
+
+@dataclass(frozen=True)
+class Band:
+    """The ground behind source ops that one fused op replaces."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    family: str
+
+
+@dataclass(frozen=True)
+class DrawnColumn:
+    """A column as the template takes it."""
+
+    x: float
+    width: float
+    title: str
+    about: str
+    counts: str
+    frames: tuple[Frame, ...]
+    bands: tuple[Band, ...]
+    boxes: tuple[DrawnBox, ...]
+    arenas: tuple[ArenaBox, ...]
+    lines: tuple[Line, ...]
+    pills: tuple[Pill, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that the template draws."""
+
+    width: float
+    height: float
+    title: str
+    about: str
+    columns: tuple[DrawnColumn, ...]
+    column_y: float
+    column_height: float
+    legend_y: float
+    legend: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
+    """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
+    graphs = [artifact.graph(name) for name in _ABOUT]
+    groups = layer_groups(graphs)
+    source, *fused = (fold(graph, groups, DType(artifact.spec.activation_dtype)) for graph in graphs)
+    columns = [source_column(source, MARGIN, FIRST_ROW)]
+    for graph in fused:
+        x = columns[-1].x + columns[-1].width + COLUMN_GAP
+        columns.append(fused_column(graph, origins(source, graph), columns[0], x))
+    return columns, _bands(columns[0], fused[0])
+
+
+def _bands(source: Column, fused: Folded) -> list[Band]:
+    bands = []
+    replaced = origins(source.graph, fused)
+    for op in fused.ops:
+        boxes = [source.boxes[old.name] for old in replaced[op.name]]
+        if len(boxes) > 1:
+            top = min(box.y for box in boxes) - BAND_MARGIN
+            bottom = max(box.bottom for box in boxes) + BAND_MARGIN
+            x, width = source.inner_x - BAND_MARGIN, source.inner_width + 2 * BAND_MARGIN
+            bands.append(Band(x, top, width, bottom - top, family_of(op.kind)))
+    return bands
+
+
+def draw_graphs(artifact: Artifact) -> str:
+    """The op graph before and after fusion, as SVG."""
+    columns, bands = place_columns(artifact)
+    spec, arena = artifact.spec, artifact.plan.arena
+    attention = spec.model.attention
+    bottom = max(column.bottoms[-1] for column in columns) + PILL_TOP + PILL_HEIGHT + 14
+    width = columns[-1].x + columns[-1].width + MARGIN
+    drawn = tuple(
+        _draw_column(artifact, name, column, bands if name == "source" else [])
+        for name, column in zip(_ABOUT, columns, strict=True)
+    )
+    shape = " × ".join(str(dim) for dim in arena.shape)
+    picture = Picture(
+        width=width,
+        height=bottom + LEGEND_HEIGHT + MARGIN,
+        title=f"{spec.name}: the op graph before and after fusion",
+        about=(
+            f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, {attention.num_heads} query "
+            f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are {spec.activation_dtype} "
+            f"unless marked; the KV arena holds K and V of {shape} each, {arena.dtype}"
+        ),
+        columns=drawn,
+        column_y=TITLE_HEIGHT,
+        column_height=bottom - TITLE_HEIGHT,
+        legend_y=bottom + 12,
+        legend=_LEGEND,
+        notes=(
+            "A fused op stands beside the ops it replaces and lists them. Positions, slots, block tables and other "
+            "metadata of a batch are not drawn.",
+        ),
+    )
+    return _environment().get_template("graph.svg.jinja").render(picture=picture)
+
+
+def _draw_column(artifact: Artifact, name: str, column: Column, bands: list[Band]) -> DrawnColumn:
+    values, pills = value_lines(column)
+    arena, arenas = arena_lines(column)
+    tokens, token_pills = token_lines(column)
+    title, about = _ABOUT[name]
+    total = len(artifact.graph(name))
+    per_layer = " or ".join(dict.fromkeys(str(len(section.ops)) for section in column.graph.sections if section.layers))
+    return DrawnColumn(
+        x=column.x,
+        width=column.width,
+        title=title,
+        about=about,
+        counts=f"{total} ops" + (f", {per_layer} a layer" if per_layer else ""),
+        frames=column.frames,
+        bands=tuple(bands),
+        boxes=tuple(_draw_box(box) for box in column.boxes.values()),
+        arenas=tuple(arenas),
+        lines=(*values, *arena, *tokens),
+        pills=(*pills, *token_pills),
+    )
+
+
+def _draw_box(box: Box) -> DrawnBox:
+    content = box.content
+    offset = box.y + (box.height - content.height(box.width)) / 2
+    lines = [(content.title, "op"), *((note, "note") for note in content.notes)]
+    texts = tuple(
+        Text(box.centre, offset + PAD_Y + number * LINE + 10, text, style) for number, (text, style) in enumerate(lines)
+    )
+    chips = tuple(
+        Chip(box.x + chip.x, offset + chip.y, chip.width, chip.text, chip.family)
+        for chip in content.placed_chips(box.width)
+    )
+    return DrawnBox(box.x, box.y, box.width, box.height, content.family, bool(chips), texts, chips)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mlxr.templates", "svg"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
+    return environment
+
+
+def write_picture(svg: str, path: Path) -> None:
+    """Writes an SVG file, whole or not at all.
+
+    Raises:
+        MlxrError: the name does not end in .svg, or the file cannot be written.
+    """
+    if path.suffix.lower() != ".svg":
+        raise MlxrError(f"{path}: pictures are written as SVG; name a file that ends in .svg")
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            staged = Path(folder) / path.name
+            staged.write_text(svg, encoding="utf-8")
+            staged.replace(path)
+    except OSError as error:
+        raise MlxrError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,166 @@
+"""The text of `mlxr inspect`: the model, its memory, and its launches."""
+
+import math
+import textwrap
+from collections.abc import Iterator
+
+from mlxr.compiler.artifact import Artifact, BatchDim
+from mlxr.compiler.driver import size
+from mlxr.inspect.launches import Block, LaunchRow, Program, programs
+from mlxr.inspect.layers import ranges, without_layer
+from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
+
+_ABOUT = {
+    "decode": "one new token for each sequence",
+    "prefill": "prompts, chunks of them, and batches that mix prompts and decoding",
+    "copy_blocks": "before a step that writes into blocks shared by a fork",
+}
+
+
+def scenarios(artifact: Artifact) -> dict[str, dict[BatchDim, int]]:
+    """Batches of decode whose launches may differ, by what to call them."""
+    plan = artifact.plan
+    one = batch(1, plan.partition)
+    found = {"1 sequence": one}
+    if plan.arena.max_sequences > 1:
+        found[f"{plan.arena.max_sequences} sequences"] = batch(plan.arena.max_sequences, plan.partition)
+    if plan.arena.context > plan.partition:
+        found[f"1 sequence of more than {plan.partition} tokens"] = batch(1, plan.partition + 1)
+    return found
+
+
+def batch(tokens: int, context: int) -> dict[BatchDim, int]:
+    """Dims of a batch of `tokens` sequences of one new token each, in contexts of `context` tokens."""
+    dims: dict[BatchDim, int] = {"tokens": tokens, "seqs": tokens, "rows": tokens, "tiles": tokens}
+    return dims | {"partitions": 1, "copies": 0, "context": context}
+
+
+def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:
+    """The whole text, ending in a newline.
+
+    Args:
+        artifact: what to show.
+        width: columns of the terminal.
+        ink: whether to use escape codes.
+        all_launches: one row for each launch instead of one for each launch of a representative layer.
+    """
+    lines = list(_head(artifact, width, ink))
+    for program in programs(artifact):
+        lines.append("")
+        lines += _section(artifact, program, width, ink, all_launches)
+    return "\n".join(lines) + "\n"
+
+
+def parameters(artifact: Artifact) -> int:
+    """Elements of all weights."""
+    return sum(math.prod(weight.shape) for weight in artifact.plan.weights)
+
+
+def count(number: int) -> str:
+    """A large number for people: 17.8 M."""
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)
+
+
+def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
+    spec, plan = artifact.spec, artifact.plan
+    model, memory, arena = spec.model, plan.memory, plan.arena
+    attention = model.attention
+    about = (
+        f"{count(parameters(artifact))} parameters, {model.num_layers} layers, hidden size {model.hidden_size}, "
+        f"{attention.num_heads} query heads on {attention.num_kv_heads} KV heads of {attention.head_dim}, "
+        f"context {model.context}, up to {arena.max_sequences} sequence{'s' if arena.max_sequences > 1 else ''}"
+    )
+    first = textwrap.wrap(f"{spec.name}: {about}", max(width, NARROWEST), subsequent_indent="  ")
+    yield first[0].replace(spec.name, ink.bold(spec.name), 1)
+    yield from first[1:]
+    axes = {"block": ("blocks", "layers"), "layer": ("layers", "blocks")}[arena.layout]
+    names = (*axes, "tokens", "KV heads", "head dim")
+    shape = " x ".join(f"{n} {name}" for n, name in zip(arena.shape, names, strict=True))
+    dtypes = sorted({str(weight.dtype) for weight in plan.weights})
+    steps = ", ".join(f"{step.name} {size(step.activation_bytes)}" for step in plan.steps)
+    budget = "no budget" if memory.budget_bytes is None else f"of a budget of {size(memory.budget_bytes)}"
+    for name, value, text in (
+        ("weights", size(memory.weights_bytes), f"{len(plan.weights)} tensors, {', '.join(dtypes)}"),
+        ("arena", size(memory.arena_bytes), f"{arena.mode}; K and V, each {shape}, {arena.dtype}"),
+        ("activations", size(memory.activation_bytes), f"the larger of {steps}"),
+        ("total", size(memory.total_bytes), budget),
+        ("kernels", str(len(plan.kernels)), "show one with --kernel NAME"),
+    ):
+        label = f"  {name:<11}  {value:>9}  "
+        yield from textwrap.wrap(
+            label + text, max(width, NARROWEST), subsequent_indent=" " * min(len(label), width // 4)
+        )
+
+
+def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_launches: bool) -> Iterator[str]:
+    head = f"{program.name}: {_ABOUT[program.name]}"
+    for number, line in enumerate(textwrap.wrap(head, max(width, NARROWEST), subsequent_indent="  ")):
+        yield ink.bold(line) if number == 0 else line
+    for total in _totals(artifact, program):
+        yield from textwrap.wrap(f"  {total}", max(width, NARROWEST), subsequent_indent="    ")
+    columns = (
+        Column("#" if all_launches else "n", 9, right=True),
+        Column("op", 2, named=False),
+        Column("kernel", 8, named=False),
+        Column("grid", 7),
+        Column("threads", 5, right=True),
+        Column("when", 6),
+        Column("tg mem", 4, right=True),
+        Column("weights", 3, right=True),
+        Column("inputs -> outputs", 1, named=False),
+    )
+    rows: list[Row] = []
+    if all_launches:
+        rows += [_cells(row, str(row.index), row.launch.op) for row in program.rows]
+    else:
+        for block in program.blocks:
+            rows += _block(block, len(program.blocks) > 1)
+    yield from render_table(columns, rows, width, ink)
+    if any(row.per_token for row in program.rows):
+        yield ink.dim("* for each token"[: max(width, NARROWEST)])
+
+
+def _block(block: Block, titled: bool) -> Iterator[Row]:
+    if block.layers:
+        many = f"each row is {block.times} launches" if block.times > 1 else "each row is 1 launch"
+        yield Heading(f"layer{'s' if block.times > 1 else ''} {ranges(block.layers)}: {many}")
+    elif titled and block.rows[0].index:
+        yield Heading("after the layers: each row is 1 launch")
+    for row in block.rows:
+        yield _cells(row, str(block.times), without_layer(row.launch.op))
+
+
+def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:
+    weights = f"{size(row.weight_bytes)}{'*' if row.per_token else ''}" if row.weight_bytes else "-"
+    memory = size(row.kernel.threadgroup_bytes) if row.kernel.threadgroup_bytes else "-"
+    return (number, op, row.launch.kernel, row.grid, str(row.kernel.threads), row.when, memory, weights, row.flow)
+
+
+def _totals(artifact: Artifact, program: Program) -> Iterator[str]:
+    if program.name == "copy_blocks":
+        yield "1 launch"
+        return
+    if program.name == "prefill":
+        yield f"{_split(program.rows)}, for up to {artifact.plan.max_tokens} tokens a chunk"
+        return
+    texts: dict[str, list[str]] = {}
+    for name, dims in scenarios(artifact).items():
+        rows = program.running(dims)
+        read = sum(row.weight_bytes for row in rows if not row.per_token)
+        texts.setdefault(f"{_split(rows)}, reading {size(read)} of weights and embedding rows", []).append(name)
+    for text, names in texts.items():
+        yield f"{' or '.join(names)}: {text}"
+
+
+def _split(rows: list[LaunchRow] | tuple[LaunchRow, ...]) -> str:
+    """A total, and how it comes about: `32 launches (5 in each of 6 layers, 2 outside)`."""
+    per_layer: dict[int, int] = {}
+    for row in rows:
+        if row.layer is not None:
+            per_layer[row.layer] = per_layer.get(row.layer, 0) + 1
+    outside = len(rows) - sum(per_layer.values())
+    each = "-".join(str(n) for n in sorted({min(per_layer.values()), max(per_layer.values())})) if per_layer else "0"
+    return f"{len(rows)} launches ({each} in each of {len(per_layer)} layers, {outside} outside)"

@@ -1,0 +1,58 @@
+"""`mlxr inspect --json`: the same facts for programs. Launches are never folded here; keys are stable."""
+
+import dataclasses
+from typing import Any
+
+from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.inspect.launches import LaunchRow, programs
+from mlxr.inspect.report import parameters, scenarios
+
+
+def report_json(artifact: Artifact) -> dict[str, Any]:
+    """Model, memory, arena, kernels and launches as plain data."""
+    plan = artifact.plan
+    steps = programs(artifact)
+    rows = [row for program in steps for row in program.rows]
+    decode = next(program for program in steps if program.name == "decode")
+    per_token = [{"batch": name, "launches": len(decode.running(dims))} for name, dims in scenarios(artifact).items()]
+    arena = {name: value for name, value in dataclasses.asdict(plan.arena).items() if name != "dtype"}
+    return {
+        "name": artifact.spec.name,
+        "digest": artifact.digest,
+        "parameters": parameters(artifact),
+        "num_layers": plan.num_layers,
+        "memory": plan.memory.model_dump() | {"total_bytes": plan.memory.total_bytes},
+        "arena": arena | {"dtype": str(plan.arena.dtype), "shape": list(plan.arena.shape)},
+        "launches_per_decode_token": per_token,
+        "launches_per_prefill_chunk": next(len(p.rows) for p in steps if p.name == "prefill"),
+        "kernels": [
+            kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)} for kernel in plan.kernels
+        ],
+        "launches": [_launch(row) for row in rows],
+    }
+
+
+def kernel_json(kernel: KernelEntry) -> dict[str, Any]:
+    """A kernel as plain data."""
+    return kernel.model_dump(mode="json")
+
+
+def _launch(row: LaunchRow) -> dict[str, Any]:
+    launch = row.launch
+    return {
+        "step": row.step,
+        "index": row.index,
+        "layer": row.layer,
+        "op": launch.op,
+        "op_kind": row.op_kind,
+        "kernel": launch.kernel,
+        "grid": [str(extent) for extent in launch.threadgroups],
+        "threads": row.kernel.threads,
+        "threadgroup_bytes": row.kernel.threadgroup_bytes,
+        "when": launch.when.model_dump() if launch.when else None,
+        "mlx_min_rows": launch.mlx_min_rows,
+        "inputs": list(launch.inputs),
+        "outputs": list(launch.outputs),
+        "weight_bytes": row.weight_bytes,
+        "weight_bytes_per": "token" if row.per_token else "launch",
+    }

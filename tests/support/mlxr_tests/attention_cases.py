@@ -1,0 +1,93 @@
+"""Attention variants: a pairwise choice of GQA ratios, head dims, types, layouts, modes, blocks, windows, RoPEs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlxr.compiler.artifact import ModelSpec
+from mlxr_tests.specs import small_spec
+
+_ROPES: dict[str, dict[str, Any]] = {
+    "half": {},
+    "interleaved": {"layout": "interleaved"},
+    "half-of-it": {"fraction": 0.5},
+    "interleaved-quarter": {"layout": "interleaved", "fraction": 0.25, "theta": 500.0},
+    "linear": {"scaling": {"kind": "linear", "factor": 3.0}},
+    "llama3": {"scaling": {"kind": "llama3", "factor": 8.0, "original_context": 64}},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant; `window` None sees everything."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cache: str = "f32"
+    activation: str = "f32"
+    layout: str = "block"
+    mode: str = "paged"
+    block_size: int = 4
+    window: int | None = None
+    rope: str = "half"
+    context: int = 170
+    max_sequences: int = 3
+
+    def __str__(self) -> str:
+        window = f"-window{self.window}" if self.window else ""
+        return (
+            f"{self.heads}on{self.kv_heads}x{self.head_dim}-{self.cache}in{self.activation}-{self.layout}-{self.mode}-"
+            f"blocks{self.block_size}{window}-{self.rope}"
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its spec. Three layers, so that a layer's place in the arena is never also its number of something else."""
+        attention = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        return small_spec(
+            model__num_layers=3,
+            model__context=self.context,
+            model__attention=attention | {"sliding_window": self.window},
+            model__rope=_ROPES[self.rope],
+            cache={
+                "layout": self.layout,
+                "mode": self.mode,
+                "dtype": self.cache,
+                "block_size": self.block_size,
+                "max_sequences": 1 if self.mode == "contiguous" else self.max_sequences,
+            },
+            activation_dtype=self.activation,
+            prefill_chunk=64,
+        )
+
+
+CASES = [
+    # Every GQA ratio and every head dim; the other properties spread over them.
+    Case(4, 4, 32, "f32", "f32", "block", "paged", 4, None, "half"),
+    Case(6, 3, 40, "bf16", "bf16", "layer", "paged", 1, None, "half-of-it"),
+    Case(8, 2, 64, "f16", "f16", "block", "contiguous", 16, 5, "interleaved"),
+    Case(14, 2, 80, "f32", "bf16", "layer", "contiguous", 32, None, "llama3"),
+    Case(16, 2, 96, "f16", "f32", "block", "paged", 32, 17, "linear"),
+    Case(8, 1, 128, "bf16", "f32", "layer", "paged", 16, 1, "half"),
+    Case(4, 4, 256, "f32", "f32", "layer", "paged", 4, None, "interleaved-quarter"),
+    Case(2, 1, 128, "f32", "f16", "block", "contiguous", 1, 300, "half"),
+    Case(8, 2, 40, "f16", "f32", "layer", "paged", 4, 9, "interleaved"),
+    Case(7, 1, 256, "bf16", "bf16", "block", "paged", 16, None, "linear"),
+    Case(16, 2, 32, "bf16", "f16", "layer", "contiguous", 4, None, "interleaved-quarter"),
+    Case(5, 5, 80, "f16", "bf16", "block", "paged", 16, 1, "half-of-it"),
+    Case(4, 2, 64, "f32", "f32", "layer", "contiguous", 1, 4, "llama3"),
+    Case(14, 2, 96, "bf16", "f32", "block", "contiguous", 16, 33, "half-of-it"),
+    Case(8, 1, 256, "f32", "bf16", "block", "paged", 32, 16, "half"),
+    Case(8, 2, 128, "f16", "bf16", "layer", "paged", 32, None, "llama3"),
+    Case(7, 1, 64, "f16", "f16", "layer", "paged", 1, 8, "linear"),
+    Case(16, 2, 80, "bf16", "bf16", "block", "contiguous", 4, 2, "interleaved"),
+    Case(8, 1, 40, "f32", "f32", "block", "paged", 32, 31, "interleaved-quarter"),
+    Case(4, 2, 96, "f32", "f16", "layer", "paged", 4, None, "half"),
+    Case(14, 2, 32, "f16", "f32", "block", "paged", 16, None, "llama3"),
+    Case(8, 2, 256, "bf16", "f16", "layer", "contiguous", 32, 40, "half"),
+    Case(7, 7, 128, "f16", "bf16", "block", "paged", 4, 12, "interleaved"),
+    # Head dims of few power-of-two lanes, and an odd ratio.
+    Case(6, 2, 56, "f32", "f32", "block", "paged", 4, None, "half"),
+    Case(2, 1, 248, "bf16", "f32", "layer", "paged", 8, 19, "half"),
+    Case(3, 1, 104, "f16", "f16", "block", "paged", 2, None, "interleaved"),
+]

@@ -1,0 +1,179 @@
+"""Graphs under test: source graphs, edits of them, and what a graph computes on reference semantics."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import ModelSpec, Op, OpGraph, Value
+from mlxr.compiler.build import build_graph
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.ops import OPS
+from mlxr.compiler.passes.base import Pass
+from mlxr.compiler.plan.memory import arena_geometry
+from mlxr.compiler.verify import verify
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.mlx_ops import run_graph
+from mlxr.runtime.pager import Pager
+from mlxr_tests.specs import MLX_DTYPES, floats, small_spec
+
+Floats = npt.NDArray[np.floating]
+
+
+def source_graph(spec: ModelSpec) -> OpGraph:
+    """The graph as built."""
+    return build_graph(spec, arena_geometry(spec))
+
+
+def small_graph(**changes: Any) -> OpGraph:
+    """The source graph of a small spec of one layer."""
+    return source_graph(small_spec(**{"model__num_layers": 1, **changes}))
+
+
+def kinds(graph: OpGraph) -> list[str]:
+    """Kinds of the ops in program order."""
+    return [op.kind for op in graph.ops]
+
+
+def one(graph: OpGraph, kind: str) -> Op:
+    """The only op of a kind."""
+    (op,) = [op for op in graph.ops if op.kind == kind]
+    return op
+
+
+def edited(
+    graph: OpGraph,
+    name: str,
+    inputs: Mapping[str, str | None] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    values: Sequence[Value] = (),
+) -> OpGraph:
+    """The graph with one op's inputs (None: unbound) or attributes changed; still a valid source graph."""
+    op = graph.op(name)
+    bound = {**op.inputs, **(inputs or {})}
+    ports = {port: value for port, value in bound.items() if value is not None}
+    new = graph.rewrite({name: [replace(op, inputs=ports, attrs={**op.attrs, **(attrs or {})})]}, values)
+    verify(new, "source")
+    return new
+
+
+def returning(graph: OpGraph, *names: str) -> OpGraph:
+    """The graph with more values returned."""
+    return graph.rewrite({}, outputs=[*graph.outputs, *names])
+
+
+def retyped(graph: OpGraph, name: str, dtype: str) -> OpGraph:
+    """The graph with another element type for one value."""
+    values = (replace(v, dtype=DType(dtype)) if v.name == name else v for v in graph.values)
+    new = OpGraph(values, graph.ops, graph.outputs)
+    verify(new, "source")
+    return new
+
+
+def fires(one_pass: Pass, graph: OpGraph) -> OpGraph:
+    """The graph after a pass, which must have changed it, and not the graph given."""
+    before = graph.to_json()
+    result = one_pass.run(graph)
+    assert result.modified, f"{one_pass.name} did not fire on\n{graph.dump()}"
+    assert graph.to_json() == before, f"{one_pass.name} changed the graph it was given"
+    verify(result.graph, "ordered" if one_pass.name == "order_arena" else "fused")
+    return result.graph
+
+
+def check_silent(one_pass: Pass, graph: OpGraph) -> None:
+    """Checks that a pass leaves a graph alone."""
+    result = one_pass.run(graph)
+    assert not result.modified and result.graph is graph, f"{one_pass.name} fired:\n{result.graph.dump()}"
+
+
+class Sketch:
+    """A graph made by hand: batch inputs, arena and `x` (embedded tokens) are there, ops are added one by one."""
+
+    def __init__(self, spec: ModelSpec | None = None) -> None:
+        source = source_graph(spec or small_spec(model__num_layers=1))
+        kept = {"input", "arena", "constant"}
+        self.values = [v for v in source.values if v.role in kept or v.name in ("embedding", "embedded")]
+        self.ops = [op for op in source.ops if op.kind == "embed"]
+        self.x = "embedded"
+
+    def weight(self, name: str, *shape: int, dtype: str = "f32") -> str:
+        """Declares a weight."""
+        self.values.append(Value(name, "weight", shape, DType(dtype), (name,)))
+        return name
+
+    def op(self, kind: str, name: str, /, *, attrs: dict[str, Any] | None = None, **inputs: str) -> str:
+        """Adds an op and returns the name of its result, which is its own name."""
+        tensors = {v.name: v.tensor for v in self.values}
+        made = OPS[kind].infer({port: tensors[value] for port, value in inputs.items()}, attrs or {})
+        outputs = {port: name if port == "out" else f"{name}.{port}" for port in made if port != "token"}
+        self.values += [Value(outputs[p], "activation", made[p].shape, made[p].dtype) for p in outputs]
+        self.ops.append(Op(name, kind, inputs, outputs, attrs or {}))
+        return name
+
+    def linear(self, name: str, x: str, width: int, features: int, **inputs: str) -> str:
+        """Adds a linear op and its weight `name.weight`."""
+        weight = self.weight(f"{name}.weight", features, width)
+        return self.op("linear", name, attrs={"dtype": "f32"}, x=x, weight=weight, **inputs)
+
+    def graph(self, *outputs: str, stage: str = "fused") -> OpGraph:
+        """The graph, verified."""
+        graph = OpGraph(self.values, self.ops, outputs)
+        verify(graph, stage)
+        return graph
+
+
+def weights_of(graph: OpGraph, source: OpGraph) -> dict[str, mx.array]:
+    """Weights of a graph made from `source`: each canonical tensor follows from its name, packed ones from theirs."""
+    return {
+        v.name: mx.concatenate([_tensor(source.value(part)) for part in v.parts])
+        for v in graph.values
+        if v.role == "weight"
+    }
+
+
+def _tensor(value: Value) -> mx.array:
+    rng = np.random.default_rng(zlib.crc32(value.name.encode()))
+    shape = [d for d in value.shape if isinstance(d, int)]
+    scale = shape[1] ** -0.5 if len(shape) == 2 else 0.5
+    return mx.array(rng.standard_normal(shape) * scale + (len(shape) == 1)).astype(MLX_DTYPES[str(value.dtype)])
+
+
+def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = False) -> dict[str, Floats]:
+    """What a graph computes over some steps of two sequences: every step's outputs, then the arena.
+
+    Steps: two prompts of unequal length, a mixed step (a further chunk of one, a token of the other), two decode steps.
+    With `decode_only` the source graph runs the first two.
+    """
+    arena, pager = Arena(arena_geometry(spec)), Pager.from_geometry(arena_geometry(spec))
+    rng = np.random.default_rng(1)
+    a, b = pager.add_sequence(), pager.add_sequence()
+    results: dict[str, Floats] = {}
+    for number, (of_a, of_b) in enumerate([(7, 3), (6, 1), (1, 1), (1, 1)]):
+        chunks = {a: rng.integers(0, spec.model.vocab_size, of_a), b: rng.integers(0, spec.model.vocab_size, of_b)}
+        rows: dict[int, Literal["all", "last"]] = {a: "all" if number == 1 else "last", b: "last"}
+        requests = [BatchRequest(s, c.tolist(), pager.length(s), rows[s]) for s, c in chunks.items()]
+        batch = Batch.build(requests, pager, 4, 1024)
+        pager.take_copies()
+        runs = source if decode_only and number < 2 else graph
+        outputs = run_graph(runs, weights_of(runs, source), batch, arena)
+        if not decode_only or number >= 2:
+            results |= {f"step {number} %{n}": floats(v) for n, v in outputs.items() if graph.value(n).role != "token"}
+    return results | {"K": floats(arena.k), "V": floats(arena.v)}
+
+
+def check_same_numbers(
+    before: OpGraph, after: OpGraph, spec: ModelSpec | None = None, decode_only: bool = False
+) -> None:
+    """Checks that two graphs compute the same in fp32, whatever they call it; `before` is a source graph."""
+    spec = spec or small_spec(model__num_layers=1)
+    want, got = trace(before, before, spec, decode_only), trace(after, before, spec, decode_only)
+    assert want.keys() == got.keys()
+    for name, expected in want.items():
+        error = float(np.linalg.norm(got[name] - expected)) / max(float(np.linalg.norm(expected)), 1e-30)
+        assert got[name].shape == expected.shape and error <= 1e-5, f"{name}: relative error {error:.3g}"
+    assert any(np.abs(want[name]).max() > 0.01 for name in want if name.startswith("step")), "nothing was computed"

@@ -1,0 +1,108 @@
+"""Two hosts side by side: `sim` runs an artifact's kernels, `reference` its unfused graph, on the same batches.
+
+Each has its own arena. Logits, arenas and block copies are compared at every step; what no step may touch is compared
+to the bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.reference import ReferenceHost
+from mlxr.runtime.hosts.sim_host import SimHost
+from mlxr.runtime.pager import Pager
+from mlxr_tests.arenas import check_arena, nan_arena, snapshot
+from mlxr_tests.op_bench import scatter
+from mlxr_tests.specs import floats, random_weights
+from mlxr_tests.tolerances import check_logits
+
+Rows = Literal["last", "all", "none"]
+
+
+def least_exact(artifact: Artifact) -> str:
+    """The type that bounds how exact the artifact's numbers are."""
+    spec = artifact.spec
+    return max((str(spec.activation_dtype), str(spec.cache.dtype)), key=["f32", "f16", "bf16"].index)
+
+
+class HostPair:
+    """Drives both hosts through one pager, and keeps what each sequence was fed."""
+
+    def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array] | None = None) -> None:
+        self.artifact = artifact
+        self.plan = artifact.plan
+        self.weights = weights or random_weights(self.plan)
+        self.pager = Pager.from_geometry(self.plan.arena)
+        scatter(self.pager)
+        self.arena, self.reference_arena = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
+        self.sim = SimHost(artifact, self.weights, self.arena)
+        self.reference = ReferenceHost(artifact, self.weights, self.reference_arena)
+        self.dtype = least_exact(artifact)
+        self.fed: dict[int, list[int]] = {}
+
+    def add(self) -> int:
+        """A new sequence."""
+        seq_id = self.pager.add_sequence()
+        self.fed[seq_id] = []
+        return seq_id
+
+    def fork(self, seq_id: int) -> int:
+        """A sequence that shares another's tokens."""
+        fork_id = self.pager.fork(seq_id)
+        self.fed[fork_id] = list(self.fed[seq_id])
+        return fork_id
+
+    def free(self, seq_id: int) -> None:
+        """Forgets a sequence."""
+        self.pager.free(seq_id)
+        del self.fed[seq_id]
+
+    def step(
+        self, parts: Sequence[tuple[int, Sequence[int]]], rows: Rows | Mapping[int, Rows] = "last"
+    ) -> "np.ndarray[Any, Any]":
+        """Feeds tokens to sequences in one batch, on both hosts, and returns sim's logits once all is compared."""
+        rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
+        requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s]) for s, tokens in parts]
+        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        self._copy(self.pager.take_copies())
+        before = snapshot(self.arena)
+        got, want = floats(self.sim.step(batch)), floats(self.reference.step(batch))
+        self.pager.check_integrity()
+        for seq_id, tokens in parts:
+            self.fed[seq_id] += tokens
+        what = f"batch of {[(len(t), self.pager.length(s)) for s, t in parts]} (tokens, context)"
+        check_logits(what, got, want, self.dtype)
+        written = {layer: set(batch.slots.tolist()) for layer in range(self.plan.num_layers)}
+        check_arena(self.arena, before, self.reference_arena, written, self._check_rows)
+        return got
+
+    def fresh_logits(self, tokens: Sequence[int]) -> "np.ndarray[Any, Any]":
+        """The reference's logits after the last of these tokens, of one sequence alone in an arena of its own."""
+        pager, arena = Pager.from_geometry(self.plan.arena), nan_arena(Arena(self.plan.arena))
+        request = BatchRequest(pager.add_sequence(), tokens, 0)
+        batch = Batch.build([request], pager, self.plan.query_tile, self.plan.partition)
+        logits: np.ndarray[Any, Any] = floats(ReferenceHost(self.artifact, self.weights, arena).step(batch))
+        return logits.reshape(-1)
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not copies:
+            return
+        geometry = self.plan.arena
+        expected = snapshot(self.arena)
+        for bits in expected.values():
+            blocks = bits.reshape(geometry.num_layers, geometry.num_blocks, -1)
+            for source, target in copies:
+                blocks[:, target] = blocks[:, source]
+        self.sim.copy_blocks(copies)
+        self.reference.copy_blocks(copies)
+        after = snapshot(self.arena)
+        for name, bits in expected.items():
+            assert (after[name] == bits).all(), f"{name}: copies {copies} did not do what they say"
+
+    def _check_rows(self, what: str, got: "np.ndarray[Any, Any]", want: "np.ndarray[Any, Any]", dtype: str) -> None:
+        check_logits(what, got, want, self.dtype)

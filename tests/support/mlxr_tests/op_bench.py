@@ -1,0 +1,204 @@
+"""Runs single ops of an artifact: its kernels in sim, the op's definition in MLX, on the same random inputs.
+
+The arena starts as NaN with random history in the slots of each sequence's earlier tokens, so a kernel that reads any
+other slot makes NaN, and everything that an op writes is compared with what it should have written, bit by bit outside
+the slots of the new tokens.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Artifact, Op, OpGraph, Step, Value
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, grid_of, shape_of
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.mlx_ops import evaluate
+from mlxr.runtime.pager import Pager
+from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.specs import MLX_DTYPES, floats, random_array
+from mlxr_tests.tolerances import SUM_ERROR, check_op
+
+_NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "u32": np.uint32}
+_GRAPH_INPUTS = {"token_ids": "tokens"}
+_WRITERS = ("rope_write_attention", "rope_cache_write")
+
+
+def scatter(pager: Pager) -> None:
+    """Shuffles the free list through the pager's own interface: later tables are neither ascending nor adjacent."""
+    if pager.contiguous:
+        return
+    seq_ids = [pager.add_sequence() for _ in range(pager.max_sequences)]
+    grown = True
+    while grown:
+        grown = False
+        for seq_id in seq_ids:
+            if pager.length(seq_id) < pager.context and pager.can_append(seq_id, 1):
+                pager.append(seq_id, min(pager.block_size, pager.context - pager.length(seq_id)))
+                grown = True
+    for seq_id in seq_ids:
+        pager.free(seq_id)
+    pager.take_copies()
+
+
+@functools.lru_cache(maxsize=1024)
+def load_kernel(text: str, name: str) -> SimKernel:
+    """A kernel for sim, loaded once."""
+    return SimKernel.load(text, name=name)
+
+
+class OpBench:
+    """An artifact's kernels with a pager and two arenas of the same content, sim's and the reference's.
+
+    Args:
+        artifact: whose kernels.
+        seed: of all random numbers.
+        scale: size of the activations that ops take.
+        sum_error: see the tolerance table; more than its default where large numbers cancel.
+    """
+
+    def __init__(self, artifact: Artifact, seed: int = 0, *, scale: float = 1.0, sum_error: float = SUM_ERROR) -> None:
+        self.scale = scale
+        self.sum_error = sum_error
+        self.artifact = artifact
+        self.plan = artifact.plan
+        self.rng = np.random.default_rng(seed)
+        self.arena = nan_arena(Arena(self.plan.arena))
+        self.reference_arena = nan_arena(Arena(self.plan.arena))
+        self.pager = Pager.from_geometry(self.plan.arena)
+        scatter(self.pager)
+
+    def sequences(self, *lengths: int) -> list[int]:
+        """New sequences with this many tokens of random K and V each."""
+        seq_ids = [self.pager.add_sequence() for _ in lengths]
+        for seq_id, length in zip(seq_ids, lengths, strict=True):
+            if length:
+                write_slots(self.arena, self.pager.append(seq_id, length), self.rng)
+        self.pager.take_copies()
+        copy_arena(self.arena, self.reference_arena)
+        return seq_ids
+
+    def clear(self, seq_ids: Sequence[int]) -> None:
+        """Frees sequences; all slots are NaN again."""
+        for seq_id in seq_ids:
+            self.pager.free(seq_id)
+        nan_arena(self.arena)
+        nan_arena(self.reference_arena)
+
+    def batch(self, parts: Sequence[tuple[int, int]], rows: Any = "last") -> Batch:
+        """A step with the next tokens of sequences: (sequence, number of tokens)."""
+        requests = [
+            BatchRequest(s, self.rng.integers(0, self.plan.vocab_size, n).tolist(), self.pager.length(s), rows)
+            for s, n in parts
+        ]
+        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        assert not self.pager.take_copies(), "no forks here"
+        return batch
+
+    def run(self, step_name: str, ops: Sequence[str], batch: Batch) -> dict[str, "np.ndarray[Any, Any]"]:
+        """Runs ops in order on both, checks each one's results and the arena, and returns sim's results."""
+        step, graph = self.plan.step(step_name), self.artifact.graph(step_name)
+        dims = batch_dims(batch)
+        sim: dict[str, np.ndarray[Any, Any]] = {}
+        reference: dict[str, mx.array] = {}
+        token = np.full(8, 7, dtype=np.uint32)
+        for op in (graph.op(name) for name in ops):
+            for name in op.inputs.values():
+                if name not in reference:
+                    reference[name] = self._input(graph.value(name), batch, dims)
+            for name in op.outputs.values():
+                if graph.value(name).role == "activation":
+                    sim[name] = _poisoned(graph.value(name), dims)
+            buffers = self._buffers(op, step, graph, batch, sim, reference)
+            buffers[op.inputs.get("token", "")] = SimBuffer.of(token, writable=False, name="token")
+            token_out = np.zeros(8, dtype=np.uint32)
+            buffers[op.outputs.get("token", "")] = SimBuffer.of(token_out, writable=True, name="token_out")
+            before = snapshot(self.arena)
+            self._launch(op, step, buffers, dims)
+            inputs = {port: reference[name] for port, name in op.inputs.items()}
+            outputs = evaluate(op.kind, inputs, op.attrs, self.reference_arena if "k_arena" in op.inputs else None)
+            reference |= {name: outputs[port] for port, name in op.outputs.items()}
+            if "token" in op.outputs:
+                assert (token_out == token + 1).all(), f"{op.name}: token {token.tolist()} became {token_out.tolist()}"
+                token = token_out
+            written = {op.attrs["layer"]: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
+            check_arena(self.arena, before, self.reference_arena, written)
+            # An element may have been rounded the other way; what reads it next is compared on the same arena.
+            copy_arena(self.arena, self.reference_arena)
+            for name in op.outputs.values():
+                if name in sim:
+                    dtype = str(graph.value(name).dtype)
+                    got, want = _floats(sim[name], dtype), floats(reference[name])
+                    check_op(op.name, got, want, dtype, sum_error=self.sum_error)
+        return {name: _floats(array, str(graph.value(name).dtype)) for name, array in sim.items()}
+
+    def _input(self, value: Value, batch: Batch, dims: Mapping[Any, int]) -> mx.array:
+        if value.role == "input":
+            return mx.array(getattr(batch, _GRAPH_INPUTS.get(value.name, value.name)))
+        if value.role == "constant":
+            return mx.array(value.data)
+        if value.role == "arena":
+            return self.reference_arena.k if value.name.startswith("k") else self.reference_arena.v
+        if value.role == "token":
+            return self.reference_arena.token
+        shape = shape_of(value.shape, dims)
+        scale = self.scale if value.role == "activation" else 1.0
+        if value.role == "weight" and len(shape) == 2 and value.name != "embedding":
+            scale = shape[1] ** -0.5
+        return random_array(self.rng, shape, str(value.dtype), scale)
+
+    def _buffers(
+        self,
+        op: Op,
+        step: Step,
+        graph: OpGraph,
+        batch: Batch,
+        sim: Mapping[str, "np.ndarray[Any, Any]"],
+        reference: Mapping[str, mx.array],
+    ) -> dict[str, SimBuffer]:
+        buffers = {n: SimBuffer.of(array, writable=False, name=n) for n, array in batch_arrays(batch).items()}
+        for name in op.inputs.values():
+            if name in sim:
+                buffers[name] = SimBuffer.of(sim[name], writable=False, name=name)
+            elif graph.value(name).role in ("weight", "activation"):
+                buffers[name] = SimBuffer.of(reference[name], writable=False, name=name)
+        for name in op.outputs.values():
+            if name in sim:
+                buffers[name] = SimBuffer.of(sim[name], writable=True, name=name)
+        for scratch in step.buffers:
+            if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
+                array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
+                buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
+        if "layer" in op.attrs:
+            layer = np.array([op.attrs["layer"]] + [0] * 7, dtype=np.uint32)
+            buffers[f"layer.{op.attrs['layer']}"] = SimBuffer.of(layer, writable=False, name="layer")
+            buffers["k_arena"] = SimBuffer.of(self.arena.k, writable=True, name="k_arena")
+            buffers["v_arena"] = SimBuffer.of(self.arena.v, writable=True, name="v_arena")
+        return buffers
+
+    def _launch(self, op: Op, step: Step, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:
+        launched = 0
+        for launch in (one for one in step.launches if one.op == op.name):
+            grid = grid_of(launch, dims)
+            if grid is None:
+                continue
+            kernel = load_kernel(self.artifact.kernel_text(launch.kernel), launch.kernel)
+            bound = [buffers[name] for name in (*launch.inputs, *launch.outputs)]
+            threads = (self.plan.kernel(launch.kernel).threads, 1, 1)
+            kernel.launch(bound, grid, threads, seed=int(self.rng.integers(1 << 32)))
+            launched += 1
+        assert launched, f"no launch of {op.name} runs for {dict(dims)}"
+
+
+def _poisoned(value: Value, dims: Mapping[Any, int]) -> "np.ndarray[Any, Any]":
+    array = np.empty(shape_of(value.shape, dims), dtype=_NUMPY_DTYPES[str(value.dtype)])
+    array.view(np.uint8).fill(0xFF)
+    return array
+
+
+def _floats(array: "np.ndarray[Any, Any]", dtype: str) -> "np.ndarray[Any, Any]":
+    return floats(mx.array(array).view(MLX_DTYPES[dtype])) if dtype == "bf16" else array.astype(np.float32)

@@ -1,0 +1,43 @@
+"""The tolerance table: how far two correct implementations may differ, by the type that a result was rounded to."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+
+ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+"""Distance of neighbouring numbers, relative to the smaller one's power of two."""
+
+SUM_ERROR = 3e-6
+"""Error of an fp32 sum in another order, relative to the largest element of the result."""
+
+LOGIT_ERROR = {"f32": 5e-6, "f16": 3e-3, "bf16": 2.5e-2}
+"""Relative norm of the difference of whole models' logits, by the least exact type on the way."""
+
+
+def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: float = SUM_ERROR) -> None:
+    """Checks one op's result: equal but for the order of fp32 sums and one last rounding to `dtype`.
+
+    Elementwise, with NaN and infinities never equal.
+    """
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    assert np.isfinite(want).all(), f"{what}: the reference is not finite"
+    allowed = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want) * (8 if dtype == "f32" else 1)
+    wrong = ~(np.abs(got - want) <= allowed)
+    if wrong.any():
+        at = tuple(int(i[0]) for i in np.nonzero(wrong))
+        raise AssertionError(
+            f"{what}: {wrong.sum()} of {wrong.size} elements differ, the first at {at}: {got[at]:.8g}, expected "
+            f"{want[at]:.8g} +- {allowed[at]:.2g}"
+        )
+
+
+def check_logits(what: str, got: Floats, want: Floats, dtype: str) -> None:
+    """Checks rows of logits, each by the relative norm of its difference."""
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    assert np.isfinite(want).all(), f"{what}: the reference is not finite"
+    errors = np.atleast_1d(np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1))
+    wrong = np.nonzero(~(errors <= LOGIT_ERROR[dtype]))[0]
+    assert not len(wrong), f"{what}: relative error {errors[wrong[0]]:.3g} in row {wrong[0]}, {len(wrong)} rows wrong"
