@@ -3,13 +3,13 @@
 from collections import Counter
 
 import pytest
-from mlxr_tests.graphs import kinds, one, small_graph, source_graph
-from mlxr_tests.specs import small_spec
 
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.plan.memory import arena_geometry
 from mlxr.compiler.spec.names import load_tensor_names
 from mlxr.compiler.verify import verify
+from mlxr_tests.graphs import kinds, one, small_graph, source_graph
+from mlxr_tests.specs import small_spec
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -4,12 +4,12 @@ import re
 from typing import Any
 
 import pytest
-from mlxr_tests.storyteller import storyteller_spec
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
+from mlxr_tests.storyteller import storyteller_spec
 
 
 @pytest.mark.parametrize("name", sorted(bundled_specs()))

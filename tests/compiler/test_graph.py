@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from mlxr_tests.graphs import kinds, small_graph, source_graph
-from mlxr_tests.specs import small_spec
 
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr_tests.graphs import kinds, small_graph, source_graph
+from mlxr_tests.specs import small_spec
 
 
 def value(name: str) -> Value:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlxr_tests.graphs import Sketch, small_graph
 
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.pipeline import passes_of, run_passes
 from mlxr.compiler.verify import verify
+from mlxr_tests.graphs import Sketch, small_graph
 
 PREFIX = "layers.0.attention"
 

@@ -1,8 +1,6 @@
 """The text report: totals, folding, and any width of terminal."""
 
 import pytest
-from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.storyteller import storyteller_spec
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
@@ -10,6 +8,8 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.inspect.launches import programs
 from mlxr.inspect.report import report
 from mlxr.inspect.text_table import Ink
+from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.storyteller import storyteller_spec
 
 PLAIN = Ink(False)
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 import pytest
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import llama, qwen2
-from mlxr_tests.specs import compiled, floats, small_spec
-from mlxr_tests.tolerances import check_logits
 
 from mlxr.compiler.artifact import ModelSpec
 from mlxr.runtime.arena import Arena
@@ -22,6 +20,8 @@ from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.weights import load_weights
+from mlxr_tests.specs import compiled, floats, small_spec
+from mlxr_tests.tolerances import check_logits
 
 Module = Any  # mlx.nn has no annotations
 Floats = npt.NDArray[np.floating]

@@ -3,6 +3,11 @@
 from typing import Any, Literal
 
 import pytest
+
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.graph import OpGraph, Value
+from mlxr.compiler.passes.fuse_attention import FuseAttention
+from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (
     check_same_numbers,
     check_silent,
@@ -15,11 +20,6 @@ from mlxr_tests.graphs import (
     source_graph,
 )
 from mlxr_tests.specs import small_spec
-
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.graph import OpGraph, Value
-from mlxr.compiler.passes.fuse_attention import FuseAttention
-from mlxr.compiler.passes.merge_qkv import MergeQkv
 
 PREFIX = "layers.0.attention"
 STEPS: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")

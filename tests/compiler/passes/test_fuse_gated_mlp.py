@@ -1,6 +1,8 @@
 """fuse_gated_mlp: gate, up, activation and product become one projection."""
 
 import pytest
+
+from mlxr.compiler.passes.fuse_gated_mlp import FuseGatedMlp
 from mlxr_tests.graphs import (
     Sketch,
     check_same_numbers,
@@ -15,8 +17,6 @@ from mlxr_tests.graphs import (
     source_graph,
 )
 from mlxr_tests.specs import small_spec
-
-from mlxr.compiler.passes.fuse_gated_mlp import FuseGatedMlp
 
 PREFIX = "layers.0.mlp"
 

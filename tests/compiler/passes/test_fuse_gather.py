@@ -1,10 +1,9 @@
 """fuse_gather: a projection reads the rows it needs by itself."""
 
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, small_graph
-
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, small_graph
 
 PLAIN = {"dtype": "f32", "eps": None, "activation": None}
 

@@ -1,5 +1,7 @@
 """fuse_norm: RMSNorm moves into the projections that follow it."""
 
+from mlxr.compiler.passes.fuse_norm import FuseNorm
+from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (
     Sketch,
     check_same_numbers,
@@ -12,9 +14,6 @@ from mlxr_tests.graphs import (
     source_graph,
 )
 from mlxr_tests.specs import small_spec
-
-from mlxr.compiler.passes.fuse_norm import FuseNorm
-from mlxr.compiler.passes.merge_qkv import MergeQkv
 
 
 def norm(sketch: Sketch, name: str, x: str, eps: float = 0.25) -> str:

@@ -1,10 +1,10 @@
 """fuse_residual: a projection adds the residual itself."""
 
 import pytest
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, source_graph
-from mlxr_tests.specs import small_spec
 
 from mlxr.compiler.passes.fuse_residual import FuseResidual
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, source_graph
+from mlxr_tests.specs import small_spec
 
 
 def test_rule_1_fuses_every_residual_of_the_model() -> None:

@@ -1,8 +1,7 @@
 """last_token_logits: row gathers sink below norms and projections."""
 
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, one, returning, small_graph
-
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, one, returning, small_graph
 
 
 def gather(sketch: Sketch, name: str, x: str) -> str:

@@ -1,6 +1,8 @@
 """merge_qkv: three projections of one normed row become one."""
 
 import pytest
+
+from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (
     check_same_numbers,
     check_silent,
@@ -14,8 +16,6 @@ from mlxr_tests.graphs import (
     source_graph,
 )
 from mlxr_tests.specs import small_spec
-
-from mlxr.compiler.passes.merge_qkv import MergeQkv
 
 PREFIX = "layers.0.attention"
 

@@ -4,8 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, source_graph
-from mlxr_tests.specs import small_spec
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.graph import Op, OpGraph
@@ -13,6 +11,8 @@ from mlxr.compiler.ops import OPS
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
 from mlxr.compiler.verify import ARENA_TOKEN, verify
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, source_graph
+from mlxr_tests.specs import small_spec
 
 SPEC = small_spec()
 ACCESSES = {"decode": 2, "prefill": 4}

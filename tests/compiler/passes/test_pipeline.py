@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from mlxr_tests.graphs import check_same_numbers, kinds, source_graph
-from mlxr_tests.specs import small_spec
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.base import PassResult
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr_tests.graphs import check_same_numbers, kinds, source_graph
+from mlxr_tests.specs import small_spec
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -1,9 +1,8 @@
 """remove_dead_ops: what reaches neither a result nor the arena goes."""
 
+from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, small_graph, source_graph
 from mlxr_tests.specs import small_spec
-
-from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
 
 
 def test_rule_1_removes_whole_chains() -> None:

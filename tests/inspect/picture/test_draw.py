@@ -10,7 +10,6 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import pytest
-from mlxr_tests.specs import compiled, small_spec
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
@@ -19,6 +18,7 @@ from mlxr.compiler.spec.load import load_spec
 from mlxr.inspect.picture.column import Column
 from mlxr.inspect.picture.draw import draw_graphs, place_columns
 from mlxr.inspect.picture.lines import arena_lines, token_lines, value_lines
+from mlxr_tests.specs import compiled, small_spec
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from mlxr_tests.specs import compiled, small_spec
 
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.driver import compile_spec
@@ -11,6 +10,7 @@ from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr.inspect.picture.folded import fold, layer_groups
 from mlxr.inspect.picture.origins import origins
+from mlxr_tests.specs import compiled, small_spec
 
 PROJECTIONS = {
     "embedded": {"embed": 1},

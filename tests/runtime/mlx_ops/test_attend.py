@@ -7,14 +7,14 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from mlxr_tests.specs import MLX_DTYPES, floats, random_array
-from mlxr_tests.tolerances import check_op
 
 from mlxr.compiler.artifact import ArenaGeometry, DType
 from mlxr.compiler.ops import OPS
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.mlx_ops import MLX_OPS, evaluate
 from mlxr.runtime.mlx_ops.arena_view import copy_blocks
+from mlxr_tests.specs import MLX_DTYPES, floats, random_array
+from mlxr_tests.tolerances import check_op
 
 Numbers = npt.NDArray[np.float64]
 BLOCK, LAYERS, KV_HEADS, HEAD_DIM, BLOCKS, LAYER = 4, 3, 2, 8, 11, 1

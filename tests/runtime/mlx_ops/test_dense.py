@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from mlxr_tests.specs import MLX_DTYPES, floats, random_array
-from mlxr_tests.tolerances import check_op
 
 from mlxr.runtime.mlx_ops import evaluate, evaluate_projection
+from mlxr_tests.specs import MLX_DTYPES, floats, random_array
+from mlxr_tests.tolerances import check_op
 
 DTYPES = ["f32", "f16", "bf16"]
 Numbers = npt.NDArray[np.float64]

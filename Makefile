@@ -1,0 +1,48 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/mlxr-compile storyteller -o build/storyteller
+	@echo
+	@$(BIN)/mlxr inspect build/storyteller
+	@echo
+	@$(BIN)/mlxr run build/storyteller --weights models/storyteller/storyteller-q8_0.gguf --echo --stats \
+	  --prompt "Once upon a time, in a small house at the edge of the forest, there lived" \
+	  --max-tokens 160 --temperature 0.7 --min-p 0.05 --seed 7
+
+test: $(STAMP) check
+	$(BIN)/python -m pytest -n auto --dist loadscope
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/size_gate.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/compile.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "mlxr needs Python 3.11 to 3.13; set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[sim]"
+	@touch $@
+
+$(STAMP): pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf build $(VENV)

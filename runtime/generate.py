@@ -1,0 +1,214 @@
+"""Generation: prompts in, tokens out, several sequences in each step.
+
+Each step takes the next token of every sequence that is decoding and fills the rest of the step with chunks of prompts,
+so short and long prompts mix. Answers that share a prompt share its blocks until they write (copy-on-write).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.pager import Pager
+from mlxr.runtime.sampling import Sampler, Sampling
+from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One generated token.
+
+    Attributes:
+        index: which answer: prompt number x num_samples + sample number.
+        text: the text that became complete with it, as it continues the prompt; may be empty.
+        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens or the end of the context, else None.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Completion:
+    """One answer so far."""
+
+    prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+
+@dataclass
+class _Sequence:
+    """A sequence of the arena: `pending` tokens are known and not yet in it, `length` are."""
+
+    index: int
+    seq_id: int
+    pending: list[int]
+    sampler: Sampler
+    decoder: StreamDecoder | None
+    completion: Completion
+    length: int = 0
+
+
+class Generation:
+    """A running generation. Iterating runs steps and yields tokens; closing it early gives its blocks back.
+
+    Attributes:
+        completions: the answers so far, by index.
+        prefill_seconds: time until the first token of the last prompt.
+        decode_seconds: time after that.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        pager: Pager,
+        tokenizer: Tokenizer | None,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        num_samples: int,
+        ignore_eos: bool,
+    ) -> None:
+        """See `Model.start`."""
+        self._host, self._pager, self._tokenizer = host, pager, tokenizer
+        self._plan = host.plan
+        self._max_tokens, self._num_samples = max_tokens, num_samples
+        self._sampling = sampling
+        self._stops = frozenset() if ignore_eos or tokenizer is None else frozenset(tokenizer.eos_ids)
+        self._check(prompts)
+        self.completions = [Completion(len(p)) for p in prompts for _ in range(num_samples)]
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
+        self._prompts = prompts
+        self._sequences: list[_Sequence] = []
+
+    def _check(self, prompts: Sequence[Sequence[int]]) -> None:
+        context, most = self._plan.arena.context, self._plan.arena.max_sequences
+        if self._max_tokens < 1 or self._num_samples < 1:
+            raise RequestError(f"max_tokens {self._max_tokens} and samples {self._num_samples} must be at least 1")
+        if not prompts:
+            raise RequestError("there is no prompt")
+        wanted = len(prompts) * self._num_samples
+        if wanted > most - self._pager.num_sequences:
+            raise RequestError(
+                f"{len(prompts)} prompts x {self._num_samples} samples are {wanted} sequences; the artifact holds "
+                f"{most} ({self._pager.num_sequences} in use): compile it with a larger cache.max_sequences"
+            )
+        for prompt in prompts:
+            if len(prompt) >= context:
+                raise RequestError(
+                    f"the prompt has {len(prompt)} tokens; the context is {context}, and at least one token must be "
+                    "left to generate: shorten it, or compile with a larger model.context"
+                )
+
+    def finish(self) -> list[Completion]:
+        """Runs to the end and returns all answers."""
+        for _ in self:
+            pass
+        return self.completions
+
+    def __iter__(self) -> Iterator[Event]:
+        """Runs steps, yielding each token as it is sampled; frees all sequences at the end, also when closed early."""
+        start = time.perf_counter()
+        try:
+            for number, prompt in enumerate(self._prompts):
+                index = number * self._num_samples
+                self._sequences.append(self._new(index, self._pager.add_sequence(), list(prompt)))
+            while self._sequences:
+                requests = self._requests()
+                prefilling = any(len(s.pending) > 1 or not s.length for s in self._sequences)
+                logits = self._step(requests)
+                events = self._sample(requests, logits)
+                now = time.perf_counter()
+                if prefilling:
+                    self.prefill_seconds += now - start
+                else:
+                    self.decode_seconds += now - start
+                yield from events
+                start = time.perf_counter()
+        finally:
+            for sequence in self._sequences:
+                self._pager.free(sequence.seq_id)
+            self._sequences.clear()
+
+    def _new(self, index: int, seq_id: int, pending: list[int]) -> _Sequence:
+        decoder = self._tokenizer.stream_decoder() if self._tokenizer else None
+        if decoder:  # it goes on after the prompt, so that prompt + text is the text of all tokens
+            for token in self._prompts[index // self._num_samples]:
+                decoder.push(token)
+        sampler = Sampler(self._sampling, stream=index)
+        return _Sequence(index, seq_id, pending, sampler, decoder, self.completions[index])
+
+    def _requests(self) -> list[tuple[_Sequence, BatchRequest]]:
+        """The next step: decoding sequences first, then prompts in order, as far as the step's limits reach."""
+        budget, rows = self._plan.max_tokens, self._plan.max_rows
+        requests = []
+        for sequence in sorted(self._sequences, key=lambda s: len(s.pending) > 1):
+            count = min(len(sequence.pending), budget)
+            last = count == len(sequence.pending)
+            if not count or (last and not rows):
+                continue
+            budget -= count
+            rows -= last
+            request = BatchRequest(
+                sequence.seq_id, sequence.pending[:count], sequence.length, "last" if last else "none"
+            )
+            requests.append((sequence, request))
+        return requests
+
+    def _step(self, requests: list[tuple[_Sequence, BatchRequest]]) -> np.ndarray:
+        batch = Batch.build([r for _, r in requests], self._pager, self._plan.query_tile, self._plan.partition)
+        copies = self._pager.take_copies()
+        if copies:
+            self._host.copy_blocks(copies)
+        logits = np.array(self._host.step(batch))
+        for sequence, request in requests:
+            sequence.length += len(request.tokens)
+            del sequence.pending[: len(request.tokens)]
+        return logits
+
+    def _sample(self, requests: list[tuple[_Sequence, BatchRequest]], logits: np.ndarray) -> list[Event]:
+        events = []
+        ready = [sequence for sequence, request in requests if request.rows == "last"]
+        for sequence, row in zip(ready, logits, strict=True):
+            siblings = [sequence]
+            if not sequence.completion.token_ids:
+                for sample in range(1, self._num_samples):
+                    fork = self._new(sequence.index + sample, self._pager.fork(sequence.seq_id), [])
+                    fork.length = sequence.length
+                    self._sequences.append(fork)
+                    siblings.append(fork)
+            events += [self._accept(one, one.sampler.sample(row)) for one in siblings]
+        return events
+
+    def _accept(self, sequence: _Sequence, token: int) -> Event:
+        completion, decoder = sequence.completion, sequence.decoder
+        completion.token_ids.append(token)
+        stop = token in self._stops
+        text = decoder.push(token) if decoder and not stop else ""
+        full = sequence.length + 1 >= self._plan.arena.context
+        if stop:
+            completion.finish_reason = "stop"
+        elif len(completion.token_ids) >= self._max_tokens or full:
+            completion.finish_reason = "length"
+        if completion.finish_reason:
+            text += decoder.flush() if decoder else ""
+            self._pager.free(sequence.seq_id)
+            self._sequences.remove(sequence)
+        else:
+            sequence.pending.append(token)
+        completion.text += text
+        return Event(sequence.index, token, text, completion.finish_reason)

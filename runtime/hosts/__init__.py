@@ -1,0 +1,1 @@
+"""Hosts: places where a plan runs."""

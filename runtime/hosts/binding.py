@@ -1,0 +1,68 @@
+"""What the hosts that launch kernels share: a batch's arrays and dims, and which launches of a step run."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import BatchDim, Launch, Plan, Step
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.batch import Batch, padded
+
+Dims = Mapping[BatchDim, int]
+
+
+def step_of(plan: Plan, batch: Batch) -> Step:
+    """The program that runs a batch.
+
+    Raises:
+        RequestError: the batch is larger than the plan's activation memory allows.
+    """
+    wanted = (batch.num_tokens, batch.num_rows, batch.num_seqs)
+    limits = (plan.max_tokens, plan.max_rows, plan.arena.max_sequences)
+    if any(want > limit for want, limit in zip(wanted, limits, strict=True)):
+        raise RequestError(
+            "a step of {} tokens, {} rows of logits and {} sequences".format(*wanted)
+            + "; the plan's limits are {}, {} and {}".format(*limits)
+        )
+    return plan.step("decode" if batch.is_decode and batch.num_rows else "prefill")
+
+
+def batch_dims(batch: Batch) -> Dims:
+    """The numbers that grids, conditions and shapes depend on."""
+    return {
+        "tokens": batch.num_tokens,
+        "seqs": batch.num_seqs,
+        "rows": batch.num_rows,
+        "tiles": batch.num_tiles,
+        "partitions": batch.num_partitions(),
+        "context": int(batch.context_lens.max()),
+    }
+
+
+def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32]]:
+    """The batch's metadata by the plan's buffer names, padded as kernels expect."""
+    arrays = {
+        "token_ids": batch.tokens,
+        "positions": batch.positions,
+        "slots": batch.slots,
+        "query_start": batch.query_start,
+        "context_lens": batch.context_lens,
+        "block_tables": batch.block_tables,
+        "logit_rows": batch.logit_rows,
+        "query_tiles": batch.query_tiles,
+    }
+    return {name: padded(array) for name, array in arrays.items()} | {"dims": batch.dims}
+
+
+def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
+    """Threadgroups of a launch for a batch, or None if it does not run: its condition fails or it has nothing to do."""
+    if launch.when is not None and not launch.when.holds(dims):
+        return None
+    x, y, z = (extent.value(dims) for extent in launch.threadgroups)
+    return (x, y, z) if x and y and z else None
+
+
+def shape_of(shape: tuple[int | str, ...], dims: Dims) -> tuple[int, ...]:
+    """A buffer's shape for a batch."""
+    return tuple(dims[d] if isinstance(d, str) else d for d in shape)  # type: ignore[index]

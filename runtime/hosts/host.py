@@ -1,0 +1,54 @@
+"""What a host is: it executes batches of one artifact, with one set of weights, on one arena."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch
+
+
+class Host(ABC):
+    """Executes batches. Owns no sequence state: that is the pager's; writes K and V into the arena in place.
+
+    Attributes:
+        launches: how often each kernel (or, on `reference`, each kind of op) was launched, counted where it happens.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
+        """Prepares to execute.
+
+        Args:
+            artifact: the compiled model.
+            weights: packed weights by the names of `artifact.plan.weights`.
+            arena: the KV arena that every step reads and writes.
+
+        Raises:
+            HostError: this machine cannot run the host, or a kernel cannot be built.
+        """
+        self.artifact = artifact
+        self.plan = artifact.plan
+        self.weights = weights
+        self.arena = arena
+        self.launches: Counter[str] = Counter()
+
+    @abstractmethod
+    def step(self, batch: Batch) -> mx.array:
+        """Runs one batch.
+
+        Returns:
+            Logits of the batch's logit rows, [rows, vocab] f32; lazy on hosts that pipeline.
+
+        Raises:
+            KernelFault: a kernel did something illegal (sim).
+        """
+
+    @abstractmethod
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies whole arena blocks, (source, target), in every layer, before the next step."""

@@ -1,0 +1,115 @@
+"""The `metal` host: the artifact's kernels through `mx.fast.metal_kernel` on Apple silicon.
+
+A step is built lazily and MLX runs it; nothing here waits for the GPU, so steps may be queued. Order on the arena comes
+from the token that every access binds and makes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelEntry, Launch, Step
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.mlx_ops import evaluate_projection
+
+MLX_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16, "i32": mx.int32, "u32": mx.uint32}
+Arrays = dict[str, mx.array]
+
+
+def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Callable[..., list[mx.array]]:
+    """A kernel as MLX takes it. The arena must never be copied, so contiguity copies are off for all inputs."""
+    header, body = artifact.kernel_sections(kernel.name)
+    made: Callable[..., list[mx.array]] = mx.fast.metal_kernel(  # type: ignore[assignment]
+        name=kernel.name,
+        input_names=[port.name for port in kernel.inputs],
+        output_names=[port.name for port in kernel.outputs],
+        header=header,
+        source=body,
+        ensure_row_contiguous=False,
+    )
+    return made
+
+
+class MetalHost(Host):
+    """Runs the plan on the GPU."""
+
+    name = "metal"
+
+    def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
+        """See `Host`; MLX compiles each kernel at its first launch."""
+        super().__init__(artifact, weights, arena)
+        if not mx.metal.is_available():
+            raise HostError("host metal needs an Apple silicon Mac; use --host sim or --host reference here")
+        self._kernels = {k.name: (k, metal_kernel(artifact, k)) for k in self.plan.kernels}
+        self._graphs = {step.name: artifact.graph(step.name) for step in self.plan.steps}
+        self._shapes = {step.name: {b.name: b.shape for b in step.buffers} for step in self.plan.steps}
+        self._fixed: Arrays = {
+            f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
+        }
+        self._fixed |= dict(weights) | {"k_arena": arena.k, "v_arena": arena.v}
+
+    def step(self, batch: Batch) -> mx.array:
+        """Builds one step; the result and the arena's new token are lazy."""
+        step, dims = step_of(self.plan, batch), batch_dims(batch)
+        arrays = self._fixed | {name: mx.array(array) for name, array in batch_arrays(batch).items()}
+        arrays[ARENA_TOKEN] = self.arena.token
+        for launch in step.launches:
+            self._run(step, launch, arrays, dims)
+        logits, token = (arrays.get(name) for name in step.outputs)
+        assert token is not None, "every step accesses the arena"
+        self.arena.token = token
+        if logits is None:
+            logits = mx.zeros((0, self.plan.vocab_size))
+            mx.async_eval(token)  # type: ignore[no-untyped-call]
+        return logits
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Launches the copy kernel once for all pairs."""
+        launch = self.plan.copy_blocks
+        assert launch is not None, "the pager forks only when the plan has the kernel"
+        pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
+        pairs[: len(copies)] = copies
+        arrays = {"copies": mx.array(pairs), "k_arena": self.arena.k, "v_arena": self.arena.v}
+        arrays[ARENA_TOKEN] = self.arena.token
+        grid = grid_of(launch, {"copies": len(copies)})
+        assert grid is not None, "there are copies to make"
+        self._launch(launch, arrays, grid, {})
+        self.arena.token = arrays[launch.outputs[0]]
+
+    def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        grid = grid_of(launch, dims)
+        if grid is None:
+            return
+        if launch.mlx_min_rows is not None:
+            op = self._graphs[step.name].op(launch.op)
+            rows = dims["rows" if "rows" in op.inputs else "tokens"]
+            if rows >= launch.mlx_min_rows:
+                inputs = {port: arrays[name] for port, name in op.inputs.items()}
+                if "rows" in inputs:
+                    inputs["rows"] = inputs["rows"][:rows]
+                arrays[op.out] = evaluate_projection(inputs, op.attrs)
+                self.launches[f"mlx.{op.kind}"] += 1
+                return
+        buffers = self._shapes[step.name]
+        shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
+        self._launch(launch, arrays, grid, shapes)
+
+    def _launch(
+        self, launch: Launch, arrays: Arrays, grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        entry, kernel = self._kernels[launch.kernel]
+        options: dict[str, Any] = {
+            "grid": (grid[0] * entry.threads, grid[1], grid[2]),
+            "threadgroup": (entry.threads, 1, 1),
+            "output_shapes": [shapes.get(name, (8,)) for name in launch.outputs],
+            "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
+        }
+        outputs = kernel(inputs=[arrays[name] for name in launch.inputs], **options)
+        arrays.update(zip(launch.outputs, outputs, strict=True))
+        self.launches[launch.kernel] += 1

@@ -1,0 +1,173 @@
+"""Reads a kernel's signature from its Metal text.
+
+The sim host needs to know which buffers a kernel binds, in which address space, and which attribute parameters it
+asks for, in order to write the entry function that calls it. Only the signature is parsed; clang judges the rest.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.errors import HostError
+
+_UINT3 = {
+    "threadgroup_position_in_grid": "g->group[{i}]",
+    "threadgroups_per_grid": "g->groups[{i}]",
+    "thread_position_in_threadgroup": "sim::position(g, i, {i})",
+    "threads_per_threadgroup": "g->threads[{i}]",
+    "dispatch_threads_per_threadgroup": "g->threads[{i}]",
+    "thread_position_in_grid": "g->group[{i}] * g->threads[{i}] + sim::position(g, i, {i})",
+    "threads_per_grid": "g->groups[{i}] * g->threads[{i}]",
+}
+_UINT = {
+    "thread_index_in_threadgroup": "i",
+    "thread_index_in_simdgroup": "i % 32u",
+    "simdgroup_index_in_threadgroup": "i / 32u",
+    "simdgroups_per_threadgroup": "(g->count + 31u) / 32u",
+    "dispatch_simdgroups_per_threadgroup": "(g->count + 31u) / 32u",
+    "threads_per_simdgroup": "32u",
+    "thread_execution_width": "32u",
+    "thread_index_in_quadgroup": "i % 4u",
+    "quadgroup_index_in_threadgroup": "i / 4u",
+}
+_ATTRIBUTE_TYPE = re.compile(r"(?:const\s+)?(uint|ushort|uint32_t|uint16_t)([23]?)$")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One buffer of a kernel.
+
+    Attributes:
+        name: the parameter's name in the text.
+        index: its `[[buffer(index)]]`.
+        space: "device" or "constant".
+        type: what it points to, for example "float" or "uint4".
+        writable: whether the pointer is to non-const memory (an output).
+        reference: whether it is `T&` rather than `T*`.
+        in_place: whether the text casts its const away in order to write to it.
+    """
+
+    name: str
+    index: int
+    space: str
+    type: str
+    writable: bool
+    reference: bool
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's name, its buffers in order of index, and the arguments with which to call it.
+
+    Attributes:
+        name: the kernel function's name.
+        params: the buffers; their indices are 0, 1, 2, ... without gaps.
+        arguments: one expression per parameter, in the order of the text, over `b` (addresses by buffer index) and
+            `g` (a `MlxrSimGroup`) and `i` (the thread's index in the threadgroup).
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    arguments: tuple[str, ...]
+
+
+def parse_signature(text: str, name: str | None = None) -> Signature:
+    """Parses the signature of the kernel in `text`.
+
+    Args:
+        text: Metal text with one kernel, or several of which `name` picks one.
+        name: the kernel wanted; None takes the only one.
+
+    Raises:
+        HostError: no such kernel, several and no name, or a parameter that sim does not know.
+    """
+    plain = without_comments(text)
+    heads = list(re.finditer(r"(?:\[\[\s*kernel\s*\]\]|\bkernel\b)(?:\s*\[\[[^\]]*\]\])*\s+void\s+(\w+)\s*\(", plain))
+    found = [head.group(1) for head in heads]
+    if name is None and len(heads) != 1:
+        raise HostError(f"sim: expected one kernel in the text, found {found or 'none'}; name the one to run")
+    chosen = [head for head in heads if name is None or head.group(1) == name]
+    if not chosen:
+        raise HostError(f"sim: no kernel named {name!r} in the text; it has {found or 'none'}")
+    head = chosen[0]
+    kernel = head.group(1)
+    params: list[Param] = []
+    arguments: list[str] = []
+    for item in _split(plain, head.end()):
+        if match := re.search(r"\[\[\s*buffer\s*\(\s*(\d+)\s*\)\s*\]\]\s*$", item):
+            param = _buffer(kernel, item[: match.start()].strip(), int(match.group(1)))
+            params.append(param)
+            qualifier = "" if param.writable else "const "
+            pointer = f"({qualifier}{param.space} {param.type}*)b[{param.index}]"
+            arguments.append(f"*{pointer}" if param.reference else pointer)
+        else:
+            arguments.append(_attribute(kernel, item))
+    cast = set(re.findall(r"\bconst_cast\s*<[^;()]*>\s*\(\s*(\w+)", plain))
+    params = [replace(param, in_place=not param.writable and param.name in cast) for param in params]
+    params.sort(key=lambda param: param.index)
+    indices = [param.index for param in params]
+    if indices != list(range(len(params))):
+        raise HostError(f"sim: kernel {kernel!r}: buffer indices must be 0, 1, 2, ... without gaps, got {indices}")
+    return Signature(kernel, tuple(params), tuple(arguments))
+
+
+def without_comments(text: str) -> str:
+    """The text with comments blanked, so that every other character keeps its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.DOTALL)
+
+
+def _split(text: str, start: int) -> list[str]:
+    """The parameters from `start` (after the opening parenthesis) to the closing one."""
+    items: list[str] = []
+    depth, item_start = 0, start
+    for position in range(start, len(text)):
+        character = text[position]
+        if character in "([{<":
+            depth += 1
+        elif character in ")]}>" and depth > 0:
+            depth -= 1
+        elif character == ")" or (character == "," and depth == 0):
+            items.append(" ".join(text[item_start:position].split()))
+            item_start = position + 1
+            if character == ")":
+                return [item for item in items if item]
+    raise HostError("sim: a kernel's parameter list has no closing parenthesis")
+
+
+def _buffer(kernel: str, declaration: str, index: int) -> Param:
+    match = re.fullmatch(r"(.*?)\s*([*&])\s*(?:const\s+|restrict\s+|__restrict\s+)*(\w+)", declaration)
+    words = match.group(1).split() if match else []
+    spaces = [word for word in words if word in ("device", "constant")]
+    if match is None or len(spaces) != 1:
+        raise HostError(
+            f"sim: kernel {kernel!r}: buffer {index}: expected `const device T* name`, `device T* name` or "
+            f"`const constant T& name`, got `{declaration}`"
+        )
+    kind = " ".join(word for word in words if word not in ("device", "constant", "const", "volatile"))
+    writable = spaces == ["device"] and "const" not in words
+    return Param(match.group(3), index, spaces[0], kind, writable, match.group(2) == "&")
+
+
+def _attribute(kernel: str, item: str) -> str:
+    match = re.fullmatch(r"(.+?)\s+(\w+)\s*\[\[\s*(\w+)\s*\]\]", item)
+    declared = _ATTRIBUTE_TYPE.match(match.group(1)) if match else None
+    if match is None or declared is None:
+        raise HostError(
+            f"sim: kernel {kernel!r}: expected a buffer or `uint3 name [[attribute]]`, got the parameter `{item}`"
+        )
+    attribute, base, lanes = match.group(3), declared.group(1), int(declared.group(2) or 1)
+    if attribute in _UINT and lanes == 1:
+        return f"({base})({_UINT[attribute]})"
+    if attribute in _UINT3:
+        parts = [f"({base})({_UINT3[attribute].format(i=i)})" for i in range(lanes)]
+        return (
+            parts[0]
+            if lanes == 1
+            else f"sim::make<{base.removesuffix('32_t').removesuffix('16_t')}{lanes}>({', '.join(parts)})"
+        )
+    known = ", ".join(sorted([*_UINT, *_UINT3]))
+    raise HostError(f"sim: kernel {kernel!r}: unknown attribute [[{attribute}]] of `{item}`; known are {known}")

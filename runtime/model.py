@@ -1,0 +1,174 @@
+"""A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.compiler.errors import RequestError, TokenizerError
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.generate import Completion, Event, Generation
+from mlxr.runtime.hosts.select import make_host, resolve_host
+from mlxr.runtime.pager import Pager
+from mlxr.runtime.sampling import Sampling
+from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.weights.load_weights import load_weights
+
+Prompt = str | Sequence[int]
+Progress = Callable[[str, int, int], None]
+"""Called with what is being prepared (`weights`, `kernels`), how much of it is done, and how much there is."""
+
+
+class Model:
+    """A model that generates. Owns the arena and the pager; not safe for use by several threads at once."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: str | Path,
+        *,
+        host: str = "auto",
+        tokenizer: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads weights and prepares a host.
+
+        Args:
+            artifact: the compiled model.
+            weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
+            host: `auto`, `metal`, `sim` or `reference`.
+            tokenizer: a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the weights.
+            progress: told of the loading.
+
+        Raises:
+            WeightsError: the weights are corrupt or of another model.
+            TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
+            HostError: the host cannot run here.
+            ArenaError: the arena does not fit into this machine's memory.
+        """
+        report = progress or (lambda what, done, total: None)
+        self.artifact = artifact
+        plan = artifact.plan
+        resolve_host(host)
+        self.tokenizer = self._tokenizer(weights, tokenizer)
+        loaded = load_weights(plan.weights, plan.ignored_tensors, weights, lambda d, t: report("weights", d, t))
+        self.arena = Arena(plan.arena)
+        self.pager = Pager.from_geometry(plan.arena)
+        self.host = make_host(host, artifact, loaded, self.arena, lambda d, t: report("kernels", d, t))
+
+    def _tokenizer(self, weights: str | Path, tokenizer: str | Path | None) -> Tokenizer | None:
+        try:
+            found = load_tokenizer(tokenizer or weights)
+        except TokenizerError:
+            if tokenizer is not None or Path(weights).suffix == ".gguf":
+                raise
+            return None
+        if found.vocab_size > self.artifact.plan.vocab_size:
+            raise TokenizerError(
+                f"the tokenizer has {found.vocab_size} tokens, the model {self.artifact.plan.vocab_size}; "
+                "it belongs to another model"
+            )
+        return found
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; text gets a BOS as its tokenizer says, ids are taken as they are.
+
+        Raises:
+            RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model was loaded without a tokenizer: pass token ids, or name a tokenizer")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [int(i) for i in prompt]
+        if not ids:
+            raise RequestError("the prompt has no tokens; give it at least one")
+        for i in ids:
+            if not 0 <= i < self.artifact.plan.vocab_size:
+                raise RequestError(f"token id {i} is outside the vocabulary of {self.artifact.plan.vocab_size}")
+        return ids
+
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+        num_samples: int = 1,
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Starts generating for several prompts at once; iterate over the result for tokens as they come.
+
+        Args:
+            prompts: texts or token ids.
+            max_tokens: most tokens to generate for each.
+            sampling: how tokens are chosen; None: greedily.
+            num_samples: answers to each prompt; they share its blocks of the arena.
+            ignore_eos: go on after an end-of-sequence token.
+
+        Raises:
+            RequestError: a prompt longer than the context, too many sequences, or a bad option.
+        """
+        return Generation(
+            self.host,
+            self.pager,
+            self.tokenizer,
+            [self.encode(prompt) for prompt in prompts],
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(),
+            num_samples=num_samples,
+            ignore_eos=ignore_eos,
+        )
+
+    def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Iterator[Event]:
+        """Tokens of one prompt's answer as they come."""
+        return iter(self.start([prompt], max_tokens=max_tokens, sampling=sampling))
+
+    def generate(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Completion:
+        """One prompt's whole answer."""
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after each token: [tokens, vocab], f32.
+
+        Raises:
+            RequestError: more tokens than the context, none, or an id outside the vocabulary.
+        """
+        ids = self.encode(tokens)
+        plan = self.artifact.plan
+        if len(ids) > plan.arena.context:
+            raise RequestError(f"{len(ids)} tokens are more than the context of {plan.arena.context}")
+        chunk = min(plan.max_tokens, plan.max_rows)
+        seq_id = self.pager.add_sequence()
+        rows = []
+        try:
+            for start in range(0, len(ids), chunk):
+                request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
+                batch = Batch.build([request], self.pager, plan.query_tile, plan.partition)
+                rows.append(np.array(self.host.step(batch)))
+        finally:
+            self.pager.free(seq_id)
+        return np.concatenate(rows)
+
+
+def load(
+    artifact: Artifact | str | Path,
+    weights: str | Path,
+    *,
+    host: str = "auto",
+    tokenizer: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a model from an artifact, in memory or on disk, and weights; see `Model`.
+
+    Raises:
+        ArtifactError: the artifact is missing, of another version, or changed.
+    """
+    if not isinstance(artifact, Artifact):
+        artifact = load_artifact(artifact)
+    return Model(artifact, weights, host=host, tokenizer=tokenizer, progress=progress)

@@ -1,0 +1,30 @@
+"""The `mlxr` command: the one place that sees both the compiler and the runtime.
+
+Results go to standard output, the rest to standard error. Exit 0: done; 1: the input is at fault; 2: wrong usage;
+130: interrupted.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from mlxr.cli import inspect, logits, run
+from mlxr.compiler.cli import guarded
+from mlxr.compiler.version import VERSION
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    return guarded(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="mlxr", description="Run, inspect and check compiled language models. Compile specs with mlxr-compile."
+    )
+    parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (run, inspect, logits):
+        command.add_parser(commands)
+    args = parser.parse_args(argv)
+    code: int = args.run(args)
+    return code

@@ -1,0 +1,72 @@
+"""`mlxr inspect`: what an artifact holds. Results go to standard output, the rest to standard error."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.inspect.highlight import highlight
+from mlxr.inspect.picture.draw import draw_graphs, write_picture
+from mlxr.inspect.report import report
+from mlxr.inspect.report_json import kernel_json, report_json
+from mlxr.inspect.text_table import Ink
+
+_DEFAULT_SIZE = (120, 24)
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the `inspect` command; its `run` is the default of the attribute `run`."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what an artifact holds",
+        description="Show what an artifact holds: memory, kernels, and one row per launch of decode and prefill.",
+    )
+    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="folder written by mlxr-compile")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--kernel", metavar="NAME", help="show the Metal source of a kernel, by its name or label")
+    shown.add_argument("--graph", metavar="FILE.svg", type=Path, help="draw the op graph before and after fusion")
+    shown.add_argument(
+        "--all-launches", action="store_true", help="show every launch instead of folding layers that are alike"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ArtifactError: there is no such artifact or kernel.
+        MlxrError: the picture cannot be written.
+    """
+    artifact = load_artifact(args.artifact)
+    if args.kernel is not None:
+        sys.stdout.write(_kernel(artifact, args.kernel, args.json))
+    elif args.graph is not None:
+        write_picture(draw_graphs(artifact), args.graph)
+        if args.json:
+            print(json.dumps({"graph": str(args.graph)}))
+        else:
+            print(f"wrote {args.graph}", file=sys.stderr)
+    elif args.json:
+        print(json.dumps(report_json(artifact), indent=1))
+    else:
+        width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+        sys.stdout.write(report(artifact, width, Ink(_colour()), args.all_launches))
+    return 0
+
+
+def _kernel(artifact: Artifact, name: str, as_json: bool) -> str:
+    entry = artifact.kernel_entry(name)
+    text = artifact.kernel_text(entry.name)
+    if as_json:
+        return json.dumps(kernel_json(entry) | {"source": text}, indent=1) + "\n"
+    return highlight(text) if _colour() else text
+
+
+def _colour() -> bool:
+    """Whether standard output takes colour: a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

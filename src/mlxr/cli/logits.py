@@ -1,0 +1,44 @@
+"""`mlxr logits`: the model's raw output for given tokens, to check it against another implementation."""
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mlxr.cli.model_source import add_model_arguments, load_model
+from mlxr.compiler.errors import MlxrError, RequestError
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "logits",
+        help="write the logits of given tokens",
+        description="Write the logits after each given token: [tokens, vocab] f32, a .npy file.",
+    )
+    add_model_arguments(parser)
+    parser.add_argument("--tokens", required=True, metavar='"1 403 27"', help="token ids, by spaces or commas")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.npy", help="where to write them")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    try:
+        tokens = [int(word) for word in args.tokens.replace(",", " ").split()]
+    except ValueError as error:
+        raise RequestError(f'--tokens is {args.tokens!r}; expected token ids such as "1 403 27"') from error
+    if not args.output.parent.is_dir():
+        raise MlxrError(f"cannot write {args.output}: the folder {args.output.parent} does not exist")
+    model = load_model(args)
+    logits = model.logits(tokens)
+    buffer = io.BytesIO()
+    np.save(buffer, logits)
+    try:
+        args.output.write_bytes(buffer.getvalue())
+    except OSError as error:
+        raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
+    print(f"{args.output}: {logits.shape[0]} x {logits.shape[1]} f32, host {model.host.name}", file=sys.stderr)
+    return 0

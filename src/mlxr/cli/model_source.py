@@ -1,0 +1,101 @@
+"""What MODEL means on the command line: an artifact folder, a spec file, or a bundled model's name."""
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from mlxr.compiler.artifact import Artifact, is_artifact, load_artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import ArtifactError, MlxrError, WeightsError
+from mlxr.compiler.spec.catalog import find_spec
+from mlxr.compiler.spec.load import dump_spec, load_spec
+from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+from mlxr.runtime.hosts.select import HOSTS
+from mlxr.runtime.model import Model
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which model to load, and where to run it."""
+    parser.add_argument("model", metavar="MODEL", help="an artifact folder, a spec file, or a bundled model's name")
+    parser.add_argument("--weights", metavar="W", help="a .gguf or .safetensors file, or a folder of them")
+    parser.add_argument("--tokenizer", metavar="T", help="a tokenizer.model, if it is not in or beside the weights")
+    parser.add_argument(
+        "--host",
+        default="auto",
+        choices=("auto", *HOSTS),
+        help="where to run: metal (Apple silicon), sim (the same kernels on any CPU), reference (MLX ops)",
+    )
+
+
+def load_model(args: argparse.Namespace) -> Model:
+    """The model that the arguments name, loaded.
+
+    Raises:
+        MlxrError: it cannot be found, compiled or loaded.
+    """
+    artifact, bundled = resolve_artifact(args.model)
+    weights = args.weights or bundled
+    if weights is None:
+        raise WeightsError(f"{args.model} comes without weights: name them with --weights FILE")
+    show = _Progress()
+    try:
+        return Model(artifact, weights, host=args.host, tokenizer=args.tokenizer, progress=show)
+    finally:
+        show.clear()
+
+
+def resolve_artifact(name: str) -> tuple[Artifact, Path | None]:
+    """The artifact of MODEL (compiled now or found in the cache), and the weights bundled with it, if any."""
+    path = Path(name)
+    if is_artifact(path):
+        return load_artifact(path), None
+    if path.is_dir():
+        load_artifact(path)  # says what an artifact is
+    spec_path = find_spec(name)
+    spec = load_spec(spec_path)
+    key = hashlib.sha256(f"{ARTIFACT_FORMAT} {VERSION}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
+    folder = cache_folder() / "artifacts" / f"{spec.name}-{key}"
+    bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
+    return _cached(folder, spec_path), bundled if bundled.is_file() else None
+
+
+def _cached(folder: Path, spec_path: Path) -> Artifact:
+    try:
+        return load_artifact(folder)
+    except ArtifactError:
+        artifact = compile_spec(load_spec(spec_path)).artifact
+    try:
+        artifact.write(folder)
+    except MlxrError as error:
+        print(f"note: not cached: {error}", file=sys.stderr)
+    return artifact
+
+
+def cache_folder() -> Path:
+    """MLXR_CACHE_DIR, or the user's cache folder."""
+    own = os.environ.get("MLXR_CACHE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mlxr"
+
+
+class _Progress:
+    """A line on a terminal's standard error that says what is being prepared."""
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._terminal:
+            share = 100 * done // max(1, total)
+            print(f"\r\x1b[Kloading {what} {share} %", end="", file=sys.stderr, flush=True)
+            self._shown = True
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

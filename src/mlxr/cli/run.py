@@ -1,0 +1,105 @@
+"""`mlxr run`: generate text."""
+
+import argparse
+import json
+import sys
+
+from mlxr.cli.model_source import add_model_arguments, load_model
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.generate import Completion, Generation
+from mlxr.runtime.model import Model
+from mlxr.runtime.sampling import Sampling
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser("run", help="generate text", description="Generate text from a prompt, as it comes.")
+    add_model_arguments(parser)
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, standard input is read")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: the most probable token (0)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most probable tokens (0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the most probable share P (1)")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only tokens at P of the top one (0)")
+    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
+    parser.add_argument("--stats", action="store_true", help="speed and launches to standard error at the end")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    if args.max_tokens < 1:
+        raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
+    prompt = args.prompt if args.prompt is not None else _read_prompt()
+    model = load_model(args)
+    generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling)
+    interrupted = False
+    if args.echo and not args.json:
+        print(prompt, end="", flush=True)
+    try:
+        for event in generation:
+            if not args.json and event.text:
+                print(event.text, end="", flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    completion = generation.completions[0]
+    stats = _stats(model, generation, completion)
+    if args.json:
+        reason = "interrupted" if interrupted else completion.finish_reason
+        print(json.dumps({"text": completion.text, "token_ids": completion.token_ids, "finish_reason": reason} | stats))
+    else:
+        print()
+    if args.stats:
+        _print_stats(stats)
+    return 130 if interrupted else 0
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        print("prompt (end with Ctrl-D):", file=sys.stderr)
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the prompt on standard input is not {error.encoding}: {error.reason}") from error
+    text = text.removesuffix("\n")
+    if not text:
+        raise RequestError("the prompt is empty: give --prompt TEXT, or text on standard input")
+    return text
+
+
+def _stats(model: Model, generation: Generation, completion: Completion) -> dict[str, object]:
+    """Speeds are null where nothing was measured: a single token has no decode time."""
+    decoded = len(completion.token_ids) - 1
+    prefill, decode = generation.prefill_seconds, generation.decode_seconds
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "host": model.host.name,
+        "launches": _launches(model),
+        "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
+        "decode_tokens_per_second": round(decoded / decode, 2) if decode and decoded > 0 else None,
+    }
+
+
+def _launches(model: Model) -> dict[str, int]:
+    """A count for each kernel that was launched, in the order of the plan."""
+    counts = model.host.launches
+    order = [kernel.name for kernel in model.artifact.plan.kernels]
+    return {name: counts[name] for name in [*order, *sorted(set(counts) - set(order))] if counts[name]}
+
+
+def _print_stats(stats: dict[str, object]) -> None:
+    def speed(key: str) -> str:
+        return f"{stats[key]:.1f} tokens/s" if stats[key] is not None else "not measured"
+
+    launches = stats["launches"]
+    assert isinstance(launches, dict), "made above"
+    print(
+        f"host {stats['host']}: {stats['prompt_tokens']} prompt tokens at {speed('prefill_tokens_per_second')}, "
+        f"then {speed('decode_tokens_per_second')}; {sum(launches.values())} launches of {len(launches)} kernels",
+        file=sys.stderr,
+    )
+    for name, count in launches.items():
+        print(f"  {count:6}  {name}", file=sys.stderr)

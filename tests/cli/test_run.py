@@ -1,0 +1,239 @@
+"""The commands as a user meets them: output, JSON, errors and exit codes."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.cli import main
+from mlxr.compiler.cli import main as compile_main
+from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER
+
+COMMAND = [sys.executable, "-m", "mlxr.cli"]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model's artifact on disk."""
+    folder = tmp_path_factory.mktemp("build") / "storyteller"
+    mlxr.compile("storyteller").write(folder)
+    return folder
+
+
+def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    golden = json.loads((GOLDEN / "storyteller-golden.json").read_text())[0]
+    arguments = ["--prompt", golden["prompt"], "--max-tokens", "6", "--json"]
+    assert main(["run", str(artifact), "--weights", str(Q8_0), *arguments]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["token_ids"] == golden["greedy_fp32"][:6]
+    assert golden["text_fp32"].startswith(golden["prompt"] + shown["text"])
+    assert shown["prompt_tokens"] == len(golden["ids"])
+    assert shown["finish_reason"] == "length"
+    assert shown["host"] in ("sim", "metal")
+    assert set(shown["launches"]) == {k.name for k in mlxr.compile("storyteller").plan.kernels}
+    assert shown["prefill_tokens_per_second"] > 0
+    assert shown["decode_tokens_per_second"] > 0
+
+
+def test_one_token_has_no_decode_speed(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    main(["run", str(artifact), "--weights", str(Q8_0), "--prompt", "A", "--max-tokens", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["decode_tokens_per_second"] is None
+
+
+def test_the_bundled_model_runs_by_name_and_is_cached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
+    arguments = ["run", "storyteller", "--host", "reference", "--prompt", "Once upon a time", "--max-tokens", "4"]
+    assert main([*arguments, "--echo", "--stats"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Once upon a time I was sitting in\n"
+    assert "host reference: 5 prompt tokens" in shown.err
+    cached = list((tmp_path / "artifacts").iterdir())
+    assert len(cached) == 1
+    assert cached[0].name.startswith("storyteller-")
+    (cached[0] / "plan.json").write_text("damaged")
+    assert main(arguments) == 0, "a damaged cache entry is made anew"
+    assert mlxr.compile("storyteller").files["plan.json"] == (cached[0] / "plan.json").read_text()
+
+
+def test_the_prompt_may_come_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    assert main(["run", "storyteller", "--host", "reference", "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().out == " I was sitting in\n"
+
+
+def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "storyteller", "--host", "reference", "--prompt", "The", "--max-tokens", "6", "--json"]
+    texts = []
+    for extra in (
+        ["--temperature", "5", "--seed", "1"],
+        ["--temperature", "5", "--seed", "1"],
+        ["--temperature", "5", "--seed", "2"],
+        ["--temperature", "5", "--seed", "1", "--top-k", "1"],
+        ["--temperature", "5", "--seed", "1", "--top-p", "1e-9"],
+        ["--temperature", "5", "--seed", "1", "--min-p", "1"],
+        [],
+    ):
+        assert main([*arguments, *extra]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    same, again, other, top_k, top_p, min_p, greedy = texts
+    assert same == again != other
+    assert top_k == top_p == min_p == greedy != same
+
+
+def test_logits_are_written_as_npy(tmp_path: Path, artifact: Path) -> None:
+    path = tmp_path / "logits.npy"
+    ids = json.loads((GOLDEN / "storyteller-golden.json").read_text())[1]["ids"]
+    tokens = " ".join(map(str, ids))
+    assert main(["logits", str(artifact), "--weights", str(BF16), "--tokens", tokens, "-o", str(path)]) == 0
+    got, expected = np.load(path), np.load(GOLDEN / "storyteller-fp32-logits-1.npy")
+    assert (got.dtype, got.shape) == (np.float32, expected.shape)
+    assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_compile_tells_what_it_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = str(ROOT / "models/storyteller/storyteller.yaml")
+    assert compile_main([spec, "-o", str(tmp_path / "a"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["memory"]["total_bytes"] == sum(
+        shown["memory"][k] for k in ("weights_bytes", "arena_bytes", "activation_bytes")
+    )
+    assert {path.stem for path in (tmp_path / "a/kernels").iterdir()} == set(shown["kernels"])
+    assert compile_main([spec, "-o", str(tmp_path / "a")]) == 0
+    text = capsys.readouterr().out
+    assert "weights  68.0 MiB" in text
+    assert "total" in text
+    assert compile_main(["--schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "MLXR model spec"
+
+
+def run_arguments(*extra: str) -> list[str]:
+    return ["run", "storyteller", "--host", "reference", "--prompt", "A", *extra]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (run_arguments("--max-tokens", "0"), "--max-tokens is 0; expected at least 1"),
+        (run_arguments("--temperature", "-1"), "temperature is -1.0, expected a number from 0"),
+        (run_arguments("--top-p", "0"), "top_p is 0.0"),
+        (run_arguments("--weights", "missing.gguf"), "missing.gguf"),
+        (run_arguments("--tokenizer", "missing.model"), "missing.model"),
+        (["run", "storyteler", "--prompt", "A"], 'did you mean "storyteller"'),
+        (["run", "tinyllama-1.1b", "--prompt", "A"], "comes without weights: name them with --weights"),
+        (["run", str(ROOT / "tests"), "--prompt", "A"], "is no artifact"),
+        (["run", "storyteller", "--host", "reference", "--prompt", "word " * 2000], "the context is 1024"),
+        (["logits", "storyteller", "--tokens", "1 x", "-o", "l.npy"], "expected token ids such as"),
+        (
+            ["logits", "storyteller", "--host", "reference", "--tokens", "9999", "-o", "l.npy"],
+            "token id 9999 is outside",
+        ),
+        (["logits", "storyteller", "--tokens", "1", "-o", "nowhere/l.npy"], "does not exist"),
+    ],
+)
+def test_faulty_input_gives_a_message_and_1(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\nmodle: {}\n", 'did you mean "model"'),
+        ("name: [", ":1:"),
+        ("", "empty"),
+    ],
+)
+def test_a_faulty_spec_gives_a_message_and_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "spec.yaml").write_text(text)
+    assert compile_main([str(tmp_path / "spec.yaml"), "-o", str(tmp_path / "out")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_gives_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert compile_main(["storyteller", "-o", str(tmp_path / "file/out")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["fly"], ["run"], ["run", "storyteller", "--host", "abacus"], ["run", "storyteller", "--seed", "x"]],
+)
+def test_wrong_usage_gives_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def test_weights_of_another_model_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny = GOLDEN / "tiny-Q8_0.gguf"
+    arguments = ["run", "storyteller", "--host", "reference", "--weights", str(tiny), "--tokenizer", str(TOKENIZER)]
+    assert main([*arguments, "--prompt", "A"]) == 1
+    assert "another model" in capsys.readouterr().err
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(Q8_0.read_bytes()[:1_000_000])
+    assert main(run_arguments("--weights", str(cut))) == 1
+    assert "cut.gguf" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_run_cleanly() -> None:
+    command = [*COMMAND, *run_arguments("--max-tokens", "900", "--stats")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.read(12), "some text came"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.endswith(b"\n")
+    assert b"Traceback" not in err
+    assert b"prompt tokens at" in err, "what was measured is still shown"
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    command = [*COMMAND, *run_arguments("--max-tokens", "200")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(3)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == b""
+
+
+def test_without_a_compiler_the_sim_says_what_to_install(tmp_path: Path) -> None:
+    """A machine with neither clang nor ziglang, and nothing cached."""
+    hide = "import sys; sys.modules['ziglang'] = None; from mlxr.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "MLXR_CACHE_DIR": str(tmp_path),
+        "PATH": "",
+        "HOME": str(tmp_path),
+    }
+    if shutil.which("clang", path=os.defpath):
+        pytest.skip("a system clang would be found")
+    command = [sys.executable, "-c", hide, "run", "storyteller", "--host", "sim", "--prompt", "A"]
+    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert "pip install ziglang" in run.stderr

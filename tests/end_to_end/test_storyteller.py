@@ -1,0 +1,116 @@
+"""The bundled model end to end: the recorded fp32 run, token for token, on every host that runs here."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.driver import compile_spec
+from mlxr.runtime.sampling import Sampler
+from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, storyteller_spec
+
+HOSTS = ("sim", "reference")
+Storyteller = Callable[[str, str], mlxr.Model]
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("weights", ["bf16", "q8_0"])
+def test_greedy_tokens_are_the_recorded_ones(
+    storyteller: Storyteller, golden: list[dict[str, Any]], host: str, weights: str
+) -> None:
+    model = storyteller(host, weights)
+    answers = model.start([g["ids"] for g in golden], max_tokens=48, ignore_eos=True).finish()
+    for answer, recorded in zip(answers, golden, strict=True):
+        assert answer.token_ids == recorded["greedy_fp32"]
+        assert recorded["prompt"] + answer.text == recorded["text_fp32"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("number", range(3))
+def test_prompt_logits_are_the_recorded_ones(
+    storyteller: Storyteller, golden: list[dict[str, Any]], host: str, number: int
+) -> None:
+    recorded = np.load(GOLDEN / f"storyteller-fp32-logits-{number}.npy")
+    got = storyteller(host, "bf16").logits(golden[number]["ids"])
+    assert got.shape == recorded.shape
+    assert got.dtype == np.float32
+    assert relative_error(got, recorded) < 1e-5
+
+
+def test_prompt_ids_come_from_the_tokenizer(storyteller: Storyteller, golden: list[dict[str, Any]]) -> None:
+    model = storyteller("sim", "q8_0")
+    assert [model.encode(g["prompt"]) for g in golden] == [g["ids"] for g in golden]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [
+        ({"weights": {"default": "bf16"}}, 1e-5),
+        ({"weights": {"default": "f16"}}, 1e-4),
+        ({"cache": {"layout": "layer", "block_size": 32}}, 1e-5),
+        ({"cache": {"mode": "contiguous", "max_sequences": 1}}, 1e-5),
+        ({"weights": {"default": "bf16"}, "activation_dtype": "bf16", "cache": {"dtype": "bf16"}}, 2e-2),
+        ({"weights": {"default": "f16"}, "activation_dtype": "f16", "cache": {"dtype": "f16"}}, 3e-3),
+    ],
+    ids=["bf16-weights", "f16-weights", "layer-layout", "contiguous", "bf16-throughout", "f16-throughout"],
+)
+def test_variants_of_the_spec_give_the_same_logits(
+    golden: list[dict[str, Any]], changes: dict[str, Any], tolerance: float
+) -> None:
+    artifact = compile_spec(storyteller_spec(**changes)).artifact
+    model = mlxr.load(artifact, BF16, host="sim")
+    recorded = np.load(GOLDEN / "storyteller-fp32-logits-0.npy")
+    ids = golden[0]["ids"]
+    # Half as a prefill, half token by token: both plans see the variant.
+    seen = len(ids) // 2
+    prefill = model.logits(ids[:seen])
+    assert relative_error(prefill, recorded[:seen]) < tolerance
+    answer = model.start([ids], max_tokens=12, ignore_eos=True).finish()[0]
+    if tolerance <= 1e-4:
+        assert answer.token_ids == golden[0]["greedy_fp32"][:12]
+    else:
+        assert answer.token_ids[0] == golden[0]["greedy_fp32"][0]
+
+
+def test_the_answer_ends_at_an_end_of_sequence_token(storyteller: Storyteller) -> None:
+    model = storyteller("sim", "q8_0")
+    assert model.tokenizer is not None
+    prompt = "and they lived happily ever after."
+    after = model.logits(model.encode(prompt))[-1]
+    # EOS is among the 30 likeliest tokens here; look for a seed that draws it.
+    options = (mlxr.Sampling(temperature=100, top_k=30, seed=seed) for seed in range(500))
+    sampling = next(o for o in options if Sampler(o).sample(after) == model.tokenizer.eos_id)
+    answer = model.generate(prompt, max_tokens=5, sampling=sampling)
+    assert (answer.token_ids, answer.text, answer.finish_reason) == ([model.tokenizer.eos_id], "", "stop")
+    on = model.start([prompt], max_tokens=5, sampling=sampling, ignore_eos=True).finish()[0]
+    assert (len(on.token_ids), on.finish_reason) == (5, "length")
+
+
+def test_the_same_seed_gives_the_same_text_alone_or_in_company(storyteller: Storyteller) -> None:
+    model = storyteller("sim", "q8_0")
+    sampling = mlxr.Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=11)
+    alone = model.generate("The fox said", max_tokens=12, sampling=sampling)
+    again, other = model.start(["The fox said", "A king had"], max_tokens=12, sampling=sampling).finish()
+    assert alone.token_ids == again.token_ids
+    assert alone.token_ids != other.token_ids
+
+
+def test_a_generate_call_launches_every_kernel_of_the_bundled_artifact() -> None:
+    artifact = mlxr.compile("storyteller")
+    model = mlxr.load(artifact, Q8_0, host="sim")
+    model.generate("Once upon a time", max_tokens=3)
+    layers, decoded = artifact.plan.num_layers, 2
+    expected = {"embed": 1 + decoded, "logits": decoded, "logits_rows": 1}
+    for label in ("qkv", "attend", "o", "gate_up", "down"):
+        expected[label] = layers * decoded
+    for label in ("qkv_rows", "rope_cache_write", "attend_prefill", "o_rows", "gate_up_rows", "down_rows"):
+        expected[label] = layers
+    labels = {kernel.name: kernel.label for kernel in artifact.plan.kernels}
+    assert {labels[name]: count for name, count in model.host.launches.items()} == expected
+    assert set(labels) == set(model.host.launches)

@@ -1,0 +1,210 @@
+"""Compilation: messages for texts that Metal would refuse, the cache, several processes at once, no compiler."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.sim import SimBuffer, SimKernel, build, prepare, toolchain
+
+COPY = """[[kernel]] void copy{0}(const device float* x [[buffer(0)]], device float* y [[buffer(1)]]) {{
+  y[0] = x[0] + {0};
+}}"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
+    return tmp_path / "sim"
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The compiler commands that are run."""
+    seen = []
+    original = build._run
+
+    def record(command, folder, what):
+        seen.append(what)
+        original(command, folder, what)
+
+    monkeypatch.setattr(build, "_run", record)
+    return seen
+
+
+REFUSED = {
+    "device to threadgroup": ("threadgroup float* p = x;", "cannot initialize a variable of type '__local float"),
+    "constant to device": (
+        "const device float* p = table;",
+        "cannot initialize a variable of type 'const __global float",
+    ),
+    "device to thread in a call": ("first(x);", "no matching function for call to 'first'"),
+    "const is dropped": ("device float* p = x;", "cannot initialize a variable of type '__global float"),
+    "device to an unqualified pointer": ("const float* p = x;", "pointer or reference without an address space"),
+    "a syntax error": ("float a = ;", "expected expression"),
+    "double": ("double a = 1.0;", "use of type 'double'"),
+    "a plain threadgroup array": ("threadgroup float a[32];", "declare threadgroup arrays with MLXR_THREADGROUP"),
+    "too much private memory": (
+        "float a[16384]; for (int i = 0; i < 16384; ++i) a[i] = x[i & 7]; y[tid] = a[(uint)x[0]];",
+        "stack frame size .* exceeds limit",
+    ),
+    "recursion": ("y[tid] = endless(x[tid]);", "is recursive, which Metal does not allow"),
+    "an atomic": ("__atomic_fetch_add((device int*)y, 1, 0);", "something sim cannot check"),
+    "an unknown function": ("y[tid] = metal::erf(x[tid]);", "no member named 'erf' in namespace 'metal'"),
+    "a vector with too few components": ("y[tid] = float4(1.0f, 2.0f).x;", "too few or too many components"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_texts_that_metal_refuses(run, name):
+    body, message = REFUSED[name]
+    head = "constant float table[] = {1}; float first(thread const float* p) { return p[0]; } "
+    if name == "recursion":
+        head += "float endless(float x) { volatile float y = x; return x > 0 ? endless(y - 1) + endless(y - 2) : 1; }"
+    with pytest.raises(HostError, match=message) as caught:
+        run(body, head=head)
+    assert "planted" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "const float& r = x[0];",
+        "thread float a[2]; float *p = a;",
+        "auto p = (float4*)x;",
+        "T<float> t; const device uint *p;",
+    ],
+)
+def test_pointers_without_an_address_space(run, declaration):
+    head = "template <typename U> struct T { U a; U* p; };" if "T<" in declaration else ""
+    with pytest.raises(HostError, match="without an address space"):
+        run(declaration, head=head)
+
+
+def test_products_are_no_pointers(run):
+    body = "const uint n = uint(2) * tid & 63u; y[tid] = float(n) * x[tid] * 0.5f * sizeof(float);"
+    np.testing.assert_array_equal(run(body)[:32], np.arange(32) ** 2 * 4)
+
+
+def test_program_scope_variables_must_be_constant(run):
+    with pytest.raises(HostError, match="program scope variable must reside in constant address space"):
+        run("y[tid] = q;", head="float q = 1;")
+
+
+def test_compile_errors_name_kernel_line_and_command(run):
+    with pytest.raises(HostError) as caught:
+        run("y[tid] = 1.0f;\n  y[tid] = missing;")
+    message = str(caught.value)
+    assert "cannot compile kernel 'planted'" in message
+    assert "planted.metal:14:12: error: use of undeclared identifier 'missing'" in message
+    assert "clcpp" in message
+
+
+def test_the_second_load_compiles_nothing(cache, commands):
+    first = SimKernel.load(COPY.format(7))
+    assert commands
+    commands.clear()
+    second = SimKernel.load(COPY.format(7))
+    assert commands == []
+    assert second.params == first.params
+    SimKernel.load(COPY.format(8))
+    assert commands == ["kernel 'copy8'"] * 3
+    assert not list(cache.glob(".build-*"))
+
+
+def test_a_damaged_cache_entry_is_built_anew(cache):
+    SimKernel.load(COPY.format(9))
+    (entry,) = cache.glob("copy9-*")
+    start = entry.read_bytes()[:100]
+    entry.unlink()  # the old file is mapped into this process
+    entry.write_bytes(start)
+    y = np.zeros(1, dtype=np.float32)
+    buffers = [SimBuffer.of(np.ones(1, np.float32), writable=False), SimBuffer.of(y, writable=True)]
+    SimKernel.load(COPY.format(9)).launch(buffers, (1, 1, 1), (1, 1, 1))
+    assert y[0] == 10
+
+
+def test_a_changed_prelude_or_compiler_is_another_entry(cache, monkeypatch):
+    SimKernel.load(COPY.format(1))
+    original = build.template
+    monkeypatch.setattr(
+        build, "template", lambda name: original(name) + ("\n// changed\n" if name.endswith(".h") else "")
+    )
+    SimKernel.load(COPY.format(1))
+    assert len(list(cache.glob("copy1-*"))) == 2
+
+
+def test_two_processes_build_the_same_kernels_at_once(cache):
+    script = textwrap.dedent("""
+        import sys, numpy as np
+        from mlxr.runtime.hosts.sim import SimBuffer, prepare
+        kernels = prepare({f"copy{i}": sys.argv[1].format(i) for i in range(4)})
+        x, y = np.ones(1, np.float32), np.zeros(1, np.float32)
+        buffers = [SimBuffer.of(x, writable=False), SimBuffer.of(y, writable=True)]
+        for i in range(4):
+            kernels[f"copy{i}"].launch(buffers, (1, 1, 1), (1, 1, 1))
+            assert y[0] == i + 1
+    """)
+    source = str(Path(importlib.util.find_spec("mlxr").submodule_search_locations[0]).parent)
+    environment = os.environ | {"PYTHONPATH": source}
+    command = [sys.executable, "-c", script, COPY]
+    children = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for child in children:
+        _, errors = child.communicate(timeout=300)
+        assert child.returncode == 0, errors
+    assert len(list(cache.glob("copy*.so"))) == 4
+    assert not list(cache.glob(".build-*"))
+
+
+def test_prepare_reports_progress_and_keeps_the_order(cache):
+    reports = []
+    texts = {f"copy{i}": COPY.format(i) for i in (3, 1, 2)}
+    kernels = prepare(texts, lambda done, total: reports.append((done, total)))
+    assert list(kernels) == ["copy3", "copy1", "copy2"]
+    assert reports == [(1, 3), (2, 3), (3, 3)]
+    assert prepare({}) == {}
+
+
+def test_prepare_names_the_kernel_that_fails(cache):
+    with pytest.raises(HostError, match="cannot compile kernel 'bad'"):
+        prepare({"copy1": COPY.format(1), "bad": "[[kernel]] void bad(device float* y [[buffer(0)]]) { y[0] = z; }"})
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.delenv("MLXR_CLANG", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(toolchain, "_zig", lambda: None)
+    toolchain._find.cache_clear()
+    with pytest.raises(HostError, match="this installs one: pip install ziglang"):
+        SimKernel.load(COPY.format(1))
+    toolchain._find.cache_clear()
+
+
+def test_named_compiler_must_be_a_recent_clang(monkeypatch, tmp_path):
+    old = tmp_path / "clang"
+    old.write_text("#!/bin/sh\necho 'clang version 14.0.0'\n")
+    old.chmod(0o755)
+    for value in (str(old), str(tmp_path / "missing"), "/bin/true"):
+        monkeypatch.setenv("MLXR_CLANG", value)
+        with pytest.raises(HostError, match=r"MLXR_CLANG=.* is not a clang of version 17 or newer"):
+            SimKernel.load(COPY.format(1))
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("MLXR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert build.cache_folder() == tmp_path / "xdg" / "mlxr" / "sim"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build.cache_folder() == tmp_path / ".cache" / "mlxr" / "sim"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(HostError, match="cannot make the cache folder"):
+        build.cache_folder()

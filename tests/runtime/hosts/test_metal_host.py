@@ -1,0 +1,116 @@
+"""The metal host's own code, run on any machine.
+
+MLX's `metal_kernel` is replaced by one that executes the same text on the sim. Everything else is what a Mac runs:
+binding, shapes, the token chain, MLX ops for large matmuls.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.metal import MetalHost
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
+
+ARENA = ("k_arena", "v_arena")
+
+
+class SimMetalKernel:
+    """Stands in for `mx.fast.metal_kernel`: same arguments, same results, executed by the sim at once."""
+
+    texts: ClassVar[dict[str, str]] = {}
+    calls: ClassVar[list[str]] = []
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        header: str,
+        source: str,
+        ensure_row_contiguous: bool,
+    ) -> None:
+        assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
+        text = self.texts[name]
+        assert header in text and source in text, "MLX must get what the artifact shows"
+        self.name, self.kernel = name, SimKernel.load(text)
+        assert [p.name for p in self.kernel.params] == [*input_names, *output_names]
+        self.num_inputs = len(input_names)
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[Any],
+    ) -> list[mx.array]:
+        assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
+        outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+        mx.eval(*inputs, *outputs)
+        names = [p.name for p in self.kernel.params]
+        buffers = [
+            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENA, name=names[i])
+            for i, array in enumerate([*inputs, *outputs])
+        ]
+        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
+        assert all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True)), "no partial threadgroups"
+        self.kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
+        self.calls.append(self.name)
+        return outputs
+
+
+@pytest.fixture
+def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Artifact], mlxr.Model]]:
+    """Loads the bundled weights for an artifact on the metal host."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", dict)
+    SimMetalKernel.calls.clear()
+
+    def load(artifact: Artifact) -> mlxr.Model:
+        SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
+        return mlxr.load(artifact, Q8_0, host="auto")
+
+    yield load
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], mlxr.Model]) -> None:
+    artifact = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact
+    on_metal = metal(artifact)
+    assert isinstance(on_metal.host, MetalHost)
+    on_sim = mlxr.load(artifact, Q8_0, host="sim")
+    prompts = ["The old woman", "One morning the king of the mice and"]
+    got = on_metal.start(prompts, max_tokens=6, num_samples=2, sampling=mlxr.Sampling(temperature=0.5, seed=3))
+    expected = on_sim.start(prompts, max_tokens=6, num_samples=2, sampling=mlxr.Sampling(temperature=0.5, seed=3))
+    assert [a.token_ids for a in got.finish()] == [a.token_ids for a in expected.finish()]
+    assert on_metal.host.launches == on_sim.host.launches
+    assert sum(on_metal.host.launches.values()) == len(SimMetalKernel.calls)
+    assert np.array_equal(np.array(on_metal.arena.token), np.array(on_sim.arena.token))
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model]) -> None:
+    model = metal(mlxr.compile("storyteller"))
+    ids = [1, *range(300, 339)]
+    got = model.start([ids], max_tokens=2, ignore_eos=True).finish()[0]
+    layers = model.artifact.plan.num_layers
+    assert model.host.launches["mlx.projection"] == 4 * layers
+    expected = mlxr.load(model.artifact, Q8_0, host="reference")
+    assert got.token_ids == expected.start([ids], max_tokens=2, ignore_eos=True).finish()[0].token_ids
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_metal_host_says_so() -> None:
+    with pytest.raises(HostError, match="Apple silicon"):
+        mlxr.load(mlxr.compile("storyteller"), Q8_0, host="metal")

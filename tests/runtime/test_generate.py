@@ -1,0 +1,135 @@
+"""Generation: batching, limits, ends, and giving everything back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import ArenaFullError, RequestError
+from mlxr.runtime.model import Model
+from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    """Storyteller with limits that are easily reached: context 64, steps of 16 tokens, 3 sequences, 9 blocks of 16."""
+    spec = storyteller_spec(model={"context": 64}, cache={"num_blocks": 9, "max_sequences": 3}, prefill_chunk=16)
+    return mlxr.load(compile_spec(spec).artifact, Q8_0, host="sim")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(small: Model) -> Iterator[None]:
+    """Every test must leave the arena empty."""
+    yield
+    small.pager.check_integrity()
+    assert small.pager.num_sequences == 0
+    assert small.pager.num_free_blocks == 9
+
+
+def ids(count: int, start: int = 300) -> list[int]:
+    return [1, *range(start, start + count - 1)]
+
+
+def test_sequences_do_not_disturb_each_other(small: Model) -> None:
+    prompts = [ids(40), ids(3, 900), ids(17, 2000)]
+    together = small.start(prompts, max_tokens=6, ignore_eos=True).finish()
+    alone = [small.start([prompt], max_tokens=6, ignore_eos=True).finish()[0] for prompt in prompts]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+    assert len({tuple(a.token_ids) for a in together}) > 1
+
+
+def test_a_prompt_longer_than_a_step_is_cut_into_chunks(small: Model) -> None:
+    small.host.launches.clear()
+    prompt = ids(40)
+    answer = small.start([prompt], max_tokens=1, ignore_eos=True).finish()[0]
+    embed = next(k.name for k in small.artifact.plan.kernels if k.label == "embed")
+    assert small.host.launches[embed] == 3, "40 tokens are three steps of at most 16"
+    assert answer.token_ids == [int(np.argmax(small.logits(prompt)[-1]))]
+
+
+def test_samples_share_the_prompt_and_differ(small: Model) -> None:
+    small.host.launches.clear()
+    sampling = mlxr.Sampling(temperature=1.5, seed=5)
+    answers = small.start([ids(20)], max_tokens=8, num_samples=3, sampling=sampling, ignore_eos=True).finish()
+    assert len({tuple(a.token_ids) for a in answers}) == 3
+    copies = next(k.name for k in small.artifact.plan.kernels if k.label == "copy_blocks")
+    assert small.host.launches[copies] == 1, "the shared, half-filled block is copied before the first write"
+    first = small.start([ids(20)], max_tokens=8, sampling=sampling, ignore_eos=True).finish()[0]
+    assert first.token_ids == answers[0].token_ids
+
+
+def test_greedy_samples_are_equal(small: Model) -> None:
+    """Forked sequences read the same cache: a wrong copy would make them drift apart."""
+    answers = small.start([ids(21)], max_tokens=12, num_samples=3, ignore_eos=True).finish()
+    alone = small.start([ids(21)], max_tokens=12, ignore_eos=True).finish()[0]
+    assert [a.token_ids for a in answers] == [alone.token_ids] * 3
+
+
+def test_it_stops_at_the_end_of_the_context(small: Model) -> None:
+    answer = small.start([ids(60)], max_tokens=100, ignore_eos=True).finish()[0]
+    assert (answer.prompt_tokens, len(answer.token_ids), answer.finish_reason) == (60, 4, "length")
+
+
+def test_it_stops_at_max_tokens(small: Model) -> None:
+    answer = small.start([ids(5)], max_tokens=3, ignore_eos=True).finish()[0]
+    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
+
+
+def test_events_join_to_the_answer(small: Model) -> None:
+    generation = small.start(["Once upon a time", "The"], max_tokens=9)
+    events = list(generation)
+    for index, answer in enumerate(generation.completions):
+        mine = [e for e in events if e.index == index]
+        assert [e.token_id for e in mine] == answer.token_ids
+        assert "".join(e.text for e in mine) == answer.text
+        assert [e.finish_reason for e in mine] == [None] * (len(mine) - 1) + [answer.finish_reason]
+    assert small.tokenizer is not None
+    whole = small.tokenizer.decode(small.encode("Once upon a time") + generation.completions[0].token_ids)
+    assert whole == "Once upon a time" + generation.completions[0].text
+
+
+def test_closing_a_stream_gives_its_blocks_back(small: Model) -> None:
+    stream = small.stream("Once upon a time", max_tokens=30)
+    next(stream)
+    assert small.pager.num_sequences == 1
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -> None:
+    with pytest.raises(ArenaFullError, match="block"):
+        small.start([ids(50), ids(50, 900), ids(50, 1500)], max_tokens=14, ignore_eos=True).finish()
+    # And the next request is served.
+    assert len(small.start([ids(50)], max_tokens=2, ignore_eos=True).finish()[0].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([ids(64)], {}, "the prompt has 64 tokens; the context is 64"),
+        ([[]], {}, "no tokens"),
+        ([], {}, "no prompt"),
+        ([[1, 4096]], {}, "token id 4096 is outside the vocabulary of 4096"),
+        ([[1, -1]], {}, "token id -1 is outside"),
+        ([[1]], {"max_tokens": 0}, "max_tokens 0"),
+        ([[1]], {"num_samples": 0}, "samples 0"),
+        ([[1]] * 4, {}, "4 prompts x 1 samples are 4 sequences; the artifact holds 3"),
+        ([[1], [1]], {"num_samples": 2}, "2 prompts x 2 samples are 4 sequences"),
+    ],
+)
+def test_bad_requests_are_refused(
+    small: Model, prompts: list[list[int]], options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        small.start(prompts, **options)  # type: ignore[arg-type]
+
+
+def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(BF16)
+    model = mlxr.load(mlxr.compile("storyteller"), tmp_path / "model.safetensors", host="reference")
+    with pytest.raises(RequestError, match="without a tokenizer"):
+        model.generate("Once")
+    answer = model.generate([1, 403], max_tokens=2)
+    assert (len(answer.token_ids), answer.text) == (2, "")

@@ -1,0 +1,30 @@
+"""Fails when a source file is longer than 500 lines, or when the tree holds what must not be committed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+MOST_LINES = 500
+SOURCES = {".py", ".jinja", ".h", ".cuh", ".c", ".js", ".html", ".css", ".toml", ".yaml"}
+# An absolute path of somebody's machine means nothing on another one.
+PATHS = re.compile(r"(?<![\w.])/(?:home|Users|root|work)/\w")
+
+
+def main() -> int:
+    """Checks every tracked file; returns the exit code."""
+    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
+    problems = []
+    for path in map(Path, filter(None, tracked)):
+        if path.suffix not in SOURCES or not path.is_file() or path.is_symlink():
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(lines) > MOST_LINES:
+            problems.append(f"{path}: {len(lines)} lines, at most {MOST_LINES}")
+        problems += [f"{path}:{n}: absolute path" for n, line in enumerate(lines, 1) if PATHS.search(line)]
+    print("\n".join(problems) or "size gate: ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
