@@ -1,16 +1,13 @@
 """Contexts of the attention kernels."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, RopeKernel, round_up
 from mlxr.compiler.dtypes import DType
 
 LOG2_E = 1.4426950408889634
 _MOST_QUADS = 16  # float4 registers of queries, and again of values, that a lane may hold
-
-
-def _power_of_two_in(value: int) -> int:
-    return value & -value
 
 
 @dataclass(frozen=True)
@@ -53,30 +50,40 @@ class AttendKernel(RopeKernel):
         """Scale of the scores for exp2."""
         return self.scale * LOG2_E
 
+    @cached_property
+    def _split_of_a_head(self) -> tuple[int, int]:
+        """(vec, lanes): how a head is dealt out to lanes.
+
+        The one that wastes fewest lanes on padding without holding too many registers; then the widest loads, then the
+        most lanes. Where every one needs too many registers, the one that needs fewest.
+        """
+        widest = 16 // self.cache_bytes
+        ways = [(vec, lanes) for vec in (widest, 4) for lanes in (32, 16, 8, 4, 2, 1)]
+        light = [way for way in ways if self._quads(*way) * self.gqa_ratio <= _MOST_QUADS]
+        return min(light or [(4, SIMD_WIDTH)], key=lambda way: way[1] * self._quads(*way))
+
+    def _quads(self, vec: int, lanes: int) -> int:
+        return -(-self.head_dim // (vec * lanes)) * vec // 4
+
     @property
     def vec(self) -> int:
-        """Elements of one load of a lane: 16 bytes, or 8 where wider loads would need too many registers."""
-        widest = 16 // self.cache_bytes
-        for vec in (widest, 4):
-            if self.head_dim % vec == 0 and self._quads(vec) * self.gqa_ratio <= _MOST_QUADS:
-                return vec
-        return 4
-
-    def _lanes(self, vec: int) -> int:
-        return min(SIMD_WIDTH, _power_of_two_in(self.head_dim // vec))
-
-    def _quads(self, vec: int) -> int:
-        return self.head_dim // self._lanes(vec) // 4
+        """Elements of one load of a lane: 16 bytes, or 8."""
+        return self._split_of_a_head[0]
 
     @property
     def lanes(self) -> int:
         """Lanes that share a key."""
-        return self._lanes(self.vec)
+        return self._split_of_a_head[1]
 
     @property
     def quads(self) -> int:
         """Float4s of a head that a lane holds."""
-        return self._quads(self.vec)
+        return self._quads(self.vec, self.lanes)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some lanes hold float4s past the end of the head."""
+        return self.quads * self.lanes * 4 > self.head_dim
 
     @property
     def keys(self) -> int:

@@ -44,6 +44,7 @@ def make_plan(
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
     """
+    max_tokens = max(spec.prefill_chunk, spec.cache.max_sequences)  # so that all sequences can decode in one step
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
     lowerings = {name: Lowering(graphs[name], name, arena, geometry) for name in STEPS}
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
@@ -52,7 +53,7 @@ def make_plan(
     prefill_tile = next((d.kernel.tile for d in drafts["prefill"] if d.op.endswith("attended")), 1)  # type: ignore[attr-defined]
     steps = []
     for name in STEPS:
-        limits = _limits(spec, name, max_rows, prefill_tile)
+        limits = _limits(spec, name, max_tokens, max_rows, prefill_tile)
         lowering = lowerings[name]
         shapes: dict[str, tuple[Shape, DType]] = {
             v.name: (v.shape, v.dtype) for v in graphs[name].values if v.role == "activation"
@@ -87,16 +88,16 @@ def make_plan(
         num_layers=spec.model.num_layers,
         query_tile=prefill_tile,
         partition=geometry.partition,
-        max_tokens=spec.prefill_chunk,
+        max_tokens=max_tokens,
         max_rows=max_rows,
     )
     check_plan(plan)
     return plan, sources
 
 
-def _limits(spec: ModelSpec, step: StepName, max_rows: int, tile: int) -> dict[str, int]:
+def _limits(spec: ModelSpec, step: StepName, max_tokens: int, max_rows: int, tile: int) -> dict[str, int]:
     seqs = spec.cache.max_sequences
-    tokens = seqs if step == "decode" else spec.prefill_chunk
+    tokens = seqs if step == "decode" else max_tokens
     rows = seqs if step == "decode" else max_rows
     return {"tokens": tokens, "seqs": seqs, "seqs+1": seqs + 1, "rows": rows, "tiles": -(-tokens // tile) + seqs}
 

@@ -1,0 +1,123 @@
+// gate_up_rows_f368660e
+// small spec of a test
+//
+// Projection of several rows: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
+// As the one-row kernel, but a simdgroup keeps 4 weight rows times 8 input rows of sums, so that each
+// weight is read once for 8 rows.
+// Grid: (ceil(88 / 4), ceil(tokens / 8)) threadgroups of 2 simdgroups.
+//   x          [tokens, 48] f32
+//   weight     [176, 48] f32
+//   norm       [48] f32
+//   out        [tokens, 88] f32
+//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
+
+// ---- kernel
+[[kernel]] void gate_up_rows_f368660e(
+  const device float* x [[buffer(0)]],
+  const device float* weight [[buffer(1)]],
+  const device float* norm [[buffer(2)]],
+  const device uint32_t* dims [[buffer(3)]],
+  device float* out [[buffer(4)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
+  if (first >= 88u) {
+    return;
+  }
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
+  // Rows and outputs past the end repeat the last one and are not stored.
+  const device float* input[8];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    const uint row = min(first_row + t, count - 1);
+    input[t] = x + (ulong)row * 48u;
+  }
+  const device float* w[4];
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    const uint row = first + r;
+    w[r] = weight + (ulong)row * 48u;
+    w[2 + r] = weight + (ulong)(row + 88u) * 48u;
+  }
+  float sums[8][4];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      sums[t][r] = 0.0f;
+    }
+  }
+  float squares[8];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    squares[t] = 0.0f;
+  }
+  for (uint i = lane * 4u; i < 48u; i += 128u) {
+    float4 n[1];
+    load_f32_4(norm + i, n);
+    float4 u[4][1];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      load_f32_4(w[r] + i, u[r]);
+    }
+#pragma unroll
+    for (uint t = 0; t < 8u; t++) {
+      float4 v[1];
+      load_f32_4(input[t] + i, v);
+#pragma unroll
+      for (uint j = 0; j < 1u; j++) {
+        squares[t] += sum4(v[j] * v[j]);
+        v[j] *= n[j];
+#pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          sums[t][r] += sum4(u[r][j] * v[j]);
+        }
+      }
+    }
+  }
+  // Lane t * 2 + r keeps output r of row t.
+  float y = 0.0f;
+  float scale = 0.0f;
+  float up = 0.0f;
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    const float mean = simd_sum(squares[t]) * 0.020833334f;
+    scale = lane / 2u == t ? metal::precise::rsqrt(mean + 9.99999975e-06f) : scale;
+#pragma unroll
+    for (uint r = 0; r < 2u; r++) {
+      const float total = simd_sum(sums[t][r]);
+      y = lane == t * 2u + r ? total : y;
+      const float total_up = simd_sum(sums[t][2u + r]);
+      up = lane == t * 2u + r ? total_up : up;
+    }
+  }
+  const uint row = first_row + lane / 2u;
+  const uint o = first + lane % 2u;
+  if (lane < 16u && row < count && o < 88u) {
+    const ulong place = (ulong)row * 88u + o;
+    y *= scale;
+    up *= scale;
+    y = activate(y) * up;
+    out[place] = (float)y;
+  }
+}

@@ -1,0 +1,128 @@
+// qkv_rows_e97de3a8
+// small spec of a test
+//
+// Projection of several rows: out = rms_norm(x) @ weight.T.
+// As the one-row kernel, but a simdgroup keeps 4 weight rows times 8 input rows of sums, so that each
+// weight is read once for 8 rows.
+// Grid: (ceil(128 / 8), ceil(tokens / 8)) threadgroups of 2 simdgroups.
+//   x          [tokens, 48] bf16
+//   weight     [128, 48] bf16
+//   norm       [48] f32
+//   out        [tokens, 128] bf16
+//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float4 widen_bf16(uint2 u) {
+  return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
+}
+inline void unpack_bf16(uint4 u, thread float4* v) {
+  v[0] = widen_bf16(u.xy);
+  v[1] = widen_bf16(u.zw);
+}
+
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
+  unpack_bf16(*(const device uint4*)p, v);
+}
+
+inline void load_f32_8(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+  v[1] = *(const device float4*)(p + 4);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+// ---- kernel
+[[kernel]] void qkv_rows_e97de3a8(
+  const device bfloat16_t* x [[buffer(0)]],
+  const device bfloat16_t* weight [[buffer(1)]],
+  const device float* norm [[buffer(2)]],
+  const device uint32_t* dims [[buffer(3)]],
+  device bfloat16_t* out [[buffer(4)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
+  if (first >= 128u) {
+    return;
+  }
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 8u;
+  // Rows and outputs past the end repeat the last one and are not stored.
+  const device bfloat16_t* input[8];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    const uint row = min(first_row + t, count - 1);
+    input[t] = x + (ulong)row * 48u;
+  }
+  const device bfloat16_t* w[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first + r;
+    w[r] = weight + (ulong)row * 48u;
+  }
+  float sums[8][4];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      sums[t][r] = 0.0f;
+    }
+  }
+  float squares[8];
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    squares[t] = 0.0f;
+  }
+  for (uint i = lane * 8u; i < 48u; i += 256u) {
+    float4 n[2];
+    load_f32_8(norm + i, n);
+    float4 u[4][2];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      load_bf16_8(w[r] + i, u[r]);
+    }
+#pragma unroll
+    for (uint t = 0; t < 8u; t++) {
+      float4 v[2];
+      load_bf16_8(input[t] + i, v);
+#pragma unroll
+      for (uint j = 0; j < 2u; j++) {
+        squares[t] += sum4(v[j] * v[j]);
+        v[j] *= n[j];
+#pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          sums[t][r] += sum4(u[r][j] * v[j]);
+        }
+      }
+    }
+  }
+  // Lane t * 4 + r keeps output r of row t.
+  float y = 0.0f;
+  float scale = 0.0f;
+#pragma unroll
+  for (uint t = 0; t < 8u; t++) {
+    const float mean = simd_sum(squares[t]) * 0.020833334f;
+    scale = lane / 4u == t ? metal::precise::rsqrt(mean + 9.99999975e-06f) : scale;
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      const float total = simd_sum(sums[t][r]);
+      y = lane == t * 4u + r ? total : y;
+    }
+  }
+  const uint row = first_row + lane / 4u;
+  const uint o = first + lane % 4u;
+  if (lane < 32u && row < count && o < 128u) {
+    const ulong place = (ulong)row * 128u + o;
+    y *= scale;
+    out[place] = (bfloat16_t)y;
+  }
+}

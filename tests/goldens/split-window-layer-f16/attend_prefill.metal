@@ -1,0 +1,212 @@
+// attend_prefill_a6853f1c
+// small spec of a test
+//
+// Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
+// One threadgroup serves one KV head of a tile of 32 query tokens: 32 rows, 4 a simdgroup. It walks the
+// context 32 keys at a time through threadgroup memory: a lane owns a key for the scores (so a row's softmax takes one
+// simd_max) and a slice of the head for the values.
+// Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
+// Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
+//   qkv        [tokens, 240] f16: 2 query, 2 key, 2 value heads of 40
+//   query_tiles  [tiles, 2] i32: sequence, first token
+//   positions  [tokens] i32
+//   query_start  [seqs + 1] i32: first token of each sequence
+//   block_tables  [seqs, 10] i32
+//   k_arena, v_arena  [1, 20, 4, 2, 40] f16
+//   layer      [8] u32: the layer first
+//   token, token_out  [8] u32
+//   out        [tokens, 80] f16
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float4 widen_f16(uint2 u) { return float4(float2(as_type<half2>(u.x)), float2(as_type<half2>(u.y))); }
+inline void unpack_f16(uint4 u, thread float4* v) {
+  v[0] = widen_f16(u.xy);
+  v[1] = widen_f16(u.zw);
+}
+
+inline void load_f16_8(const device float16_t* p, thread float4* v) {
+  unpack_f16(*(const device uint4*)p, v);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+constant float rope_frequencies[10] = {
+  1.0f, 0.398107171f, 0.158489317f, 0.0630957335f, 0.0251188651f, 0.00999999978f,
+  0.00398107152f, 0.00158489321f, 0.000630957366f, 0.000251188641f,
+};
+
+struct Rotation {
+  float cosine;
+  float sine;
+  uint partner;
+};
+
+inline Rotation rotation(uint element, int position) {
+  if (element >= 20u) {
+    return Rotation{1.0f, 0.0f, element};
+  }
+  const bool first = (element & 1u) == 0u;
+  const uint pair = element >> 1;
+  const uint partner = element ^ 1u;
+  const float angle = (float)position * rope_frequencies[pair];
+  const float sine = metal::precise::sin(angle);
+  return Rotation{metal::precise::cos(angle), first ? -sine : sine, partner};
+}
+
+inline float rotate(const device float16_t* head, uint element, Rotation r) {
+  return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
+}
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)layer * 20u + block) * 4u + offset) * 80u;
+}
+#define LOWEST (-3.0e38f)
+// ---- kernel
+[[kernel]] void attend_prefill_a6853f1c(
+  const device float16_t* qkv [[buffer(0)]],
+  const device int32_t* query_tiles [[buffer(1)]],
+  const device int32_t* positions [[buffer(2)]],
+  const device int32_t* query_start [[buffer(3)]],
+  const device int32_t* block_tables [[buffer(4)]],
+  const device uint32_t* layer [[buffer(5)]],
+  const device float16_t* k_arena [[buffer(6)]],
+  const device float16_t* v_arena [[buffer(7)]],
+  const device uint32_t* token [[buffer(8)]],
+  device float16_t* out [[buffer(9)]],
+  device uint32_t* token_out [[buffer(10)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint simd_gid = simdgroup_index_in_threadgroup;
+  const uint kv_head = threadgroup_position_in_grid.x;
+  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
+  const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
+  const uint num_tokens = min(32u, (uint)query_start[sequence + 1] - first_token);
+  const uint first_position = (uint)positions[first_token];
+
+  // Row r is query head r % 1 of token r / 1. Rows past the end stay zero and are not stored.
+  MLXR_THREADGROUP(float4, q, 320);
+  MLXR_THREADGROUP(uint4, k_tile, 160);
+  MLXR_THREADGROUP(uint4, v_tile, 160);
+  MLXR_THREADGROUP(float, weights, 1024);
+  for (uint i = thread_index_in_threadgroup; i < 320u; i += 256u) {
+    const uint row = i / 10u;
+    const uint element = i % 10u * 4u;
+    const uint t = row / 1u;
+    float4 rotated = float4(0.0f);
+    if (t < num_tokens) {
+      const device float16_t* head = qkv + (ulong)(first_token + t) * 240u +
+          (kv_head * 1u + row % 1u) * 40u;
+#pragma unroll
+      for (uint j = 0; j < 4; j++) {
+        rotated[j] = rotate(head, element + j, rotation(element + j, (int)(first_position + t))) * 0.22811012f;
+      }
+    }
+    q[i] = rotated;
+  }
+
+  float maximum[4];
+  float total[4];
+  float values[4][2];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    maximum[r] = LOWEST;
+    total[r] = 0.0f;
+#pragma unroll
+    for (uint d = 0; d < 2u; d++) {
+      values[r][d] = 0.0f;
+    }
+  }
+  const uint first_row = simd_gid * 4u;
+  const uint end = first_position + num_tokens;
+  const uint begin = first_position + 1 > 9u ? first_position + 1 - 9u : 0u;
+
+  for (uint first_key = begin; first_key < end; first_key += 32u) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index_in_threadgroup; i < 160u; i += 256u) {
+      const uint key = i / 5u;
+      const uint chunk = i % 5u;
+      // Keys past the end repeat the last one; their weight is zero.
+      const uint at = min(first_key + key, end - 1);
+      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 10u + (at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+      k_tile[key * 5u + chunk] = ((const device uint4*)(k_arena + row))[chunk];
+      v_tile[key * 5u + chunk] = ((const device uint4*)(v_arena + row))[chunk];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float scores[4];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      scores[r] = 0.0f;
+    }
+    const uint own = lane;
+    for (uint chunk = 0; chunk < 5u; chunk++) {
+      float4 key[2];
+      unpack_f16(k_tile[own * 5u + chunk], key);
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          scores[r] += sum4(key[j] * q[(first_row + r) * 10u + chunk * 2u + j]);
+        }
+      }
+    }
+    const uint key_position = first_key + own;
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      const uint t = (first_row + r) / 1u;
+      const uint query_position = first_position + min(t, num_tokens - 1);
+      const bool seen = key_position <= query_position && key_position + 9u > query_position;
+      const float largest = max(maximum[r], simd_max(seen ? scores[r] : LOWEST));
+      const float p = seen ? exp2(scores[r] - largest) : 0.0f;
+      const float keep = exp2(maximum[r] - largest);
+      maximum[r] = largest;
+      total[r] = total[r] * keep + p;
+      weights[(first_row + r) * 32u + lane] = p;
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        values[r][d] *= keep;
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float16_t* v = (threadgroup float16_t*)v_tile;
+    for (uint key = 0; key < 32u; key++) {
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        const uint element = lane + 32u * d;
+        const float value = element >= 40u ? 0.0f : (float)v[key * 40u + element];
+#pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          values[r][d] += weights[(first_row + r) * 32u + key] * value;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first_row + r;
+    const uint t = row / 1u;
+    const float sum = simd_sum(total[r]);
+    if (row < 32u && t < num_tokens) {
+      device float16_t* target = out + (ulong)(first_token + t) * 80u +
+          (kv_head * 1u + row % 1u) * 40u;
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        const uint element = lane + 32u * d;
+        if (element < 40u) {
+          target[element] = (float16_t)(values[r][d] / sum);
+        }
+      }
+    }
+  }
+  if (kv_head == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+    token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
+  }
+}

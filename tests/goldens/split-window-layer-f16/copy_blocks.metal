@@ -1,0 +1,45 @@
+// copy_blocks_73ec7849
+// small spec of a test
+//
+// Copy-on-write: copies whole blocks of the arena, every layer, before the step that writes into the copies.
+// Grid: (copies, 1 layers) threadgroups of 64 threads, 16 bytes a thread at a time.
+//   copies     [copies, 2] i32: source and target block
+//   k_arena, v_arena  [1, 20, 4, 2, 40] f16, written
+//   token, token_out  [8] u32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)layer * 20u + block) * 4u + offset) * 80u;
+}
+// ---- kernel
+[[kernel]] void copy_blocks_73ec7849(
+  const device int32_t* copies [[buffer(0)]],
+  const device float16_t* k_arena [[buffer(1)]],
+  const device float16_t* v_arena [[buffer(2)]],
+  const device uint32_t* token [[buffer(3)]],
+  device uint32_t* token_out [[buffer(4)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint copy = threadgroup_position_in_grid.x;
+  const uint layer = threadgroup_position_in_grid.y;
+  const ulong source = arena_row((uint)copies[2 * copy], layer, 0);
+  const ulong target = arena_row((uint)copies[2 * copy + 1], layer, 0);
+  const device uint4* k_from = (const device uint4*)(k_arena + source);
+  const device uint4* v_from = (const device uint4*)(v_arena + source);
+  device uint4* k_to = (device uint4*)(const_cast<device float16_t*>(k_arena) + target);
+  device uint4* v_to = (device uint4*)(const_cast<device float16_t*>(v_arena) + target);
+  for (uint i = thread_index_in_threadgroup; i < 40u; i += 64u) {
+    k_to[i] = k_from[i];
+    v_to[i] = v_from[i];
+  }
+  if (copy == 0 && layer == 0 && thread_index_in_threadgroup < 8) {
+    token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
+  }
+}

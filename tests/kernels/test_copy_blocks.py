@@ -1,0 +1,57 @@
+"""The copy-on-write kernel: whole blocks, every layer, K and V, and not a byte more."""
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts.reference import ReferenceHost
+from mlxr.runtime.hosts.sim_host import SimHost
+from mlxr_tests.arenas import copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.specs import compiled, random_weights, small_spec
+
+
+def only_copies(artifact):
+    """The artifact without its other kernels, which would take time to build."""
+    plan = artifact.plan.model_copy(update={"kernels": (artifact.kernel_entry("copy_blocks"),)})
+    return Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "block_size", "head_dim"),
+    [
+        ("block", "f32", 4, 40),
+        ("layer", "bf16", 1, 32),
+        ("block", "f16", 1, 32),
+        ("layer", "f32", 32, 48),
+        ("block", "bf16", 16, 136),
+    ],
+)
+def test_copies(layout, dtype, block_size, head_dim):
+    cache = {"layout": layout, "dtype": dtype, "block_size": block_size, "max_sequences": 6, "mode": "paged"}
+    artifact = only_copies(compiled(small_spec(cache=cache, model__attention__head_dim=head_dim, model__num_layers=3)))
+    arena, reference_arena = (nan_arena(Arena(artifact.plan.arena)) for _ in range(2))
+    geometry = artifact.plan.arena
+    write_slots(arena, range(geometry.num_blocks * block_size), np.random.default_rng(0))
+    copy_arena(arena, reference_arena)
+    weights = random_weights(artifact.plan)
+    sim, reference = SimHost(artifact, weights, arena), ReferenceHost(artifact, weights, reference_arena)
+    last = geometry.num_blocks - 1
+    for copies in ([(1, 0)], [(0, last), (2, 1), (last - 1, 3)]):
+        before = snapshot(arena)
+        sim.copy_blocks(copies)
+        reference.copy_blocks(copies)
+        after, want = snapshot(arena), snapshot(reference_arena)
+        for name in ("K", "V"):
+            expected = before[name].reshape(geometry.num_layers, geometry.num_blocks, -1).copy()
+            for source, target in copies:
+                expected[:, target] = expected[:, source]
+            assert (after[name] == expected.reshape(after[name].shape)).all(), name
+            assert (want[name] == after[name]).all(), f"reference: {name}"
+    assert np.array(arena.token).tolist() == [2] * 8
+    (label,) = (artifact.plan.kernel(kernel).label for kernel in sim.launches)
+    assert label == "copy_blocks" and sim.launches.total() == 2
+
+
+def test_one_sequence_needs_no_copies():
+    assert compiled(small_spec(cache__max_sequences=1)).plan.copy_blocks is None

@@ -1,0 +1,162 @@
+"""The other kernel tests can fail: each kernel made empty, and each of these small mistakes, is noticed.
+
+Every mistake is planted in the text of one kernel; the same comparison that passes with the true text must fail.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled, random_weights, small_spec
+from mlxr_tests.tolerances import SUM_ERROR
+
+SPLIT = Geometry(partition=16)
+SMALL = compiled(small_spec(cache__dtype="f32"), SPLIT)
+NOTICED = (AssertionError, KernelFault)
+
+
+def with_text(artifact, label, text):
+    entry = artifact.kernel_entry(label)
+    return Artifact({**artifact.files, entry.file: text})
+
+
+def every_kernel(artifact):
+    """A few steps that launch all kernels."""
+    pair = HostPair(artifact, random_weights(SMALL.plan))
+    a = pair.add()
+    pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
+    pair.step([(a, [3])])
+    b = pair.fork(a)
+    pair.step([(b, [5]), (a, [8])])
+    pair.step([(a, [9, 7, 9, 3, 2, 3, 8])])
+    pair.step([(a, [4]), (b, [6])])
+    return pair
+
+
+def test_unharmed():
+    pair = every_kernel(SMALL)
+    assert set(pair.sim.launches) == {k.name for k in SMALL.plan.kernels}
+
+
+@pytest.mark.parametrize("label", [k.label for k in SMALL.plan.kernels])
+def test_empty_kernel_is_noticed(label):
+    _, body = SMALL.kernel_sections(SMALL.kernel_entry(label).name)
+    text = SMALL.kernel_text(SMALL.kernel_entry(label).name)
+    assert text.endswith(body + "}\n")
+    empty = text.removesuffix(body + "}\n") + "}\n"
+    with pytest.raises(NOTICED):
+        every_kernel(with_text(SMALL, label, empty))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """In the kernel `label`, `old` became `new`."""
+
+    label: str
+    old: str
+    new: str
+    ops: tuple[str, ...]
+    spec: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[tuple[int, int], ...] = ((0, 1),)
+    """(history, new tokens) of each sequence."""
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.old} -> {self.new}"
+
+
+QKV, OUT = ("layers.1.attention.qkv_projected",), ("layers.1.attention.out",)
+GATED, LOGITS = ("layers.1.mlp.gated",), ("logits_of_all_tokens",)
+ATTEND = ("layers.1.attention.attended",)
+PREFILL = ("layers.1.attention.cache_write", *ATTEND)
+WIDE = {"model__hidden_size": 136}
+BIAS = {"model__attention__qkv_bias": True}
+WINDOW = {"model__attention__sliding_window": 5}
+THREE = ((13, 1), (6, 1), (0, 1))
+CHUNKS = ((7, 12), (0, 5), (3, 1))
+
+MISTAKES = [
+    Mistake("embed", "token_ids[token]", "token_ids[0]", ("embedded",), parts=((0, 9),)),
+    Mistake("embed", "i < 48u", "i < 40u", ("embedded",), parts=((0, 9),)),
+    Mistake("qkv", "i < 136u", "i < 128u", QKV, WIDE),
+    Mistake("qkv", "i += 128u", "i += 256u", QKV, WIDE),
+    Mistake("qkv", "v[j] *= n[j];", "", QKV),
+    Mistake("qkv", "+ 9.99999975e-06f", "+ 1e-4f", QKV),
+    Mistake("qkv", "y += (float)bias[o];", "", QKV, BIAS),
+    Mistake("qkv_rows", "y += (float)bias[o];", "y += (float)bias[first];", QKV, BIAS, ((0, 9),)),
+    Mistake("o", "y += (float)residual[place];", "", OUT),
+    Mistake("o_rows", "residual[place]", "residual[o]", OUT, parts=((0, 2),)),
+    Mistake("gate_up", "activate(y) * up", "y * activate(up)", GATED),
+    Mistake("gate_up", "up *= scale;", "", GATED),
+    Mistake("gate_up_rows", "(row + 88u)", "(row + 87u)", GATED, parts=((0, 3),)),
+    Mistake("logits", "rows[0]", "0u", LOGITS, parts=((0, 1), (0, 1))),
+    Mistake("logits_rows", "rows[row]", "row", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("logits_rows", "min(first + r, 60u)", "(first + r)", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("logits_rows", "row < count && ", "", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("logits_rows", " && o < 61u", "", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("attend", "first ? -sine : sine", "first ? sine : -sine", ATTEND, parts=THREE),
+    Mistake("attend", "const uint end = position;", "const uint end = position + 1;", ATTEND, parts=THREE),
+    Mistake("attend", "const uint end = position;", "const uint end = max(position, 1u) - 1;", ATTEND, parts=THREE),
+    Mistake("attend", "k_out[row + element] = new_k;", "", ATTEND, parts=THREE),
+    Mistake("attend", "values[g][i][j] = key_in_group == 0 ? (float)new_v : 0.0f;", "", ATTEND, parts=THREE),
+    Mistake("attend", "valid ? exp2(score - largest) : 0.0f", "exp2(score - largest)", ATTEND, parts=THREE),
+    Mistake("attend", "position + 1 - 5u", "position - 5u", ATTEND, WINDOW, THREE),
+    Mistake("attend", "position + 1 - 5u", "position + 2 - 5u", ATTEND, WINDOW, THREE),
+    Mistake("attend", "block_tables[(ulong)(sequence) * 10u + ", "block_tables[", ATTEND, parts=THREE),
+    Mistake("attend", "slot % 4u", "0u", ATTEND, parts=THREE),
+    Mistake("attend", "total[g] = total[g] * keep + p", "total[g] = total[g] + p", ATTEND, parts=THREE),
+    Mistake("attend", "token[thread_index_in_threadgroup] + 1", "token[thread_index_in_threadgroup]", ATTEND),
+    Mistake("attend_partition", "position / 16u == partition", "true", ATTEND, parts=((20, 1), (3, 1))),
+    Mistake("attend_partition", "begin = max(partition * 16u", "begin = max(partition * 15u", ATTEND, parts=((20, 1),)),
+    Mistake("attend_reduce", "uint p = 0; p < count", "uint p = 1; p < count", ATTEND, parts=((20, 1), (3, 1))),
+    Mistake("attend_reduce", "exp2(s[2 * p] - largest)", "1.0f", ATTEND, parts=((20, 1), (3, 1))),
+    Mistake("attend_reduce", "dims[4]", "1u", ATTEND, parts=((20, 1), (3, 1))),
+    Mistake("attend_reduce", "exp2(s[2 * p] - largest)", "exp2(s[2 * p])", ATTEND, parts=((20, 1),), scale=200.0),
+    Mistake("rope_cache_write", "layer[0]", "0u", PREFILL, parts=CHUNKS),
+    Mistake("rope_cache_write", "positions[t]", "(int)t", PREFILL, parts=CHUNKS),
+    Mistake("rope_cache_write", "slot % 4u", "slot % 2u", PREFILL, parts=CHUNKS),
+    Mistake("attend_prefill", "key_position <= query_position", "key_position < query_position", PREFILL, parts=CHUNKS),
+    Mistake("attend_prefill", "key_position <= query_position", "true", PREFILL, parts=CHUNKS),
+    Mistake(
+        "attend_prefill",
+        "key_position + 5u > query_position",
+        "key_position + 5u >= query_position",
+        PREFILL,
+        WINDOW,
+        CHUNKS,
+    ),
+    Mistake("attend_prefill", "values[r][d] *= keep;", "", PREFILL, parts=((30, 10),)),
+    Mistake("attend_prefill", "(first_position + t)", "(first_position)", PREFILL, parts=CHUNKS),
+    Mistake("attend_prefill", "simdgroup_barrier(mem_flags::mem_threadgroup);", "", PREFILL, parts=CHUNKS),
+    Mistake("attend_prefill", "threadgroup_barrier(mem_flags::mem_threadgroup);", "", PREFILL, parts=CHUNKS),
+    Mistake("attend_prefill", "element >= 40u ? 0.0f : (float)", "(float)", PREFILL, parts=CHUNKS),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistake_is_noticed(mistake):
+    true = compiled(small_spec(**{"cache__dtype": "f32"} | mistake.spec), SPLIT)
+    text = true.kernel_text(true.kernel_entry(mistake.label).name)
+    assert mistake.old in text, "the mistake must be possible"
+    run(true, mistake)
+    with pytest.raises(NOTICED):
+        run(with_text(true, mistake.label, text.replace(mistake.old, mistake.new)), mistake)
+
+
+def run(artifact, mistake):
+    bench = OpBench(artifact, scale=mistake.scale, sum_error=SUM_ERROR if mistake.scale == 1.0 else 2e-3)
+    seq_ids = bench.sequences(*(history for history, _ in mistake.parts))
+    batch = bench.batch([(s, new) for s, (_, new) in zip(seq_ids, mistake.parts, strict=True)])
+    if mistake.label == "logits":  # the one-row kernel, asked for the second sequence's row
+        object.__setattr__(batch, "logit_rows", batch.logit_rows[1:])
+    decode = mistake.label.removesuffix("_partition").removesuffix("_reduce") in ONE_ROW
+    bench.run("decode" if decode else "prefill", mistake.ops, batch)
+
+
+ONE_ROW = ("embed", "qkv", "o", "gate_up", "down", "logits", "attend")

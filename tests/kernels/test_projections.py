@@ -1,0 +1,113 @@
+"""Embedding and projection kernels, each op alone: one row (matvec) and several rows (matmul)."""
+
+import pytest
+
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled, small_spec
+
+QKV = "layers.0.attention.qkv_projected"
+OUT = "layers.0.attention.out"
+GATED = "layers.0.mlp.gated"
+DOWN = "layers.0.mlp.out"
+LOGITS = "logits_of_all_tokens"
+TOKENS = (1, 2, 7, 8, 9, 17)
+BIASES = {"model__attention__qkv_bias": True, "model__attention__output_bias": True}
+
+
+def types(weight, activation, norm="f32", hidden=48, intermediate=88, **changes):
+    changes |= {"weights": {"default": weight, "norm": norm}, "activation_dtype": activation}
+    return {"model__hidden_size": hidden, "model__mlp__intermediate_size": intermediate} | changes
+
+
+# A lane reads 4 (f32) or 8 columns at a time, a simdgroup 128 or 256: 136, 264 and 296 end in a part of that.
+ALL = (QKV, OUT, GATED, DOWN, LOGITS)
+CASES = {
+    "f32-f32": (types("f32", "f32"), ALL),
+    "f32-f16": (types("f32", "f16", "f16", hidden=136, model__mlp__activation="gelu"), ALL),
+    "f32-bf16": (types("f32", "bf16", "bf16", hidden=136, model__attention__qkv_bias=True), ALL),
+    "f16-f32": (types("f16", "f32", "f16", intermediate=296, model__mlp__activation="gelu_tanh"), ALL),
+    "f16-f16": (types("f16", "f16", hidden=264, model__tie_embeddings=True), ALL),
+    "f16-bf16": (types("f16", "bf16", intermediate=264, model__attention__output_bias=True), ALL),
+    "bf16-f32": (types("bf16", "f32", "bf16", hidden=264, model__mlp__activation="gelu"), ALL),
+    "bf16-f16": (types("bf16", "f16", hidden=72, model__mlp__bias=True), ALL),
+    "bf16-bf16": (types("bf16", "bf16", hidden=72, model__mlp__activation="gelu_tanh", model__mlp__bias=True), ALL),
+    "biases": (types("f32", "f32", model__mlp__bias=True, **BIASES), (QKV, OUT, GATED, DOWN)),
+    "large-eps": (types("f32", "f32", model__norm={"eps": 0.25}), (QKV,)),
+    "fewer-outputs-than-a-simdgroup": (types("f32", "f32", hidden=8, model__vocab_size=3), (LOGITS,)),
+    "one-more-than-a-simdgroup": (types("bf16", "f32", hidden=8, model__vocab_size=5), (LOGITS,)),
+}
+
+
+def run_rows(bench, step, op, num_tokens, rows="last"):
+    seq_ids = bench.sequences(0)
+    bench.run(step, [op], bench.batch([(seq_ids[0], num_tokens)], rows))
+    bench.clear(seq_ids)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_projections(case):
+    changes, ops = CASES[case]
+    bench = OpBench(compiled(small_spec(**changes)))
+    for op in ops:
+        run_rows(bench, "decode", op, 1)
+        for num_tokens in TOKENS:
+            run_rows(bench, "prefill", op, num_tokens, "all")
+
+
+def test_projections_without_bias_have_none_and_with_one_use_it():
+    plain, biased = (compiled(small_spec(**c)).plan for c in ({}, {**BIASES, "model__mlp__bias": True}))
+    for plan, expected in ((plain, set()), (biased, {"qkv", "o", "gate_up", "down"})):
+        assert {k.label for k in plan.kernels if any(p.name == "bias" for p in k.inputs)} == (
+            expected | {f"{label}_rows" for label in expected}
+        )
+
+
+def test_logits_of_some_rows():
+    """Rows of several sequences, in the middle of a batch, some sequences without any."""
+    bench = OpBench(compiled(small_spec(cache__max_sequences=4)))
+    a, b, c, d = bench.sequences(0, 5, 3, 1)
+    parts = [(a, 3), (b, 1), (c, 6), (d, 9)]
+    batch = bench.batch(parts, "last")
+    assert batch.logit_rows.tolist() == [2, 3, 9, 18], "not the first rows"
+    bench.run("prefill", [LOGITS], batch)
+
+
+def test_one_row_in_the_middle_of_a_decode_batch():
+    """The one-row kernel looks its row up."""
+    bench = OpBench(compiled(small_spec()))
+    a, b = bench.sequences(4, 6)
+    first, second = bench.batch([(a, 1)], "none"), bench.batch([(b, 1)], "last")
+    assert first.num_rows == 0 and second.logit_rows.tolist() == [0]
+    both = bench.batch([(a, 1), (b, 1)], "last")
+    object.__setattr__(both, "logit_rows", both.logit_rows[1:])
+    bench.run("decode", [LOGITS], both)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry(matvec_outputs=2, matvec_simdgroups=4, matmul_outputs=8, matmul_tile=4, matmul_simdgroups=1),
+        Geometry(matvec_outputs=8, matvec_simdgroups=1, matmul_outputs=2, matmul_tile=16, matmul_simdgroups=3),
+    ],
+    ids=["wide", "tall"],
+)
+def test_other_geometries(geometry):
+    bench = OpBench(compiled(small_spec(), geometry))
+    for op in (GATED, LOGITS):
+        run_rows(bench, "decode", op, 1)
+        for num_tokens in (1, 3, 5, 17):
+            run_rows(bench, "prefill", op, num_tokens, "all")
+
+
+@pytest.mark.parametrize("table", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
+def test_embedding(table, activation):
+    bench = OpBench(compiled(small_spec(**types(table, activation, hidden=72))))
+    for num_tokens in (1, 9):
+        run_rows(bench, "prefill", "embedded", num_tokens)
+
+
+def test_embedding_wider_than_a_threadgroup():
+    spec = small_spec(**types("bf16", "f32", hidden=2056, intermediate=8, model__vocab_size=11))
+    run_rows(OpBench(compiled(spec)), "prefill", "embedded", 3)
