@@ -50,7 +50,8 @@ typedef __bf16 bfloat16_t;
 #define half float16_t
 
 extern "C" uint sim_synchronise(uint operation, uint site, uint value, uint argument);
-extern "C" threadgroup void* sim_threadgroup_array(uint site, uint size, uint count, uint align, const constant char* name);
+extern "C" threadgroup void* sim_threadgroup_array(uint site, uint size, uint count, uint align,
+                                                   const constant char* name);
 
 /* One array in threadgroup memory, the same for all threads of a threadgroup. */
 #define MLXR_THREADGROUP(T, name, count)                                                                      \
@@ -160,7 +161,8 @@ MLXR_INLINE V make(A a, R... rest) {
     if constexpr (sizeof...(R) == 0 && shape<A>::lanes == 1) {
         return (V)convert<T>(a);
     } else {
-        static_assert(lanes_of<A, R...>::value == shape<V>::lanes, "a vector constructor with too few or too many components");
+        static_assert(lanes_of<A, R...>::value == shape<V>::lanes,
+                      "a vector constructor with too few or too many components");
         V v;
         int i = 0;
         put(v, i, a);

@@ -153,7 +153,8 @@ using metal::vec;
 
 /* ---- checks: the inline half; sim_checks.c has the other ---- */
 extern "C" __attribute__((preserve_all)) void mlxr_check(const void* address, uint slot, uint site, uint what);
-extern "C" __attribute__((preserve_all)) void mlxr_check_range(const void* address, ulong bytes, uint site, uint is_write);
+extern "C" __attribute__((preserve_all)) void mlxr_check_range(const void* address, ulong bytes, uint site,
+                                                               uint is_write);
 
 namespace sim {
 struct site {

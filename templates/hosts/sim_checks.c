@@ -267,7 +267,9 @@ static INLINE void check(const Access *access) {
 
 /* One access of the kernel that its inline check did not pass; `what` is a SIM_ACCESS. */
 EXPORT PRESERVE void mlxr_check(uintptr_t address, uint32_t slot, uint32_t site, uint32_t what) {
-    Access access = {address, SIM_ACCESS_BYTES(what), SIM_ACCESS_ALIGN_BITS(what), SIM_ACCESS_IS_WRITE(what), slot, site};
+    Access access = {
+        address, SIM_ACCESS_BYTES(what), SIM_ACCESS_ALIGN_BITS(what), SIM_ACCESS_IS_WRITE(what), slot, site,
+    };
     check(&access);
 }
 

@@ -1,6 +1,6 @@
-/* Conversions that clang calls where the processor has no instruction; linked into every kernel library of the sim host.
+/* Conversions that clang calls where the processor has no instruction: to the nearest, ties to even; NaN stays NaN.
  *
- * To the nearest, ties to even; a NaN stays a NaN.
+ * Linked into every kernel library of the sim host.
  */
 #include <stdint.h>
 

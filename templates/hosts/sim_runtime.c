@@ -14,6 +14,11 @@
 
 #include <string.h>
 
+_Static_assert(sizeof(SimWorker) <= SIM_SITES_OFFSET, "sites lie behind the worker");
+_Static_assert(SIM_SITES_OFFSET + SIM_MAX_SITES * sizeof(SimSite) <= SIM_ARENA_OFFSET, "then the arena");
+_Static_assert(SIM_THREADGROUP_LIMIT + (SIM_MAX_ARRAYS + 1) * (SIM_ARENA_GAP + 16) <= SIM_ARENA_SIZE, "arrays fit");
+_Static_assert(SIM_SHADOW_OFFSET + SIM_ARENA_SIZE * sizeof(SimShadow) <= SIM_STACKS_OFFSET, "stacks lie last");
+
 #ifdef __APPLE__
 #define SYMBOL(name) "_" name
 #else
@@ -26,8 +31,8 @@ typedef struct {
     uint64_t fresh;
 } Target;
 
-/* sim_switch(save, stack, fresh): keeps the callee-saved registers on this stack, stores its pointer, goes on elsewhere.
- * A fresh thread runs sim_run_thread, which returns the next target when the kernel function has returned.
+/* sim_switch(save, stack, fresh): keeps the callee-saved registers on this stack, saves its pointer and goes on
+ * elsewhere. A fresh thread runs sim_run_thread, which returns the next target when the kernel function has returned.
  *
  * A processor predicts returns from a stack of its own. All threads stop inside sim_switch, called from one place, so
  * a return into a stopped thread finds there what it expects; a fresh thread is entered by a jump, and a finished one
@@ -332,7 +337,8 @@ Target sim_run_thread(void) {
 void *sim_threadgroup_array(uint32_t site, uint32_t size, uint32_t count, uint32_t align, const char *name) {
     SimWorker *worker = sim_worker();
     for (uint32_t i = 0; i < worker->num_arrays; i++) {
-        if (worker->arrays[i].site == site && worker->arrays[i].size == (uint64_t)size * count) return (void *)worker->arrays[i].base;
+        const SimArray *array = &worker->arrays[i];
+        if (array->site == site && array->size == (uint64_t)size * count) return (void *)array->base;
     }
     uint64_t bytes = (uint64_t)size * count;
     if (align < 16) align = 16;
@@ -382,14 +388,15 @@ void sim_run_group(SimWorker *worker, uint64_t number, uint64_t launch_number) {
         simdgroup->parity = 0;
         simdgroup->device_ordered = 0;
         simdgroup->started = 0;
-        simdgroup->resume = simdgroup->first_thread + simdgroup->next[0];
+        simdgroup->resume = simdgroup->first;
     }
-    Target first = next_simdgroup(worker, 0);
+    SimSimdgroup *begin = &worker->simdgroups[worker->first_simdgroup];
+    Target first = target(worker, begin, begin->resume);
     sim_switch(&worker->main_stack, first.stack, first.fresh);
 }
 
-/* A ring over 0 .. count-1 in random order. */
-static void draw_ring(uint8_t *next, uint32_t count, uint64_t *random) {
+/* A ring over 0 .. count-1 in random order; returns where it begins. */
+static uint32_t draw_ring(uint8_t *next, uint32_t count, uint64_t *random) {
     uint8_t order[SIM_LANES];
     for (uint32_t i = 0; i < count; i++) {
         uint32_t j = (uint32_t)(sim_random(random) % (i + 1));
@@ -397,6 +404,7 @@ static void draw_ring(uint8_t *next, uint32_t count, uint64_t *random) {
         order[j] = (uint8_t)i;
     }
     for (uint32_t i = 0; i < count; i++) next[order[i]] = order[(i + 1) % count];
+    return order[0];
 }
 
 void sim_prepare(SimWorker *worker, const SimLaunch *launch, uint64_t worker_id) {
@@ -412,12 +420,12 @@ void sim_prepare(SimWorker *worker, const SimLaunch *launch, uint64_t worker_id)
     /* No address of a program lies in this range. */
     for (uint64_t i = 0; i < launch->num_sites; i++) sites[i] = (SimSite){(uintptr_t)1 << 63, 0};
     memset(worker->array_of_site, 0, launch->num_sites);
-    draw_ring(worker->next_simdgroup, worker->num_simdgroups, &random);
+    worker->first_simdgroup = draw_ring(worker->next_simdgroup, worker->num_simdgroups, &random);
     for (uint32_t i = 0; i < worker->num_simdgroups; i++) {
         SimSimdgroup *simdgroup = &worker->simdgroups[i];
         uint32_t left = worker->group.count - i * SIM_LANES;
         simdgroup->first_thread = i * SIM_LANES;
         simdgroup->lanes = left < SIM_LANES ? left : SIM_LANES;
-        draw_ring(simdgroup->next, simdgroup->lanes, &random);
+        simdgroup->first = simdgroup->first_thread + draw_ring(simdgroup->next, simdgroup->lanes, &random);
     }
 }

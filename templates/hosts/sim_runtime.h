@@ -35,7 +35,6 @@ enum {
     SIM_INDEX,
     SIM_DIVISION,
     SIM_OVERLAP,
-    SIM_INTERNAL,
 };
 
 /* What an address belongs to. */
@@ -176,7 +175,8 @@ typedef struct {
     uint32_t arrived;
     uint32_t returned;
     uint32_t lanes;
-    uint32_t first_thread;
+    uint32_t first_thread; /* in order of index */
+    uint32_t first;        /* to start */
     uint32_t operation;
     uint32_t site;
     uint32_t starter; /* the first lane that arrived, or the last that returned */
@@ -206,6 +206,7 @@ typedef struct SimWorker {
     uint32_t num_simdgroups;
     uint32_t arrived_simdgroups;
     uint32_t finished_simdgroups;
+    uint32_t first_simdgroup;
     uint32_t barrier_site;
     uint32_t barrier_thread;
     uint8_t next_simdgroup[SIM_MAX_SIMDGROUPS];

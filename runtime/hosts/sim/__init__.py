@@ -5,6 +5,8 @@ buffers and a grid.
 
     signature    reads a kernel's name and parameters from its text
     toolchain    finds clang and says how to compile and link
+    qualifiers   refuses pointers without an address space, which clang would let pass
+    instrument   puts the checks of memory accesses into the LLVM IR
     build        text -> shared library, cached by content
     library      the C runtime (fibers, barriers, simdgroup operations, workers) through ctypes
     faults       what a launch reports when a kernel did something illegal

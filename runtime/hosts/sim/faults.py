@@ -21,8 +21,7 @@ from mlxr.runtime.hosts.sim.signature import Param
     INDEX,
     DIVISION,
     OVERLAP,
-    INTERNAL,
-) = range(15)
+) = range(14)
 _IN_NOTHING, _IN_DEVICE, _IN_THREADGROUP = range(3)
 OPERATIONS: Final = (
     "simd_sum",

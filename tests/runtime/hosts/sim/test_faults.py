@@ -180,6 +180,16 @@ RACES = {
         f"a[tid] = 1; {BARRIER} a[tid] = 2; threadgroup_barrier(mem_flags::mem_device); y[tid] = a[63 - tid];"
     ),
     "several readers before a write by one of them": (f"a[tid] = 1; {BARRIER} y[tid] = a[5]; if (tid == 5) a[5] = 2;"),
+    "a simdgroup barrier of the reader alone": (
+        f"a[tid] = 1; {BARRIER} if (simdgroup == 0) a[lane] = 2; else {{ {SIMDGROUP_BARRIER} y[tid] = a[lane]; }}"
+    ),
+    "readers of two simdgroups, of which one has a barrier before its write": (
+        f"a[tid] = 1; {BARRIER} y[tid] = a[5]; {SIMDGROUP_BARRIER} if (tid == 5) a[5] = 2;"
+    ),
+    "two readers before a write by the first of them": (
+        f"a[tid] = 1; {BARRIER} float s = tid == 5 ? a[5] : 0; s += simd_sum(s); if (tid == 6) s += a[5]; "
+        "s += simd_sum(s); y[tid] = s; if (tid == 5) a[5] = 2;"
+    ),
     "a wide write over a neighbour's element": (
         f"a[tid] = 1; {BARRIER} if (tid == 4) *(threadgroup float4*)(a + 4) = float4(1.0f); if (tid == 6) y[0] = a[6];"
     ),

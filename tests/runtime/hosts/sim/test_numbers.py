@@ -183,7 +183,7 @@ def test_half_conversions_both_ways(run):
     np.testing.assert_array_equal(wide, every.view(np.float16).astype(np.float32))
     random = np.random.default_rng(5)
     x = (random.standard_normal(1024) * 10 ** random.uniform(-9, 6, 1024)).astype(np.float32)
-    x[:4] = [65519.0, 65520.0, 6e-8, 2.0**-25]
+    x[:6] = [65519.0, 65520.0, 6e-8, 2.0**-25, 2049.0, 2051.0]
     narrow = np.zeros(1024, dtype=np.float16)
     run("y[position.x] = float16_t(x[position.x]);", x, narrow, output="half", groups=(32, 1, 1))
     with np.errstate(over="ignore"):
