@@ -134,8 +134,8 @@ class Artifact:
         Raises:
             ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.
         """
-        if folder.exists() and not is_artifact(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise ArtifactError(f"{folder} exists and is no artifact; name an empty or a new folder")
+        folder = folder.resolve()
+        _check_replaceable(folder)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -154,17 +154,37 @@ class Artifact:
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def _check_replaceable(folder: Path) -> None:
+    """Raises ArtifactError unless the folder is new, empty, or holds an artifact and nothing else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not is_artifact(folder)):
+        raise ArtifactError(f"{folder} exists and is no artifact; name an empty or a new folder")
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"] if is_artifact(folder) else {}
+        known = {MANIFEST, *files}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        known = {MANIFEST}
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if found - known:
+        raise ArtifactError(
+            f"{folder} holds {sorted(found - known)[0]!r}, which its artifact does not name; replacing the artifact would "
+            "delete it: move it away, or name another folder"
+        )
+
+
 def _move_into_place(staging: Path, folder: Path) -> None:
     if not folder.exists():
         staging.rename(folder)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    folder.rename(old / "artifact")
     try:
-        staging.rename(folder)
-    except OSError:
-        (old / "artifact").rename(folder)
-        raise
+        folder.rename(old / "artifact")
+        try:
+            staging.rename(folder)
+        except OSError:
+            (old / "artifact").rename(folder)
+            raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -188,7 +208,7 @@ def load_artifact(path: str | Path) -> Artifact:
         version, layout = manifest["version"], manifest["format"]
         hashes: dict[str, str] = dict(manifest["files"])
         digest = manifest["digest"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
     if (layout, version) != (ARTIFACT_FORMAT, VERSION):
         raise ArtifactError(

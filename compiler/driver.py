@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.build import build_graph
 from mlxr.compiler.codegen.render import KernelSource, Provenance
@@ -22,6 +24,9 @@ from mlxr.compiler.plan.plan import Plan
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
+
+
+Changes = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,40 +81,47 @@ def _check_budget(spec: ModelSpec, plan: Plan, geometry: Geometry) -> None:
     memory, budget = plan.memory, spec.memory_budget
     if budget is None or memory.total_bytes <= budget:
         return
-    sequences = spec.cache.max_sequences
-    context = _largest(spec.model.context, lambda n: _fits(spec, n, sequences, memory.weights_bytes, geometry))
-    most = _largest(sequences, lambda n: _fits(spec, spec.model.context, n, memory.weights_bytes, geometry))
-    ways = []
-    if context:
-        ways.append(f"context {context} with max_sequences {sequences}")
-    if most:
-        ways.append(f"max_sequences {most} with context {spec.model.context}")
-    if not ways:
-        one = _largest(spec.model.context, lambda n: _fits(spec, n, 1, memory.weights_bytes, geometry))
-        if one:
-            ways.append(f"context {one} with max_sequences 1")
-    fits = " or ".join(ways) if ways else "nothing fits: use smaller weight formats or a larger budget"
     raise BudgetError(
         f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
         f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {fits}"
+        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, geometry)}"
     )
 
 
-def _fits(spec: ModelSpec, context: int, sequences: int, weights_bytes: int, geometry: Geometry) -> bool:
-    """Whether a smaller spec fits. One layer is planned: activations do not depend on their number."""
+def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry) -> str:
+    """The largest context and number of sequences within the budget, and of blocks where the spec fixes them."""
+    context, sequences = spec.model.context, spec.cache.max_sequences
+
+    def largest(limit: int, change: Callable[[int], Changes]) -> int:
+        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, geometry))
+
+    ways = []
+    if n := largest(context, lambda n: {"context": n}):
+        ways.append(f"context {n} with max_sequences {sequences}")
+    if n := largest(sequences, lambda n: {"max_sequences": n}):
+        ways.append(f"max_sequences {n} with context {context}")
+    if spec.cache.num_blocks and (n := largest(spec.cache.num_blocks, lambda n: {"num_blocks": n})):
+        ways.append(f"cache.num_blocks {n}")
+    if not ways and (n := largest(context, lambda n: {"context": n, "max_sequences": 1})):
+        ways.append(f"context {n} with max_sequences 1")
+    return " or ".join(ways) if ways else "nothing fits: use smaller weight formats or a larger budget"
+
+
+def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geometry) -> bool:
+    """Whether a changed spec fits. One layer is planned: activations do not depend on their number."""
     data = spec.model_dump()
-    data["model"] |= {"context": context, "num_layers": 1}
-    data["cache"] |= {"max_sequences": sequences, "num_blocks": None, "memory_budget": None}
+    layers = spec.model.num_layers
+    data["model"] |= {"num_layers": 1, "context": changes.get("context", spec.model.context)}
+    data["cache"] |= {name: value for name, value in changes.items() if name != "context"}
+    if spec.cache.memory_budget is not None:
+        data["cache"]["memory_budget"] = spec.cache.memory_budget // layers
     data["memory_budget"] = None
     try:
-        smaller = ModelSpec.model_validate(data)
-        memory = _plan(smaller, geometry)[0].memory
-    except MlxrError:
+        memory = _plan(ModelSpec.model_validate(data), geometry)[0].memory
+    except (MlxrError, ValidationError):
         return False
-    arena_bytes = memory.arena_bytes * spec.model.num_layers
     assert spec.memory_budget is not None, "only asked when there is one"
-    return weights_bytes + arena_bytes + memory.activation_bytes <= spec.memory_budget
+    return weights_bytes + memory.arena_bytes * layers + memory.activation_bytes <= spec.memory_budget
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

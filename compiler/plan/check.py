@@ -1,9 +1,12 @@
 """The plan's verifier: what must hold of the launches, whatever made them."""
 
+import math
+
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.plan import KernelEntry, Launch, Plan, Step
 from mlxr.compiler.verify import ARENA_TOKEN
 
+_MIN_ELEMENTS = 8
 _ARENAS = ("k_arena", "v_arena")
 _BATCH = frozenset(
     ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")
@@ -11,7 +14,12 @@ _BATCH = frozenset(
 
 
 def check_plan(plan: Plan) -> None:
-    """Checks buffers, arena order and overlaps of both steps.
+    """Checks buffers, conditions and arena order of both steps.
+
+    1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
+    2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
+    3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
+    4. A buffer that a kernel reads has at least 8 elements, in the smallest batch too.
 
     Raises:
         PlanError: naming the step, the launch and the rule.
@@ -22,44 +30,80 @@ def check_plan(plan: Plan) -> None:
     for step in plan.steps:
         try:
             _check_step(step, kernels, known)
+            _check_sizes(step)
         except PlanError as error:
             raise PlanError(f"{error} [step {step.name}]") from None
 
 
 def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) -> None:
     made: dict[str, list[Launch]] = {}
-    last_tokens = {ARENA_TOKEN}
-    last_op = ""
+    last, before, last_op = ARENA_TOKEN, ARENA_TOKEN, ""
     for launch in step.launches:
         kernel = kernels[launch.kernel]
+        who = f"launch of {launch.kernel} for {launch.op}"
         if len(launch.inputs) != len(kernel.inputs) or len(launch.outputs) != len(kernel.outputs):
-            raise PlanError(f"launch of {launch.kernel} for {launch.op} binds the wrong number of buffers")
+            raise PlanError(f"{who} binds the wrong number of buffers")
         for name in launch.inputs:
             if name not in known and name not in made:
-                raise PlanError(f"launch of {launch.kernel} for {launch.op} reads {name!r}, which nothing made")
-        if set(_ARENAS) & set(launch.inputs):
-            bound = [n for n, port in zip(launch.inputs, kernel.inputs, strict=True) if port.name == "token"]
-            if launch.op != last_op and set(bound) != last_tokens:
-                raise PlanError(
-                    f"launch of {launch.kernel} for {launch.op} accesses the arena with token {bound}; "
-                    f"the last access made {sorted(last_tokens)}"
-                )
-            tokens = {n for n, port in zip(launch.outputs, kernel.outputs, strict=True) if port.name == "token_out"}
-            if not tokens:
-                raise PlanError(f"launch of {launch.kernel} for {launch.op} accesses the arena but makes no token")
-            last_tokens, last_op = tokens, launch.op
+                raise PlanError(f"{who} reads {name!r}, which nothing made")
+        arenas = [name for name in launch.inputs if name in _ARENAS]
+        if len(arenas) != len(set(arenas)):
+            raise PlanError(f"{who} binds an arena twice")
+        if arenas:
+            if launch.op != last_op:  # launches of one op are alternatives: they take the same token
+                before, last_op = last, launch.op
+            bound = dict(zip((port.name for port in kernel.inputs), launch.inputs, strict=True)).get("token")
+            if bound != before:
+                raise PlanError(f"{who} accesses the arena with token {bound!r}; the last access made {before!r}")
+            makes = dict(zip((port.name for port in kernel.outputs), launch.outputs, strict=True))
+            if "token_out" not in makes:
+                raise PlanError(f"{who} accesses the arena but makes no token")
+            last = makes["token_out"]
         for name in launch.outputs:
-            for other in made.get(name, []):
-                if not _exclusive(launch, other):
-                    raise PlanError(f"launches of {launch.kernel} and {other.kernel} both make {name!r}")
             made.setdefault(name, []).append(launch)
     for name in step.outputs:
         if name not in made:
             raise PlanError(f"the step returns {name!r}, which no launch makes")
+    if last != ARENA_TOKEN and last not in step.outputs:
+        raise PlanError(f"the step does not return its last arena token {last!r}")
+    readers: dict[str, list[Launch]] = {}
+    for launch in step.launches:
+        for name in launch.inputs:
+            readers.setdefault(name, []).append(launch)
+    for name, makers in made.items():
+        if name not in readers and name not in step.outputs:
+            raise PlanError(f"launch of {makers[0].kernel} makes {name!r}, which nothing reads")
+        _check_makers(name, makers, readers.get(name, []))
 
 
-def _exclusive(a: Launch, b: Launch) -> bool:
-    if a.when is None or b.when is None or a.when.dim != b.when.dim:
-        return False
-    first, second = sorted((a.when, b.when), key=lambda c: c.minimum)
-    return first.maximum is not None and first.maximum < second.minimum
+def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> None:
+    """Raises PlanError unless exactly one of the makers runs whenever a reader does."""
+    conditions = [launch.when for launch in makers]
+    if len(conditions) == 1 and (conditions[0] is None or (readers and all(r.when == conditions[0] for r in readers))):
+        return
+    known = sorted((c for c in conditions if c is not None), key=lambda c: c.minimum)
+    if len(known) < len(conditions) or len({c.dim for c in known}) != 1:
+        raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
+    smallest = 0
+    for one in known:
+        if one.minimum > max(smallest, 1):
+            raise PlanError(f"no launch makes {name!r} for {known[0].dim} {smallest} to {one.minimum - 1}")
+        if one.minimum < smallest:
+            raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
+        if one.maximum is None:
+            if one is not known[-1]:
+                raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
+            return
+        smallest = one.maximum + 1
+    raise PlanError(f"no launch makes {name!r} for {known[0].dim} from {smallest} on")
+
+
+def _check_sizes(step: Step) -> None:
+    read = {name for launch in step.launches for name in launch.inputs}
+    for buffer in step.buffers:
+        smallest = math.prod(1 if isinstance(d, str) else d for d in buffer.shape)
+        if buffer.name in read and smallest < _MIN_ELEMENTS:
+            raise PlanError(
+                f"buffer {buffer.name!r} may have {smallest} elements; MLX would bind fewer than {_MIN_ELEMENTS} in "
+                "another address space"
+            )

@@ -1,6 +1,8 @@
 """Launch geometry: the numbers that a tuner may change without changing what is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from mlxr.compiler.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,24 @@ class Geometry:
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
     mlx_min_rows: int = 32
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that no kernel is made for.
+
+        Raises:
+            PlanError: naming the size and what it may be.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 1:
+                raise PlanError(f"geometry: {field.name} is {value}; expected at least 1")
+        for name in ("matvec_outputs", "matmul_outputs"):
+            if getattr(self, name) not in (2, 4, 8, 16, 32):
+                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 2, 4, 8, 16 or 32")
+        if self.matmul_tile < 2 or self.matmul_tile * self.matmul_outputs > 32:
+            raise PlanError(
+                f"geometry: matmul_tile {self.matmul_tile} x matmul_outputs {self.matmul_outputs} must be at most 32, "
+                "one lane each, and a tile at least 2 rows"
+            )
+        if self.prefill_keys not in (4, 8, 16, 32):
+            raise PlanError(f"geometry: prefill_keys is {self.prefill_keys}; expected 4, 8, 16 or 32, a lane each")

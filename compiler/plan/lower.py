@@ -141,12 +141,15 @@ class Lowering:
             tile=1,
         )
         buffers = {"out": op.out, "dims": "dims"}
+        # MLX multiplies matrices of one type; widening a weight for it would need memory that nobody planned.
+        one_type = several.weight == several.activation == several.out
+        mlx_min_rows = g.mlx_min_rows if one_type else None
         many_grid = (
             Extent(times=-(-out_features // several.outs_per_threadgroup)),
             Extent(dim=dim, per=several.tile),
         )
         if self.step == "prefill":
-            self._emit(op, several, many_grid, buffers, mlx_min_rows=g.mlx_min_rows)
+            self._emit(op, several, many_grid, buffers, mlx_min_rows=mlx_min_rows)
             return
         one_grid = (Extent(times=-(-out_features // one.outs_per_threadgroup)),)
         if self.arena.max_sequences == 1:
@@ -154,7 +157,7 @@ class Lowering:
         else:
             self._emit(op, one, one_grid, buffers, when=Condition(dim=dim, maximum=1))
             several_rows = Condition(dim=dim, minimum=2)
-            self._emit(op, several, many_grid, buffers, when=several_rows, mlx_min_rows=g.mlx_min_rows)
+            self._emit(op, several, many_grid, buffers, when=several_rows, mlx_min_rows=mlx_min_rows)
 
     def _rope_fields(self, op: Op) -> dict[str, object]:
         return {
@@ -195,7 +198,7 @@ class Lowering:
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats", "dims": "dims"}
         self.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
-        self.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 2), DType.F32))
+        self.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
         self._emit(op, part, (*grid, Extent(dim="partitions")), buffers | between, when=long)
         reduce = AttendReduceKernel("attend_reduce", heads, head_dim, partitions, whole.activation)
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.codegen.attention_kernels import AttendPrefillKernel
 from mlxr.compiler.codegen.kernels import Kernel
 from mlxr.compiler.codegen.render import KernelSource, Provenance, render
 from mlxr.compiler.dtypes import DType
@@ -44,13 +45,15 @@ def make_plan(
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
     """
-    max_tokens = max(spec.prefill_chunk, spec.cache.max_sequences)  # so that all sequences can decode in one step
+    sequences = spec.cache.max_sequences
+    # At least all sequences can decode in one step; at most all of them can be filled in one.
+    max_tokens = max(sequences, min(spec.prefill_chunk, spec.model.context * sequences))
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
     lowerings = {name: Lowering(graphs[name], name, arena, geometry) for name in STEPS}
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
     copies = [copy_blocks_draft(arena, geometry)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
-    prefill_tile = next((d.kernel.tile for d in drafts["prefill"] if d.op.endswith("attended")), 1)  # type: ignore[attr-defined]
+    prefill_tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
     steps = []
     for name in STEPS:
         limits = _limits(spec, name, max_tokens, max_rows, prefill_tile)

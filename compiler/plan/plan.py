@@ -98,8 +98,8 @@ class Launch(Record):
         op: the graph's op that it computes, wholly or in part.
         inputs, outputs: buffers for the kernel's ports, in order.
         when: runs only if it holds.
-        mlx_min_rows: on the metal host, from this many rows on the op runs as MLX ops instead (large matmuls, where
-            MLX's simdgroup-matrix kernels win); None: always the kernel.
+        mlx_min_rows: on the metal host, from this many rows on the op runs as MLX ops instead (large matmuls of one
+            type, where MLX's simdgroup-matrix kernels win); None: always the kernel.
     """
 
     op: str

@@ -119,7 +119,7 @@ class ModelSpec(Frozen):
     weights: WeightFormats = WeightFormats()
     """Formats of the weights in memory."""
     prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] = 512
-    """Most tokens of one step."""
+    """Most prompt tokens of one step; a step in which all sequences decode may have max_sequences."""
     memory_budget: SizeBytes | None = None
     """Most bytes for weights, arena and activations together; a spec that needs more is refused."""
 

@@ -87,6 +87,9 @@ def test_a_changed_manifest_is_refused(folder: Path) -> None:
         path.write_text(json.dumps(wrong))
         with pytest.raises(ArtifactError, match=message):
             load_artifact(folder)
+    path.write_text("[" * 200_000)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_artifact(folder)
     path.write_text("{")
     with pytest.raises(ArtifactError, match="cannot be read"):
         load_artifact(folder)
@@ -101,9 +104,13 @@ def test_a_missing_file_or_artifact_is_named(folder: Path, tmp_path: Path) -> No
 
 
 def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folder: Path, tmp_path: Path) -> None:
-    (folder / "stale.txt").write_text("from before")
+    (folder / "graph.source.txt").write_text("from before")
     artifact.write(folder)
-    assert not (folder / "stale.txt").exists()
+    assert load_artifact(folder).digest == artifact.digest
+    (folder / "model.safetensors").write_text("weights kept beside the plan")
+    with pytest.raises(ArtifactError, match=r"holds 'model.safetensors', which its artifact does not name"):
+        artifact.write(folder)
+    assert (folder / "model.safetensors").exists()
     other = tmp_path / "precious"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
@@ -112,6 +119,21 @@ def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folde
             artifact.write(path)
     assert (other / "letter.txt").read_text() == "dear"
     assert {p.name for p in tmp_path.iterdir()} == {"artifact", "precious"}, "no staging folders are left"
+
+
+def test_the_working_folder_and_links_are_written_where_they_are(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "link").symlink_to(target)
+    artifact.write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert load_artifact(target).digest == artifact.digest
+    monkeypatch.chdir(target)
+    artifact.write(Path())
+    assert load_artifact(target).digest == artifact.digest
+    assert {p.name for p in tmp_path.iterdir()} == {"target", "link"}
 
 
 def test_an_unwritable_place_leaves_nothing_behind(artifact: Artifact, tmp_path: Path) -> None:

@@ -47,6 +47,18 @@ def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
             compile_spec(storyteller_spec(memory_budget=budget, **larger))
 
 
+def test_advice_keeps_the_arena_that_the_spec_fixes() -> None:
+    cache = {"max_sequences": 4, "num_blocks": 200}
+    whole = compile_spec(storyteller_spec(cache=cache)).artifact.plan.memory
+    budget = whole.total_bytes - whole.arena_bytes // 2
+    with pytest.raises(BudgetError, match=r"the largest that fits: cache.num_blocks (\d+)$") as error:
+        compile_spec(storyteller_spec(cache=cache, memory_budget=budget))
+    blocks = int(str(error.value).rpartition(" ")[2])
+    compile_spec(storyteller_spec(cache=cache | {"num_blocks": blocks}, memory_budget=budget))
+    with pytest.raises(BudgetError):
+        compile_spec(storyteller_spec(cache=cache | {"num_blocks": blocks + 1}, memory_budget=budget))
+
+
 def test_a_budget_below_the_weights_says_that_nothing_fits() -> None:
     with pytest.raises(BudgetError, match="nothing fits: use smaller weight formats or a larger budget"):
         compile_spec(storyteller_spec(memory_budget="64MiB"))

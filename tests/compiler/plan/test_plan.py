@@ -8,6 +8,7 @@ import mlxr
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.check import check_plan
+from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.lower import Draft
 from mlxr.compiler.plan.memory import place_activations
 from mlxr.compiler.plan.plan import Condition, Extent, Launch, Plan, Step
@@ -94,7 +95,7 @@ def test_a_plan_without_token_edges_is_refused(plan: Plan) -> None:
         assert inputs != launches[at].inputs
         launches[at] = launches[at].model_copy(update={"inputs": inputs})
 
-    with pytest.raises(PlanError, match=r"accesses the arena with token \['arena_token'\].*\[step decode\]"):
+    with pytest.raises(PlanError, match=r"accesses the arena with token 'arena_token'; .*\[step decode\]"):
         check_plan(edited(plan, rewire))
 
 
@@ -114,6 +115,60 @@ def test_two_launches_of_one_buffer_must_exclude_each_other(plan: Plan) -> None:
 
     with pytest.raises(PlanError, match="both make"):
         check_plan(edited(plan, both))
+
+
+@pytest.mark.parametrize(
+    ("label", "change", "message"),
+    [
+        ("attend_partition", {"inputs": {-1: "arena_token"}}, "with token 'arena_token'"),
+        ("attend_partition", None, "no launch makes|nothing made"),
+        ("attend_reduce", None, "which nothing reads|no launch makes"),
+        ("qkv_rows", None, "no launch makes 'layers.1.attention.qkv_projected' for tokens from 2 on"),
+        ("qkv", None, "no launch makes 'layers.1.attention.qkv_projected' for tokens 0 to 1"),
+        ("attend", {"inputs": {-2: "k_arena"}}, "binds an arena twice"),
+        ("embed", {"inputs": {}}, "binds the wrong number of buffers"),
+    ],
+)
+def test_doctored_plans_are_refused(
+    plan: Plan, label: str, change: dict[str, dict[int, str]] | None, message: str
+) -> None:
+    def doctor(launches: list[Launch]) -> None:
+        found = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label]
+        at = found[-1 if len(found) == 1 else 1]
+        if change is None:
+            del launches[at]
+            return
+        inputs = list(launches[at].inputs)
+        for index, name in change["inputs"].items():
+            inputs[index] = name
+        if not change["inputs"]:
+            inputs.pop()
+        launches[at] = launches[at].model_copy(update={"inputs": tuple(inputs)})
+
+    with pytest.raises(PlanError, match=message):
+        check_plan(edited(plan, doctor))
+
+
+def test_a_buffer_too_small_for_mlx_is_refused(plan: Plan) -> None:
+    step = plan.step("decode")
+    small = step.buffers[0].model_copy(update={"shape": ("tokens", 4)})
+    step = step.model_copy(update={"buffers": (small, *step.buffers[1:])})
+    with pytest.raises(PlanError, match="may have 4 elements; MLX would bind fewer than 8 in another address space"):
+        check_plan(plan.model_copy(update={"steps": (step, plan.step("prefill"))}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"partition": 0}, "partition is 0; expected at least 1"),
+        ({"matmul_tile": 16}, "matmul_tile 16 x matmul_outputs 4 must be at most 32"),
+        ({"matvec_outputs": 1}, "matvec_outputs is 1; expected 2, 4"),
+        ({"prefill_keys": 64}, "prefill_keys is 64; expected 4, 8, 16 or 32"),
+    ],
+)
+def test_geometry_that_no_kernel_is_made_for_is_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Geometry(**sizes)
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:
