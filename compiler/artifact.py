@@ -168,8 +168,8 @@ def _check_replaceable(folder: Path) -> None:
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     if found - known:
         raise ArtifactError(
-            f"{folder} holds {sorted(found - known)[0]!r}, which its artifact does not name; replacing the artifact would "
-            "delete it: move it away, or name another folder"
+            f"{folder} holds {sorted(found - known)[0]!r}, which its artifact does not name; replacing the artifact "
+            "would delete it: move it away, or name another folder"
         )
 
 

@@ -25,7 +25,6 @@ from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
 
-
 Changes = dict[str, int]
 
 

@@ -5,8 +5,9 @@ so short and long prompts mix. Answers that share a prompt share its blocks unti
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -62,12 +63,12 @@ class _Sequence:
 
 
 class Generation:
-    """A running generation. Iterating runs steps and yields tokens; closing it early gives its blocks back.
+    """A running generation. Iterating runs steps and yields tokens, once; closing it early gives its blocks back.
 
     Attributes:
         completions: the answers so far, by index.
-        prefill_seconds: time until the first token of the last prompt.
-        decode_seconds: time after that.
+        prefill_seconds: time of the steps in which a prompt was still being read.
+        decode_seconds: time of all other steps.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Generation:
         self.decode_seconds = 0.0
         self._prompts = prompts
         self._sequences: list[_Sequence] = []
+        self._events = self._run()
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         context, most = self._plan.arena.context, self._plan.arena.max_sequences
@@ -121,15 +123,22 @@ class Generation:
         return self.completions
 
     def __iter__(self) -> Iterator[Event]:
+        """The tokens that are still to come. Iterating again goes on where it was left."""
+        return self._events
+
+    def close(self) -> None:
+        """Ends the generation and frees its sequences."""
+        self._events.close()
+
+    def _run(self) -> Generator[Event]:
         """Runs steps, yielding each token as it is sampled; frees all sequences at the end, also when closed early."""
         start = time.perf_counter()
         try:
             for number, prompt in enumerate(self._prompts):
-                index = number * self._num_samples
-                self._sequences.append(self._new(index, self._pager.add_sequence(), list(prompt)))
+                self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
             while self._sequences:
+                prefilling = any(not s.completion.token_ids for s in self._sequences)
                 requests = self._requests()
-                prefilling = any(len(s.pending) > 1 or not s.length for s in self._sequences)
                 logits = self._step(requests)
                 events = self._sample(requests, logits)
                 now = time.perf_counter()
@@ -144,29 +153,49 @@ class Generation:
                 self._pager.free(sequence.seq_id)
             self._sequences.clear()
 
-    def _new(self, index: int, seq_id: int, pending: list[int]) -> _Sequence:
+    def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> _Sequence:
+        """Adds an answer's sequence. It is allocated last, so that nothing between can fail and leak it."""
         decoder = self._tokenizer.stream_decoder() if self._tokenizer else None
-        if decoder:  # it goes on after the prompt, so that prompt + text is the text of all tokens
-            for token in self._prompts[index // self._num_samples]:
-                decoder.push(token)
+        for token in self._prompts[index // self._num_samples]:
+            self._text(decoder, token)  # it goes on after the prompt, so that prompt + text is the text of all tokens
         sampler = Sampler(self._sampling, stream=index)
-        return _Sequence(index, seq_id, pending, sampler, decoder, self.completions[index])
+        sequence = _Sequence(index, allocate(), pending, sampler, decoder, self.completions[index])
+        self._sequences.append(sequence)
+        return sequence
+
+    def _text(self, decoder: StreamDecoder | None, token: int) -> str:
+        """What a token adds to the text: nothing for the ids by which a model's vocabulary exceeds its tokenizer's."""
+        known = self._tokenizer is not None and token < self._tokenizer.vocab_size
+        return decoder.push(token) if decoder and known else ""
 
     def _requests(self) -> list[tuple[_Sequence, BatchRequest]]:
-        """The next step: decoding sequences first, then prompts in order, as far as the step's limits reach."""
+        """The next step: decoding sequences first, then prompts in order, as far as limits and free blocks reach.
+
+        Who does not get blocks waits for others to end. When nobody can go on, the first one is tried all the same,
+        for the arena's own error.
+        """
         budget, rows = self._plan.max_tokens, self._plan.max_rows
-        requests = []
+        requests: list[tuple[_Sequence, BatchRequest]] = []
+        growths: list[tuple[int, int]] = []
         for sequence in sorted(self._sequences, key=lambda s: len(s.pending) > 1):
             count = min(len(sequence.pending), budget)
             last = count == len(sequence.pending)
             if not count or (last and not rows):
                 continue
+            growth = (sequence.seq_id, count)
+            if not self._pager.can_append_all([*growths, growth]):
+                continue
+            growths.append(growth)
             budget -= count
             rows -= last
             request = BatchRequest(
                 sequence.seq_id, sequence.pending[:count], sequence.length, "last" if last else "none"
             )
             requests.append((sequence, request))
+        if not requests:
+            first = self._sequences[0]
+            count = min(len(first.pending), self._plan.max_tokens)
+            requests.append((first, BatchRequest(first.seq_id, first.pending[:count], first.length, "none")))
         return requests
 
     def _step(self, requests: list[tuple[_Sequence, BatchRequest]]) -> np.ndarray:
@@ -174,7 +203,7 @@ class Generation:
         copies = self._pager.take_copies()
         if copies:
             self._host.copy_blocks(copies)
-        logits = np.array(self._host.step(batch))
+        logits = self._host.read(self._host.step(batch))
         for sequence, request in requests:
             sequence.length += len(request.tokens)
             del sequence.pending[: len(request.tokens)]
@@ -187,25 +216,24 @@ class Generation:
             siblings = [sequence]
             if not sequence.completion.token_ids:
                 for sample in range(1, self._num_samples):
-                    fork = self._new(sequence.index + sample, self._pager.fork(sequence.seq_id), [])
+                    fork = self._add(sequence.index + sample, partial(self._pager.fork, sequence.seq_id), [])
                     fork.length = sequence.length
-                    self._sequences.append(fork)
                     siblings.append(fork)
             events += [self._accept(one, one.sampler.sample(row)) for one in siblings]
         return events
 
     def _accept(self, sequence: _Sequence, token: int) -> Event:
-        completion, decoder = sequence.completion, sequence.decoder
+        completion = sequence.completion
         completion.token_ids.append(token)
         stop = token in self._stops
-        text = decoder.push(token) if decoder and not stop else ""
+        text = "" if stop else self._text(sequence.decoder, token)
         full = sequence.length + 1 >= self._plan.arena.context
         if stop:
             completion.finish_reason = "stop"
         elif len(completion.token_ids) >= self._max_tokens or full:
             completion.finish_reason = "length"
         if completion.finish_reason:
-            text += decoder.flush() if decoder else ""
+            text += sequence.decoder.flush() if sequence.decoder else ""
             self._pager.free(sequence.seq_id)
             self._sequences.remove(sequence)
         else:

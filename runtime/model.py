@@ -1,5 +1,6 @@
 """A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -7,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, load_artifact
-from mlxr.compiler.errors import RequestError, TokenizerError
+from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.generate import Completion, Event, Generation
-from mlxr.runtime.hosts.select import make_host, resolve_host
+from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampling
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
@@ -47,32 +48,36 @@ class Model:
         Raises:
             WeightsError: the weights are corrupt or of another model.
             TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
-            HostError: the host cannot run here.
+            HostError: the host cannot run here, or this machine has too little memory.
             ArenaError: the arena does not fit into this machine's memory.
         """
         report = progress or (lambda what, done, total: None)
         self.artifact = artifact
         plan = artifact.plan
-        resolve_host(host)
-        self.tokenizer = self._tokenizer(weights, tokenizer)
-        loaded = load_weights(plan.weights, plan.ignored_tensors, weights, lambda d, t: report("weights", d, t))
+        check_host(host)
+        _check_memory(artifact)
+        self.tokenizer, self._no_tokenizer = self._find_tokenizer(weights, tokenizer)
         self.arena = Arena(plan.arena)
+        loaded = load_weights(plan.weights, plan.ignored_tensors, weights, lambda d, t: report("weights", d, t))
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, loaded, self.arena, lambda d, t: report("kernels", d, t))
 
-    def _tokenizer(self, weights: str | Path, tokenizer: str | Path | None) -> Tokenizer | None:
+    def _find_tokenizer(
+        self, weights: str | Path, tokenizer: str | Path | None
+    ) -> tuple[Tokenizer | None, TokenizerError | None]:
+        """The tokenizer, or why there is none. Only text needs it, so its absence is no error until there is text."""
         try:
             found = load_tokenizer(tokenizer or weights)
-        except TokenizerError:
-            if tokenizer is not None or Path(weights).suffix == ".gguf":
+        except TokenizerError as error:
+            if tokenizer is not None:
                 raise
-            return None
+            return None, error
         if found.vocab_size > self.artifact.plan.vocab_size:
             raise TokenizerError(
                 f"the tokenizer has {found.vocab_size} tokens, the model {self.artifact.plan.vocab_size}; "
                 "it belongs to another model"
             )
-        return found
+        return found, None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; text gets a BOS as its tokenizer says, ids are taken as they are.
@@ -82,7 +87,7 @@ class Model:
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError("this model was loaded without a tokenizer: pass token ids, or name a tokenizer")
+                raise RequestError(f"text needs a tokenizer, and there is none: {self._no_tokenizer}")
             ids = self.tokenizer.encode(prompt)
         else:
             ids = [int(i) for i in prompt]
@@ -150,10 +155,22 @@ class Model:
             for start in range(0, len(ids), chunk):
                 request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
                 batch = Batch.build([request], self.pager, plan.query_tile, plan.partition)
-                rows.append(np.array(self.host.step(batch)))
+                rows.append(self.host.read(self.host.step(batch)))
         finally:
             self.pager.free(seq_id)
         return np.concatenate(rows)
+
+
+def _check_memory(artifact: Artifact) -> None:
+    """Refuses a model that this machine cannot hold, before anything is loaded."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = artifact.plan.memory
+    if memory.total_bytes > machine_bytes:
+        raise HostError(
+            f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "
+            f"{memory.arena_bytes >> 20}, activations {memory.activation_bytes >> 20}), this machine has "
+            f"{machine_bytes >> 20}: compile the spec with smaller weight formats, model.context or max_sequences"
+        )
 
 
 def load(

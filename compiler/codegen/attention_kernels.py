@@ -137,6 +137,7 @@ class AttendPrefillKernel(RopeKernel):
     scale: float
     window: int | None
     tile: int
+    heads: int
     keys: int
     rows_per_simdgroup: int
 
@@ -160,7 +161,12 @@ class AttendPrefillKernel(RopeKernel):
     @property
     def simdgroups(self) -> int:
         """Simdgroups for the tile's rows."""
-        return -(-self.tile * self.gqa_ratio // self.rows_per_simdgroup)
+        return -(-self.tile * self.heads // self.rows_per_simdgroup)
+
+    @property
+    def head_groups(self) -> int:
+        """Threadgroups that share the query heads of one KV head: one, unless there are too many heads for it."""
+        return -(-self.gqa_ratio // self.heads)
 
     @property
     def threads(self) -> int:

@@ -73,3 +73,9 @@ def as_projection(op: Op) -> Op:
 def sibling(name: str, last: str) -> str:
     """The name beside another: `up` beside `layers.0.mlp.gate` is `layers.0.mlp.up`."""
     return f"{name.rpartition('.')[0]}.{last}"
+
+
+def sole_producer(graph: OpGraph, name: str, kind: str) -> Op | None:
+    """The op of that kind that makes a value, if the value has one consumer and is not returned."""
+    op = graph.producer(name)
+    return op if op and op.kind == kind and graph.sole_consumer(name) else None

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mlxr.compiler.graph import Op, OpGraph
 from mlxr.compiler.ops import AttrValue
-from mlxr.compiler.passes.base import Edits, PassResult
+from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
     writes = {op.attrs["layer"]: op for op in graph.ops if op.kind == "cache_write"}
     for attention in [op for op in graph.ops if op.kind == "attention"]:
         write = writes.get(attention.attrs["layer"])
-        rope_q = _sole(graph, attention.inputs["q"], "rope")
-        rope_k = _sole(graph, write.inputs["k"], "rope") if write else None
-        split = _sole(graph, rope_q.inputs["x"], "split") if rope_q else None
+        rope_q = sole_producer(graph, attention.inputs["q"], "rope")
+        rope_k = sole_producer(graph, write.inputs["k"], "rope") if write else None
+        split = sole_producer(graph, rope_q.inputs["x"], "split") if rope_q else None
         if write is None or rope_q is None or rope_k is None or split is None:
             continue
         ports = (rope_q.inputs["x"], rope_k.inputs["x"], write.inputs["v"])
@@ -114,8 +114,3 @@ def _matches(graph: OpGraph) -> Iterator[_Match]:
             and all(rope_q.attrs[a] == rope_k.attrs[a] for a in ("rotary_dim", "rope_layout"))
         ):
             yield _Match(split, rope_q, rope_k, write, attention)
-
-
-def _sole(graph: OpGraph, name: str, kind: str) -> Op | None:
-    op = graph.producer(name)
-    return op if op and op.kind == kind and graph.sole_consumer(name) else None

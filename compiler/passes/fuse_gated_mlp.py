@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.graph import Op, OpGraph
-from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sibling
+from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sibling, sole_producer
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class FuseGatedMlp:
         edits = Edits(graph)
         for product in [op for op in graph.ops if op.kind == "multiply"]:
             for gate_port, up_port in (("a", "b"), ("b", "a")):
-                activation = _only(graph, product.inputs[gate_port], "activation")
-                gate = _only(graph, activation.inputs["x"], "linear") if activation else None
-                up = _only(graph, product.inputs[up_port], "linear")
+                activation = sole_producer(graph, product.inputs[gate_port], "activation")
+                gate = sole_producer(graph, activation.inputs["x"], "linear") if activation else None
+                up = sole_producer(graph, product.inputs[up_port], "linear")
                 if activation and gate and up and gate is not up and _alike(graph, gate, up):
                     self._fuse(edits, product, activation, gate, up)
                     break
@@ -41,11 +41,6 @@ class FuseGatedMlp:
         edits.replace(product, replace(fused, attrs=fused.attrs | {"activation": activation.attrs["kind"]}))
         for op in (activation, gate, up):
             edits.replace(op)
-
-
-def _only(graph: OpGraph, name: str, kind: str) -> Op | None:
-    op = graph.producer(name)
-    return op if op and op.kind == kind and graph.sole_consumer(name) else None
 
 
 def _alike(graph: OpGraph, gate: Op, up: Op) -> bool:

@@ -207,7 +207,7 @@ class Lowering:
     def _prefill_attention(self, op: Op) -> None:
         fields = self._rope_fields(op) | {"scale": op.attrs["scale"], "window": op.attrs["window"]}
         kernel = self._fitting_prefill(fields)
-        grid = (Extent(times=self.arena.num_kv_heads), Extent(dim="tiles"))
+        grid = (Extent(times=self.arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
         self._emit(op, kernel, grid, self._arena_buffers(op) | {"out": op.out})
 
     def _fitting_prefill(self, fields: dict[str, object]) -> AttendPrefillKernel:
@@ -221,18 +221,17 @@ class Lowering:
                     "attend_prefill",
                     **fields,  # type: ignore[arg-type]
                     tile=1,
+                    heads=1,
                     keys=keys,
                     rows_per_simdgroup=g.prefill_rows_per_simdgroup,
                 )
-                kernel = replace(kernel, tile=max(1, rows // kernel.gqa_ratio))
+                heads = min(rows, kernel.gqa_ratio)
+                kernel = replace(kernel, tile=rows // heads, heads=heads)
                 if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
                     return kernel
                 rows //= 2
             keys //= 2
-        raise PlanError(
-            f"no prefill attention tile fits 32 KB of threadgroup memory for {fields['num_heads']} query heads on "
-            f"{self.arena.num_kv_heads} KV heads of {self.arena.head_dim}; lower the GQA ratio or use a 16-bit cache"
-        )
+        raise PlanError(f"no prefill attention tile of heads of {self.arena.head_dim} fits {THREADGROUP_BYTES} bytes")
 
 
 def copy_blocks_draft(arena: ArenaGeometry, geometry: Geometry) -> Draft:

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelEntry, Launch, Step
 from mlxr.compiler.errors import HostError
@@ -16,9 +17,8 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.mlx_ops import evaluate_projection
+from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
 
-MLX_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16, "i32": mx.int32, "u32": mx.uint32}
 Arrays = dict[str, mx.array]
 
 
@@ -44,11 +44,10 @@ class MetalHost(Host):
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
         """See `Host`; MLX compiles each kernel at its first launch."""
         super().__init__(artifact, weights, arena)
-        if not mx.metal.is_available():
-            raise HostError("host metal needs an Apple silicon Mac; use --host sim or --host reference here")
         self._kernels = {k.name: (k, metal_kernel(artifact, k)) for k in self.plan.kernels}
         self._graphs = {step.name: artifact.graph(step.name) for step in self.plan.steps}
         self._shapes = {step.name: {b.name: b.shape for b in step.buffers} for step in self.plan.steps}
+        self._read = {s.name: {name for one in s.launches for name in one.inputs} for s in self.plan.steps}
         self._fixed: Arrays = {
             f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
@@ -57,7 +56,9 @@ class MetalHost(Host):
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)
-        arrays = self._fixed | {name: mx.array(array) for name, array in batch_arrays(batch).items()}
+        arrays = self._fixed | {
+            name: mx.array(array) for name, array in batch_arrays(batch).items() if name in self._read[step.name]
+        }
         arrays[ARENA_TOKEN] = self.arena.token
         for launch in step.launches:
             self._run(step, launch, arrays, dims)
@@ -68,6 +69,14 @@ class MetalHost(Host):
             logits = mx.zeros((0, self.plan.vocab_size))
             mx.async_eval(token)  # type: ignore[no-untyped-call]
         return logits
+
+    def read(self, logits: mx.array) -> npt.NDArray[np.float32]:
+        """Waits for a step's logits; after a failure the arena's token is a new one, so that later steps can run."""
+        try:
+            return super().read(logits)
+        except (RuntimeError, ValueError) as error:
+            self.arena.token = mx.zeros((8,), dtype=mx.uint32)
+            raise HostError(f"the step failed on the GPU: {error}") from error
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
@@ -94,7 +103,7 @@ class MetalHost(Host):
                 if "rows" in inputs:
                     inputs["rows"] = inputs["rows"][:rows]
                 arrays[op.out] = evaluate_projection(inputs, op.attrs)
-                self.launches[f"mlx.{op.kind}"] += 1
+                self.count(f"mlx.{op.kind}", launch.op)
                 return
         buffers = self._shapes[step.name]
         shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
@@ -110,6 +119,9 @@ class MetalHost(Host):
             "output_shapes": [shapes.get(name, (8,)) for name in launch.outputs],
             "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
         }
-        outputs = kernel(inputs=[arrays[name] for name in launch.inputs], **options)
+        try:
+            outputs = kernel(inputs=[arrays[name] for name in launch.inputs], **options)
+        except (RuntimeError, ValueError) as error:
+            raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
         arrays.update(zip(launch.outputs, outputs, strict=True))
-        self.launches[launch.kernel] += 1
+        self.count(launch.kernel, grid)

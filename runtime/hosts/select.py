@@ -25,6 +25,21 @@ def resolve_host(name: str) -> str:
     return name
 
 
+def check_host(name: str) -> None:
+    """Finds out, before anything is loaded, whether a host can run here.
+
+    Raises:
+        HostError: it cannot, or there is none of that name.
+    """
+    name = resolve_host(name)
+    if name == "metal" and not mx.metal.is_available():
+        raise HostError("host metal needs an Apple silicon Mac; use --host sim or --host reference here")
+    if name == "sim":
+        from mlxr.runtime.hosts.sim.toolchain import find_toolchain  # noqa: PLC0415 (only where it is used)
+
+        find_toolchain()
+
+
 def make_host(
     name: str,
     artifact: Artifact,

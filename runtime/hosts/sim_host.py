@@ -5,6 +5,7 @@ shows as NaN. The arena is the same MLX arrays as on the GPU, written in place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +19,7 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 
 _TOKEN_BYTES = 32
 _MOST_LAYOUTS = 64
+_MOST_INPUTS = 4096
 
 Progress = Callable[[int, int], None]
 
@@ -60,6 +62,7 @@ class SimHost(Host):
         for layer in range(self.plan.num_layers):
             self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
+        self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
 
     def step(self, batch: Batch) -> mx.array:
@@ -100,9 +103,20 @@ class SimHost(Host):
             if name not in buffers:
                 buffers[name] = self._token(name)
         self._seed += 1
-        bound = [buffers[name] for name in (*launch.inputs, *launch.outputs)]
+        bound = [self._reading(buffers[name]) for name in launch.inputs] + [buffers[name] for name in launch.outputs]
         self._kernels[launch.kernel].launch(bound, grid, self._threads[launch.kernel], seed=self._seed)
-        self.launches[launch.kernel] += 1
+        self.count(launch.kernel, grid)
+
+    def _reading(self, buffer: SimBuffer) -> SimBuffer:
+        """A buffer as an input: only the arena may be written through one."""
+        if not buffer.writable or buffer.name in ("k_arena", "v_arena"):
+            return buffer
+        key = (buffer.address, buffer.size_bytes)
+        if key not in self._inputs:
+            if len(self._inputs) >= _MOST_INPUTS:
+                self._inputs.clear()
+            self._inputs[key] = replace(buffer, writable=False)
+        return self._inputs[key]
 
     def _begin(self) -> None:
         """Binds the arena's newest token as the first one of this step."""

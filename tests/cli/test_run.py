@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.cli import main
+from mlxr.cli import main, model_source
 from mlxr.compiler.cli import main as compile_main
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER
 
@@ -237,3 +237,24 @@ def test_without_a_compiler_the_sim_says_what_to_install(tmp_path: Path) -> None
     run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
     assert "pip install ziglang" in run.stderr
+
+
+def test_a_changed_template_is_not_answered_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
+    before, _ = model_source.resolve_artifact("storyteller")
+    assert len(list((tmp_path / "artifacts").iterdir())) == 1
+    read = Path.read_bytes
+
+    def edited(self: Path) -> bytes:
+        return read(self) + (b"// edited" if self.name == "embed.metal.jinja" else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", edited)
+    after, _ = model_source.resolve_artifact("storyteller")
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
+    assert before.digest == after.digest, "only the key was edited here"
+
+
+def test_debug_level_4_tells_of_launches(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXR_DEBUG", "4")
+    assert main(["run", "storyteller", "--host", "sim", "--prompt", "A", "--max-tokens", "1"]) == 0
+    assert "sim: attend_prefill_" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import sys
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -18,7 +19,8 @@ def big_arena() -> mlxr.ModelSpec:
 
 
 def peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def test_200_queued_steps_make_no_copy_of_the_arena() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ArenaFullError, RequestError
+from mlxr.compiler.errors import ArenaFullError, HostError, RequestError
 from mlxr.runtime.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
@@ -98,9 +98,48 @@ def test_closing_a_stream_gives_its_blocks_back(small: Model) -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
+def test_iterating_again_goes_on(small: Model) -> None:
+    generation = small.start([ids(5)], max_tokens=6, ignore_eos=True)
+    first = next(iter(generation))
+    rest = list(generation)
+    assert [first.token_id, *(e.token_id for e in rest)] == generation.completions[0].token_ids
+    assert len(rest) == 5
+    assert generation.finish() == generation.completions
+    assert len(generation.completions[0].token_ids) == 6
+
+
+def test_a_prompt_waits_while_the_arena_is_full(small: Model) -> None:
+    """Three prompts of four blocks each, and nine blocks: the third starts when another has ended."""
+    prompts = [ids(50), ids(50, 900), ids(50, 1500)]
+    together = small.start(prompts, max_tokens=3, ignore_eos=True).finish()
+    alone = [small.start([prompt], max_tokens=3, ignore_eos=True).finish()[0] for prompt in prompts]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+
+
+def test_ids_beyond_the_tokenizer_have_no_text_and_leak_nothing(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's vocabulary may be padded beyond its tokenizer's."""
+    assert small.tokenizer is not None
+    whole = small.start([ids(5, 4000)], max_tokens=4, ignore_eos=True).finish()[0]
+    monkeypatch.setattr(small.tokenizer, "vocab_size", 260)
+    padded = small.start([ids(5, 4000)], max_tokens=4, ignore_eos=True).finish()[0]
+    assert padded.token_ids == whole.token_ids
+    assert padded.text == ""
+
+
+def test_a_step_that_fails_leaks_nothing(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(batch: object) -> None:
+        raise HostError("the step failed")
+
+    monkeypatch.setattr(small.host, "step", fail)
+    for _ in range(5):
+        with pytest.raises(HostError, match="the step failed"):
+            small.start([ids(5)], max_tokens=4, num_samples=3).finish()
+
+
 def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -> None:
     with pytest.raises(ArenaFullError, match="block"):
-        small.start([ids(50), ids(50, 900), ids(50, 1500)], max_tokens=14, ignore_eos=True).finish()
+        # They come to 48 tokens, three blocks, each: all nine are taken, and every sequence wants a fourth.
+        small.start([ids(33), ids(33, 900), ids(33, 1500)], max_tokens=30, ignore_eos=True).finish()
     # And the next request is served.
     assert len(small.start([ids(50)], max_tokens=2, ignore_eos=True).finish()[0].token_ids) == 2
 
@@ -129,7 +168,7 @@ def test_bad_requests_are_refused(
 def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(BF16)
     model = mlxr.load(mlxr.compile("storyteller"), tmp_path / "model.safetensors", host="reference")
-    with pytest.raises(RequestError, match="without a tokenizer"):
+    with pytest.raises(RequestError, match=r"text needs a tokenizer, and there is none: .*tokenizer\.model"):
         model.generate("Once")
     answer = model.generate([1, 403], max_tokens=2)
     assert (len(answer.token_ids), answer.text) == (2, "")

@@ -4,14 +4,15 @@ import argparse
 import hashlib
 import os
 import sys
+from importlib import resources
 from pathlib import Path
 
-from mlxr.compiler.artifact import Artifact, is_artifact, load_artifact
+from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError, MlxrError, WeightsError
-from mlxr.compiler.spec.catalog import find_spec
+from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import dump_spec, load_spec
-from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+from mlxr.compiler.version import VERSION
 from mlxr.runtime.hosts.select import HOSTS
 from mlxr.runtime.model import Model
 
@@ -49,13 +50,11 @@ def load_model(args: argparse.Namespace) -> Model:
 def resolve_artifact(name: str) -> tuple[Artifact, Path | None]:
     """The artifact of MODEL (compiled now or found in the cache), and the weights bundled with it, if any."""
     path = Path(name)
-    if is_artifact(path):
+    if name not in bundled_specs() and path.is_dir():
         return load_artifact(path), None
-    if path.is_dir():
-        load_artifact(path)  # says what an artifact is
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
-    key = hashlib.sha256(f"{ARTIFACT_FORMAT} {VERSION}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
     folder = cache_folder() / "artifacts" / f"{spec.name}-{key}"
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
     return _cached(folder, spec_path), bundled if bundled.is_file() else None
@@ -71,6 +70,16 @@ def _cached(folder: Path, spec_path: Path) -> Artifact:
     except MlxrError as error:
         print(f"note: not cached: {error}", file=sys.stderr)
     return artifact
+
+
+def _compiler_digest() -> str:
+    """A hash of all that decides what a spec compiles to: after a change of a template the cache holds nothing."""
+    digest = hashlib.sha256(VERSION.encode())
+    for package, pattern in (("mlxr.compiler", "*.py"), ("mlxr.templates", "*.jinja"), ("mlxr.models", "families/*")):
+        folder = Path(str(resources.files(package)))
+        for path in sorted(folder.rglob(pattern)):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def cache_folder() -> Path:

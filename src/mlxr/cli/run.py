@@ -1,6 +1,7 @@
 """`mlxr run`: generate text."""
 
 import argparse
+import io
 import json
 import sys
 
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     prompt = args.prompt if args.prompt is not None else _read_prompt()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character shows a ? instead
+        sys.stdout.reconfigure(errors="replace")
     model = load_model(args)
     generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling)
     interrupted = False

@@ -1,8 +1,8 @@
-// attend_prefill_d762412e
+// attend_prefill_5a553517
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
-// One threadgroup serves one KV head of a tile of 16 query tokens: 32 rows, 4 a simdgroup. It walks the
+// One threadgroup serves 2 query heads on one KV head, of a tile of 16 query tokens: 32 rows, 4 a simdgroup. It walks the
 // context 32 keys at a time through threadgroup memory: a lane owns a key for the scores (so a row's softmax takes one
 // simd_max) and a slice of the head for the values.
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
@@ -60,7 +60,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_d762412e(
+[[kernel]] void attend_prefill_5a553517(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -78,12 +78,13 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = kv_head * 2u;
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
   const uint num_tokens = min(16u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 
-  // Row r is query head r % 2 of token r / 2. Rows past the end stay zero and are not stored.
+  // Row r is query head first_head + r % 2 of token r / 2. Rows past the end stay zero and are not stored.
   MLXR_THREADGROUP(float4, q, 256);
   MLXR_THREADGROUP(uint4, k_tile, 288);
   MLXR_THREADGROUP(uint4, v_tile, 288);
@@ -95,7 +96,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     float4 rotated = float4(0.0f);
     if (t < num_tokens) {
       const device float* head = qkv + (ulong)(first_token + t) * 128u +
-          (kv_head * 2u + row % 2u) * 32u;
+          (first_head + row % 2u) * 32u;
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         rotated[j] = rotate(head, element + j, rotation(element + j, (int)(first_position + t))) * 0.255034864f;
@@ -188,7 +189,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const float sum = simd_sum(total[r]);
     if (row < 32u && t < num_tokens) {
       device float* target = out + (ulong)(first_token + t) * 64u +
-          (kv_head * 2u + row % 2u) * 32u;
+          (first_head + row % 2u) * 32u;
 #pragma unroll
       for (uint d = 0; d < 1u; d++) {
         const uint element = lane + 32u * d;
@@ -196,7 +197,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       }
     }
   }
-  if (kv_head == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

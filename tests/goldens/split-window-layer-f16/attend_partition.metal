@@ -1,4 +1,4 @@
-// attend_partition_9ba721f3
+// attend_partition_8bfa54f5
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token a sequence, in one launch a partition of the context.
@@ -19,7 +19,7 @@
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
 //   partial    [seqs, 2, 3, 40] f32
-//   stats      [seqs, 2, 3, 2] f32: maximum (base 2), sum
+//   stats      [seqs, 2, 3, 4] f32: maximum (base 2), sum, unused (MLX wants 8 elements or more)
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -71,7 +71,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_9ba721f3(
+[[kernel]] void attend_partition_8bfa54f5(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -275,8 +275,8 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const ulong place = ((ulong)sequence * 2u + head) * 3u + partition;
     partial[place * 40u + i % 40u] = v;
     if (i % 40u == 0) {
-      stats[place * 2] = largest;
-      stats[place * 2 + 1] = sum;
+      stats[place * 4] = largest;
+      stats[place * 4 + 1] = sum;
     }
   }
   if (kv_head == 0 && sequence == 0 && partition == 0 && thread_index_in_threadgroup < 8) {

@@ -1,8 +1,8 @@
-// attend_prefill_a6853f1c
+// attend_prefill_6bc6b54c
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
-// One threadgroup serves one KV head of a tile of 32 query tokens: 32 rows, 4 a simdgroup. It walks the
+// One threadgroup serves 1 query heads on one KV head, of a tile of 32 query tokens: 32 rows, 4 a simdgroup. It walks the
 // context 32 keys at a time through threadgroup memory: a lane owns a key for the scores (so a row's softmax takes one
 // simd_max) and a slice of the head for the values.
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
@@ -67,7 +67,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_a6853f1c(
+[[kernel]] void attend_prefill_6bc6b54c(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -86,12 +86,13 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = kv_head * 1u;
   const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
   const uint num_tokens = min(32u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 
-  // Row r is query head r % 1 of token r / 1. Rows past the end stay zero and are not stored.
+  // Row r is query head first_head + r % 1 of token r / 1. Rows past the end stay zero and are not stored.
   MLXR_THREADGROUP(float4, q, 320);
   MLXR_THREADGROUP(uint4, k_tile, 160);
   MLXR_THREADGROUP(uint4, v_tile, 160);
@@ -103,7 +104,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     float4 rotated = float4(0.0f);
     if (t < num_tokens) {
       const device float16_t* head = qkv + (ulong)(first_token + t) * 240u +
-          (kv_head * 1u + row % 1u) * 40u;
+          (first_head + row % 1u) * 40u;
 #pragma unroll
       for (uint j = 0; j < 4; j++) {
         rotated[j] = rotate(head, element + j, rotation(element + j, (int)(first_position + t))) * 0.22811012f;
@@ -196,7 +197,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     const float sum = simd_sum(total[r]);
     if (row < 32u && t < num_tokens) {
       device float16_t* target = out + (ulong)(first_token + t) * 80u +
-          (kv_head * 1u + row % 1u) * 40u;
+          (first_head + row % 1u) * 40u;
 #pragma unroll
       for (uint d = 0; d < 2u; d++) {
         const uint element = lane + 32u * d;
@@ -206,7 +207,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       }
     }
   }
-  if (kv_head == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

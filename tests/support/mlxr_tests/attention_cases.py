@@ -86,6 +86,9 @@ CASES = [
     Case(14, 2, 32, "f16", "f32", "block", "paged", 16, None, "llama3"),
     Case(8, 2, 256, "bf16", "f16", "layer", "contiguous", 32, 40, "half"),
     Case(7, 7, 128, "f16", "bf16", "block", "paged", 4, 12, "interleaved"),
+    # More query heads on a KV head than a prefill threadgroup holds.
+    Case(40, 1, 32, "f32", "f32", "block", "paged", 4, None, "half"),
+    Case(18, 2, 256, "f32", "f32", "layer", "paged", 16, 9, "half"),
     # Head dims of few power-of-two lanes, and an odd ratio.
     Case(6, 2, 56, "f32", "f32", "block", "paged", 4, None, "half"),
     Case(2, 2, 120, "bf16", "f32", "layer", "paged", 8, 19, "half"),
