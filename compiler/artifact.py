@@ -9,6 +9,7 @@
 Same spec, same bytes. An artifact appears whole or not at all; one that was changed since is refused.
 """
 
+import difflib
 import hashlib
 import json
 import shutil
@@ -102,9 +103,11 @@ class Artifact:
         """
         found = [k for k in self.plan.kernels if name in (k.name, k.label)]
         if len(found) != 1:
+            labels = [k.label for k in self.plan.kernels]
+            like = difflib.get_close_matches(name, [*labels, *(k.name for k in self.plan.kernels)], 1)
+            hint = f"; did you mean {like[0]!r}?" if like and not found else "."
             what = "several kernels" if found else "no kernel"
-            names = ", ".join(k.name for k in self.plan.kernels)
-            raise ArtifactError(f"the artifact has {what} named {name!r}; it has {names}")
+            raise ArtifactError(f"the artifact has {what} named {name!r}{hint} It has {', '.join(labels)}")
         return found[0]
 
     @cached_property
@@ -205,11 +208,13 @@ def load_artifact(path: str | Path) -> Artifact:
         raise ArtifactError(f"{folder} is no artifact (no {MANIFEST}); make one with mlxr-compile SPEC -o {folder}")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        version, layout = manifest["version"], manifest["format"]
-        hashes: dict[str, str] = dict(manifest["files"])
-        digest = manifest["digest"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
+    try:
+        version, layout, digest = manifest["version"], manifest["format"], manifest["digest"]
+        hashes: dict[str, str] = dict(manifest["files"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / MANIFEST} is no manifest; compile the spec again") from error
     if (layout, version) != (ARTIFACT_FORMAT, VERSION):
         raise ArtifactError(
             f"{folder} was written by mlxr {version} (format {layout}); this is mlxr {VERSION} (format "

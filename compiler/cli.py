@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from mlxr.compiler.debug import debug_level
 from mlxr.compiler.driver import Compilation, compile_spec, size
-from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
@@ -19,38 +17,11 @@ from mlxr.compiler.version import VERSION
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: run(argv))
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """Runs a command; an MlxrError is printed and gives 1, Ctrl-C 130, a reader that went away 141.
-
-    With MLXR_DEBUG set, errors keep their traceback.
-    """
-    try:
-        debug = debug_level() > 0
-    except MlxrError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    try:
-        code = command()
-        sys.stdout.flush()
-        return code
-    except MlxrError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Python would complain once more when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-
-
-def _main(argv: Sequence[str] | None) -> int:
+def run(argv: Sequence[str] | None) -> int:
+    """The command, unguarded."""
     parser = argparse.ArgumentParser(
         prog="mlxr-compile",
         description="Compile a model spec into specialised Metal kernels and a launch plan.",
@@ -111,6 +82,9 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     model, arena, memory = artifact.spec.model, plan.arena, plan.memory
     attention = model.attention
     ops = {name: len(artifact.graph(name)) for name in ("source", *STEPS)}
+    sequences = f"{arena.max_sequences} sequence{'s' if arena.max_sequences > 1 else ''}"
+    whole = arena.num_blocks // arena.max_blocks_per_sequence
+    few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
     lines = [
         f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
@@ -119,7 +93,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
         f"  kernels  {len(plan.kernels)} generated",
         f"  weights  {size(memory.weights_bytes)}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
-        f"context {arena.context} x {arena.max_sequences} sequences, {arena.dtype}",
+        f"context {arena.context} x {sequences}{few}, {arena.dtype}",
         f"  scratch  {size(memory.activation_bytes)} of activations",
         f"  total    {size(memory.total_bytes)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),

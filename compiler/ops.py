@@ -14,7 +14,6 @@ from mlxr.compiler.dtypes import DType
 Dim = int | str
 Shape = tuple[Dim, ...]
 AttrValue = int | float | str | bool | None
-SYMBOLIC_DIMS = ("tokens", "seqs", "seqs+1", "rows", "tiles")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,10 @@ Which block belongs to whom is the pager's business (`mlxr.runtime.pager`); noth
 import os
 
 import mlx.core as mx
-import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError
-
-_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
-_BIT_VIEWS = {4: mx.uint32, 2: mx.uint16}
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 
 
 class Arena:
@@ -37,8 +34,8 @@ class Arena:
         """
         _check_memory(geometry)
         try:
-            self._k = mx.zeros(geometry.shape, dtype=_DTYPES[str(geometry.dtype)])
-            self._v = mx.zeros(geometry.shape, dtype=_DTYPES[str(geometry.dtype)])
+            self._k = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
+            self._v = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
             self.token = mx.zeros((8,), dtype=mx.uint32)
             mx.eval(self._k, self._v, self.token)
         except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
@@ -70,8 +67,8 @@ class Arena:
             ArenaError: one of them is not.
         """
         for name, array in (("K", self._k), ("V", self._v)):
-            strides = _host_view(array).strides
-            if not _host_view(array).flags.c_contiguous or array.shape != self.geometry.shape:
+            strides = as_bits(array).strides
+            if not as_bits(array).flags.c_contiguous or array.shape != self.geometry.shape:
                 raise ArenaError(
                     f"arena {name} has shape {array.shape} and byte strides {strides}, expected row-major "
                     f"{self.geometry.shape}; kernels would write into a temporary copy"
@@ -96,10 +93,5 @@ def _check_memory(geometry: ArenaGeometry) -> None:
         raise ArenaError(f"{_describe(geometry)} exceeds the device's largest buffer of {buffer_bytes} bytes; {_FIX}")
 
 
-def _host_view(array: mx.array) -> np.ndarray:
-    # As integers, because NumPy has no bfloat16; a view of the same item size shares the buffer and its strides.
-    return np.asarray(array.view(_BIT_VIEWS[array.itemsize]))
-
-
 def _address(array: mx.array) -> int:
-    return int(_host_view(array).__array_interface__["data"][0])
+    return int(as_bits(array).__array_interface__["data"][0])

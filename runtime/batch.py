@@ -6,7 +6,7 @@ sequences keep the order of the requests.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from mlxr.runtime.pager import Pager
 
 Int32Array = npt.NDArray[np.int32]
 
+_INT32 = np.iinfo(np.int32)
 _MIN_ELEMENTS = 8
 
 
@@ -69,10 +70,12 @@ class Batch:
     def build(cls, requests: Sequence[BatchRequest], pager: Pager, query_tile: int, partition: int) -> "Batch":
         """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
 
-        The caller has checked token ids against the vocabulary, and next takes the pager's copies (`take_copies`).
+        The caller has checked token ids against the vocabulary, of which only int32 is checked here, and next takes the
+        pager's copies (`take_copies`).
 
         Raises:
-            RequestError: no request or no tokens, a sequence twice, a wrong start, or an unknown `rows`.
+            RequestError: no request or no tokens, a token id beyond int32, a sequence twice, a wrong start, or unknown
+                `rows`.
             ArenaFullError: the arena cannot hold all requests; nothing has been appended.
             ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
         """
@@ -137,7 +140,7 @@ class Batch:
         return np.array([*counts, 0, 0, 0], dtype=np.uint32)
 
 
-def padded(array: Int32Array) -> Int32Array:
+def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array with rows of zeros added until it has at least 8 elements; itself when it has.
 
     MLX binds smaller inputs in Metal's constant address space, which would be another kernel.
@@ -157,6 +160,10 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
     for seq_id, tokens, start, rows in requests:
         if len(tokens) == 0:
             raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
+        # NumPy 1 would wrap such an id without a word, NumPy 2 raises OverflowError.
+        beyond = [token for token in (min(tokens), max(tokens)) if not _INT32.min <= token <= _INT32.max]
+        if beyond:
+            raise RequestError(f"sequence {seq_id} has the token id {beyond[0]}, expected an id of the vocabulary")
         if seq_id in seen:
             raise RequestError(f"sequence {seq_id} is in this batch twice; join its tokens into one request")
         if start != pager.length(seq_id):

@@ -49,7 +49,7 @@ class Completion:
     finish_reason: FinishReason | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Sequence:
     """A sequence of the arena: `pending` tokens are known and not yet in it, `length` are."""
 
@@ -99,15 +99,17 @@ class Generation:
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         context, most = self._plan.arena.context, self._plan.arena.max_sequences
-        if self._max_tokens < 1 or self._num_samples < 1:
-            raise RequestError(f"max_tokens {self._max_tokens} and samples {self._num_samples} must be at least 1")
+        for name, value in (("max_tokens", self._max_tokens), ("num_samples", self._num_samples)):
+            if not isinstance(value, int) or value < 1:
+                raise RequestError(f"{name} is {value!r}; expected a whole number of at least 1")
         if not prompts:
             raise RequestError("there is no prompt")
         wanted = len(prompts) * self._num_samples
         if wanted > most - self._pager.num_sequences:
             raise RequestError(
-                f"{len(prompts)} prompts x {self._num_samples} samples are {wanted} sequences; the artifact holds "
-                f"{most} ({self._pager.num_sequences} in use): compile it with a larger cache.max_sequences"
+                f"{wanted} sequences are wanted (prompts x samples); the artifact holds {most}, "
+                f"{self._pager.num_sequences} in use: finish or close other generations, or compile the "
+                "spec with a larger cache.max_sequences"
             )
         for prompt in prompts:
             if len(prompt) >= context:

@@ -1,5 +1,6 @@
 """A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampling
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.load_weights import load_weights
 
 Prompt = str | Sequence[int]
@@ -56,6 +58,7 @@ class Model:
         plan = artifact.plan
         check_host(host)
         _check_memory(artifact)
+        check_metadata(weights, artifact.spec)
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(weights, tokenizer)
         self.arena = Arena(plan.arena)
         loaded = load_weights(plan.weights, plan.ignored_tensors, weights, lambda d, t: report("weights", d, t))
@@ -90,7 +93,7 @@ class Model:
                 raise RequestError(f"text needs a tokenizer, and there is none: {self._no_tokenizer}")
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = [int(i) for i in prompt]
+            ids = _token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
         for i in ids:
@@ -159,6 +162,15 @@ class Model:
         finally:
             self.pager.free(seq_id)
         return np.concatenate(rows)
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(i) for i in prompt]
+    except TypeError as error:
+        raise RequestError(
+            f"a prompt is text or a list of token ids, not {prompt!r:.60}; start() takes several"
+        ) from error
 
 
 def _check_memory(artifact: Artifact) -> None:

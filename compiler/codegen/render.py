@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
+import jinja2
+
 from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES, Kernel, Port
 from mlxr.compiler.codegen.sections import body_of, header_of
@@ -60,13 +62,21 @@ def render(kernel: Kernel, origin: Provenance) -> KernelSource:
     """Renders a kernel; its name ends in a hash of its code, so that no cache can mistake it for another.
 
     Raises:
-        PlanError: the kernel would need more than 32 KB of threadgroup memory or more than 1024 threads.
+        PlanError: its template has a mistake, or it would need more than 32 KB of threadgroup memory or 1024 threads.
     """
     if kernel.threadgroup_bytes > THREADGROUP_BYTES or kernel.threads > 1024:
         raise PlanError(
             f"kernel {kernel.label} needs {kernel.threadgroup_bytes} bytes of threadgroup memory and {kernel.threads} "
             f"threads; a threadgroup has {THREADGROUP_BYTES} bytes and 1024 threads"
         )
+    try:
+        return _render(kernel, origin)
+    except jinja2.TemplateError as error:
+        where = f"{error.name}:{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else kernel.template
+        raise PlanError(f"template {where} cannot be rendered: {error.message}") from error
+
+
+def _render(kernel: Kernel, origin: Provenance) -> KernelSource:
     template = environment().get_template(f"metal/{kernel.template}")
     values: dict[str, object] = {
         "k": kernel,

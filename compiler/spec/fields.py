@@ -14,16 +14,19 @@ INT32_MAX = 2**31 - 1
 CONTRADICTION = "contradiction"
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_SIZE = r"^[ \t]*([0-9]{1,15}(?:\.[0-9]{1,15})?)[ \t]*([bB]|[kKmMgG][iI]?[bB])?[ \t]*$"
+"""What the loader reads and the schema tells editors: without \\s and \\d, which JavaScript and Python read unlike."""
 
 
 def _parse_size(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # YAML reads 1e9 as a float; to JSON Schema it is an integer
     if not isinstance(value, str):
         return value
-    match = _SIZE.fullmatch(value)
-    if match is None or match[2].lower() not in _UNITS:
+    match = re.fullmatch(_SIZE, value)
+    if match is None:
         return value  # still text, so refused as no whole number
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]
@@ -38,7 +41,7 @@ SizeBytes = Annotated[
             "type": ["integer", "string"],
             "minimum": 1,
             "maximum": 2**60,
-            "pattern": r"^\s*\d+(\.\d+)?\s*([bB]|[kKmMgG][iI]?[bB])?\s*$",
+            "pattern": _SIZE,
         }
     ),
 ]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import BatchDim, Launch, Plan, Step
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import Batch, padded
+from mlxr.runtime.batch import Batch
 
 Dims = Mapping[BatchDim, int]
 
@@ -41,8 +41,8 @@ def batch_dims(batch: Batch) -> Dims:
 
 
 def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32]]:
-    """The batch's metadata by the plan's buffer names, padded as kernels expect."""
-    arrays = {
+    """The batch's metadata by the plan's buffer names, each of its exact size."""
+    return {
         "token_ids": batch.tokens,
         "positions": batch.positions,
         "slots": batch.slots,
@@ -51,8 +51,8 @@ def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[
         "block_tables": batch.block_tables,
         "logit_rows": batch.logit_rows,
         "query_tiles": batch.query_tiles,
+        "dims": batch.dims,
     }
-    return {name: padded(array) for name, array in arrays.items()} | {"dims": batch.dims}
 
 
 def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelEntry, Launch, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch
+from mlxr.runtime.batch import Batch, padded
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
@@ -57,7 +57,9 @@ class MetalHost(Host):
         """Builds one step; the result and the arena's new token are lazy."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)
         arrays = self._fixed | {
-            name: mx.array(array) for name, array in batch_arrays(batch).items() if name in self._read[step.name]
+            name: mx.array(padded(array))
+            for name, array in batch_arrays(batch).items()
+            if name in self._read[step.name]
         }
         arrays[ARENA_TOKEN] = self.arena.token
         for launch in step.launches:

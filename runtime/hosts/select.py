@@ -8,8 +8,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.host import Host
-
-HOSTS = ("metal", "sim", "reference")
+from mlxr.runtime.hosts.names import HOSTS
 
 
 def resolve_host(name: str) -> str:

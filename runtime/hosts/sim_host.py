@@ -17,7 +17,6 @@ from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, 
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 
-_TOKEN_BYTES = 32
 _MOST_LAYOUTS = 64
 _MOST_INPUTS = 4096
 
@@ -52,7 +51,6 @@ class SimHost(Host):
         self._memory = np.zeros(memory + 256, dtype=np.uint8)
         self._base = -(-self._memory.ctypes.data // 256) * 256
         self._tokens: dict[str, np.ndarray] = {}
-        self._keep: list[object] = []
         self._fixed: dict[str, SimBuffer] = {
             "k_arena": SimBuffer.of(arena.k, writable=True, name="k_arena"),
             "v_arena": SimBuffer.of(arena.v, writable=True, name="v_arena"),

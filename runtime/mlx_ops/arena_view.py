@@ -1,21 +1,11 @@
 """NumPy views of the arena's bytes: no copies, so writing through one changes the arena that every host sees."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
 from mlxr.runtime.arena import Arena
-
-Bits = npt.NDArray[Any]
-"""Elements as unsigned integers of their size, because NumPy has no bfloat16."""
-
-
-def as_bits(array: mx.array) -> Bits:
-    """A view of an array's memory, once it is computed."""
-    return np.array(array.view(mx.uint16 if array.itemsize == 2 else mx.uint32), copy=False)
+from mlxr.runtime.mlx_arrays import Bits, as_bits
 
 
 def layer_rows(array: mx.array, layout: str, layer: int) -> Bits:

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_ops.arena_view import as_bits, layer_rows
-from mlxr.runtime.mlx_ops.types import MLX_DTYPES, Attrs, Inputs, Outputs, f32
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr.runtime.mlx_ops.arena_view import layer_rows
+from mlxr.runtime.mlx_ops.types import Attrs, Inputs, Outputs, f32
 
 
 def rope(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:

@@ -5,7 +5,8 @@ import math
 import mlx.core as mx
 
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_ops.types import MLX_DTYPES, Attrs, Inputs, Outputs, f32
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.mlx_ops.types import Attrs, Inputs, Outputs, f32
 
 
 def embed(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:

@@ -17,15 +17,6 @@ Attrs = Mapping[str, Any]
 Outputs = dict[str, mx.array]
 OpFunction = Callable[[Inputs, Attrs, Arena | None], Outputs]
 
-MLX_DTYPES = {
-    "f32": mx.float32,
-    "f16": mx.float16,
-    "bf16": mx.bfloat16,
-    "i32": mx.int32,
-    "u32": mx.uint32,
-}
-"""MLX's type of each of the graph's element types."""
-
 
 def f32(x: mx.array) -> mx.array:
     """The array in fp32."""

@@ -23,15 +23,7 @@ def open_weights(path: str | Path) -> WeightFile:
     Raises:
         WeightsError: there are no weights at `path`, or they are corrupt or of a kind that is not read.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = _find_in_folder(path)
-    if not path.exists():
-        raise WeightsError(
-            f"{path}: no such file or folder; expected a .safetensors or .gguf file, or a folder of them"
-        )
-    if not path.is_file():
-        raise WeightsError(f"{path}: not a regular file; expected a .safetensors or .gguf file, or a folder of them")
+    path = _find_file(Path(path))
     suffix = path.suffix.lower()
     if suffix in _PICKLE_SUFFIXES:
         raise WeightsError(_pickle_refusal(path))
@@ -46,11 +38,25 @@ def open_weights(path: str | Path) -> WeightFile:
     )
 
 
+def _find_file(path: Path) -> Path:
+    try:  # asking what a path is fails too: a name too long, a folder that may not be searched
+        if path.is_dir():
+            path = _find_in_folder(path)
+        if not path.exists():
+            raise WeightsError(
+                f"{path}: no such file or folder; expected a .safetensors or .gguf file, or a folder of them"
+            )
+        if not path.is_file():
+            raise WeightsError(
+                f"{path}: not a regular file; expected a .safetensors or .gguf file, or a folder of them"
+            )
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
 def _find_in_folder(folder: Path) -> Path:
-    try:
-        files = sorted(entry for entry in folder.iterdir() if entry.is_file())
-    except OSError as error:
-        raise WeightsError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
     for name in (_SINGLE_NAME, INDEX_NAME):
         if folder / name in files:
             return folder / name

@@ -24,9 +24,9 @@ from mlxr.runtime.weights.weight_file import TensorInfo, is_possible, quoted
 MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
 _MAX_DIMENSIONS = 16
-_HINTS = {  # by the library's words; older versions (0.4, 0.5) write them as CamelCase
-    r"header ?too|invalid ?header ?length": "the file is truncated or not a safetensors file",
-    r"not fully covered|IncompleteBuffer": "the file is truncated, or longer than its tensors",
+_HINTS = {  # by the library's words
+    "header too|invalid header length": "the file is truncated or not a safetensors file",
+    "not fully covered": "the file is truncated, or longer than its tensors",
 }
 
 

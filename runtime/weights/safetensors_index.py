@@ -21,7 +21,12 @@ def read_safetensors_index(path: Path) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
         file = path.parent / shard
-        if not file.is_file():
+        try:
+            found = file.is_file()
+        except (OSError, ValueError) as error:  # a name too long, or a folder that may not be searched
+            reason = getattr(error, "strerror", None) or error
+            raise WeightsError(f"{path}: the shard {quoted(shard)} cannot be read: {reason}") from error
+        if not found:
             listed = sum(value == shard for value in weight_map.values())
             raise WeightsError(
                 f"{path}: the shard {quoted(shard)} is missing, which holds {listed} tensors; download it"

@@ -55,6 +55,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def compile(spec: "str | Path | ModelSpec") -> "Artifact":
     """Compiles a spec: a ModelSpec, a YAML file, or the name of a bundled model.
 
@@ -66,9 +70,13 @@ def compile(spec: "str | Path | ModelSpec") -> "Artifact":
         BudgetError: it needs more memory than it allows itself.
     """
     from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
+    from mlxr.compiler.errors import SpecError  # noqa: PLC0415
     from mlxr.compiler.spec.catalog import find_spec  # noqa: PLC0415
     from mlxr.compiler.spec.load import load_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.model import ModelSpec  # noqa: PLC0415
 
     if isinstance(spec, str | Path):
         spec = load_spec(find_spec(spec))
+    if not isinstance(spec, ModelSpec):
+        raise SpecError(f"a spec is a ModelSpec, a path or a bundled model's name, not {type(spec).__name__}")
     return compile_spec(spec).artifact

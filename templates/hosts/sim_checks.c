@@ -2,11 +2,16 @@
  *
  * clang's -fsanitize=thread calls __tsan_readN or __tsan_writeN before each load and store that is not to a private
  * variable (the real ThreadSanitizer is not involved). The build turns these calls into calls of mlxr_check_..., whose
- * inline half stands in metal_on_cpu.h: it compares the address with the object that this place in the kernel touched
+ * inline half stands in metal_on_cpu_simd.h: it compares the address with the object that this place in the kernel touched
  * last. What it cannot pass comes here. An address must lie in a bound device buffer (writable, for a write), in a
  * declared threadgroup array (written before it is read, no other thread touching it without a barrier between), in
  * the kernel's constants or in the thread's own private memory. On a fault the fiber is left at once, so the bad
  * access never happens.
+ *
+ * Private arrays are checked by clang itself (-fsanitize=array-bounds and local-bounds), which calls the functions at
+ * the end of this file. What those do not see: a private pointer in a function that was not inlined, if it stays within
+ * the thread's stack. Conflicts in device memory are told apart by bytes for accesses of one byte and by pairs of bytes
+ * for wider ones (sim_runtime.h).
  *
  * The functions on the way are preserve_all and this file is compiled without vector registers, so that a kernel keeps
  * its own across a check.
@@ -200,17 +205,17 @@ static INLINE void check_conflict(SimWorker *worker, const Access *access, uint3
     uint32_t thread = sim_thread();
     uint64_t now = worker->device_event | (uint64_t)thread << SIM_WRITE_THREAD_SHIFT;
     if (worker->device_event == 0) return;
-    uintptr_t first = access->address >> SIM_WRITE_SHIFT;
-    uintptr_t end = (access->address + access->bytes) >> SIM_WRITE_SHIFT; /* a byte alone has no granule */
-    for (uintptr_t granule = first; granule < end; granule++) {
-        uintptr_t page_number = granule / (SIM_PAGE_SIZE >> SIM_WRITE_SHIFT);
+    uintptr_t step = access->bytes == 1 ? 1 : 2;
+    uintptr_t first = access->address & -step, end = (access->address + access->bytes) & -step;
+    for (uintptr_t byte = first; byte < end; byte += step) {
+        uintptr_t page_number = byte / SIM_PAGE_SIZE;
         SimPage *cached = &worker->page_of_site[access->slot % SIM_MAX_SITES];
         if (UNLIKELY(cached->number != page_number + 1)) {
             uint64_t *shadow = worker->page(page_number);
             if (shadow == 0) return;
             *cached = (SimPage){page_number + 1, shadow};
         }
-        uint64_t *entry = &cached->shadow[granule % (SIM_PAGE_SIZE >> SIM_WRITE_SHIFT)];
+        uint64_t *entry = &cached->shadow[byte % SIM_PAGE_SIZE];
         uint64_t before = access->is_write ? __atomic_exchange_n(entry, now, __ATOMIC_RELAXED)
                                            : __atomic_load_n(entry, __ATOMIC_RELAXED);
         uint64_t difference = before ^ now;
@@ -301,6 +306,12 @@ EXPORT __attribute__((noreturn)) void __ubsan_handle_divrem_overflow_abort(const
                                                                            uint64_t right) {
     (void)right;
     fail_at(SIM_DIVISION, where, left);
+}
+
+/* -fsanitize=local-bounds: an access through a pointer to a private array, outside of it. */
+EXPORT __attribute__((noreturn)) void mlxr_fail_private(uint32_t site) {
+    SimFault fault = {.site = site};
+    fail(SIM_PRIVATE, &fault);
 }
 
 /* ---- called by the prelude ---- */

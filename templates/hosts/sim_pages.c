@@ -1,7 +1,7 @@
-/* Who wrote device memory: one SimWrite per two bytes that a kernel of this process may write.
+/* Who wrote device memory: one word per byte that a kernel of this process may write (sim_runtime.h).
  *
  * Shadows are kept in pages, found by address in a table without locks, made when first needed and never freed; a
- * SimWrite carries the number of its launch, so that nothing is cleared between launches.
+ * word carries the number of its launch, so that nothing is cleared between launches.
  */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 #define TABLE_SIZE 65536u /* a power of two; pages for 4 GiB */
-#define SHADOW_BYTES ((SIM_PAGE_SIZE >> SIM_WRITE_SHIFT) * sizeof(uint64_t))
+#define SHADOW_BYTES (SIM_PAGE_SIZE * sizeof(uint64_t))
 
 static struct {
     uintptr_t number; /* of the page, plus one; 0 is an empty entry */

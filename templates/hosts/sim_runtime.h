@@ -35,12 +35,13 @@ enum {
     SIM_INDEX,
     SIM_DIVISION,
     SIM_OVERLAP,
+    SIM_PRIVATE,
 };
 
 /* What an address belongs to. */
 enum { SIM_IN_NOTHING, SIM_IN_DEVICE, SIM_IN_THREADGROUP };
 
-/* Kinds of synchronising operations; the order is known to metal_on_cpu.h and runtime/hosts/sim/faults.py. */
+/* Kinds of synchronising operations; the order is known to metal_on_cpu_simd.h and runtime/hosts/sim/faults.py. */
 enum {
     SIM_SUM_F32,
     SIM_PRODUCT_F32,
@@ -104,7 +105,7 @@ typedef struct {
     char name[64];
 } SimFault;
 
-/* Values a kernel may ask for, of a whole threadgroup; MlxrSimGroup of metal_on_cpu.h. */
+/* Values a kernel may ask for, of a whole threadgroup; MlxrSimGroup of metal_on_cpu_simd.h. */
 typedef struct {
     uint32_t group[3];
     uint32_t groups[3];
@@ -133,9 +134,9 @@ typedef struct {
     uint64_t reader;
 } SimShadow;
 
-/* The last write of a granule of device memory: launch << 48 | threadgroup << 21 | thread << 11 | epoch, where epoch
- * counts the barriers of this threadgroup that order device memory. */
-#define SIM_WRITE_SHIFT 1 /* log2 of the granule in bytes */
+/* The last write of a byte of device memory: launch << 48 | threadgroup << 21 | thread << 11 | epoch, where epoch
+ * counts the barriers of this threadgroup that order device memory. Accesses of two bytes and more use only the words of
+ * even bytes: what goes unseen is a conflict of such an access with one of an odd byte alone. */
 #define SIM_PAGE_SIZE ((uintptr_t)1 << 16)
 #define SIM_WRITE_LAUNCH_SHIFT 48
 #define SIM_WRITE_GROUP_SHIFT 21
@@ -198,7 +199,7 @@ typedef struct SimWorker {
     uintptr_t arena_next; /* next free address */
     uint64_t epoch;
     uint64_t first_epoch; /* of this threadgroup */
-    uint64_t device_event; /* SimWrite of now, without the thread; 0 when writes go untracked */
+    uint64_t device_event; /* the word of a write now, without its thread; 0 when writes go untracked */
     SimPage page_of_site[SIM_MAX_SITES];
     const SimLaunch *launch;
     uint64_t addresses[SIM_MAX_BUFFERS];

@@ -15,7 +15,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_WORKERS 256u
-/* Guard pages cost two memory mappings a stack; a process has 65530. */
+/* Guard pages cost two memory mappings a stack, and a process has 65530: later workers rely on the bound that build.py
+ * puts on a kernel's stack. */
 #define MAX_GUARDED_WORKERS 16u
 
 static struct {
@@ -123,7 +124,10 @@ static int grow_pool(uint64_t wanted) {
         pool.workers[id] = worker;
         if (id != 0) {
             pthread_t thread;
-            if (pthread_create(&thread, 0, serve, (void *)(uintptr_t)id)) return -1;
+            if (pthread_create(&thread, 0, serve, (void *)(uintptr_t)id)) {
+                munmap(worker, SIM_REGION_SIZE);
+                return -1;
+            }
             pthread_detach(thread);
         }
         pool.num_workers++;

@@ -115,7 +115,7 @@ def test_an_unknown_kernel_is_refused_with_the_names(folder: str, capsys: pytest
     out, err = capsys.readouterr()
     assert out == ""
     assert "no kernel named 'attention'" in err
-    assert "embed_" in err
+    assert "did you mean 'attend'? It has embed, qkv," in err
 
 
 def test_what_is_no_artifact_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

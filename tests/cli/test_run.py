@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 
 import mlxr
 from mlxr.cli import main, model_source
 from mlxr.compiler.cli import main as compile_main
+from mlxr.compiler.codegen import render
+from mlxr.compiler.codegen.environment import environment
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]
@@ -258,3 +261,42 @@ def test_debug_level_4_tells_of_launches(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("MLXR_DEBUG", "4")
     assert main(["run", "storyteller", "--host", "sim", "--prompt", "A", "--max-tokens", "1"]) == 0
     assert "sim: attend_prefill_" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("redirect", [">&-", "<&- --prompt A", "> /dev/full"])
+def test_closed_or_full_streams_are_no_crash(redirect: str) -> None:
+    arguments = "run storyteller --host reference --max-tokens 2 --prompt A"
+    command = f"{sys.executable} -m mlxr.cli {arguments} {redirect}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        ["sh", "-c", command], check=False, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "Traceback" not in run.stderr
+    assert run.returncode == (1 if "full" in redirect else 0)
+
+
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
+def test_ctrl_c_while_starting_is_no_crash(after: float) -> None:
+    script = "import signal, sys; from mlxr.cli import main; "
+    script += "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)); "
+    script += f"signal.setitimer(signal.ITIMER_REAL, {after}); sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, *run_arguments("--max-tokens", "900")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in run.stderr
+
+
+def test_a_mistake_in_a_template_names_the_template(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for text, message in [("{{ k.hiden_size }}", "hiden_size"), ("{% block", "embed.metal.jinja:1")]:
+        templates = tmp_path / f"t{len(text)}/metal"
+        shutil.copytree(ROOT / "templates/metal", templates)
+        (templates / "embed.metal.jinja").write_text(text)
+        fresh = environment().overlay(loader=jinja2.FileSystemLoader(templates.parent), cache_size=0)
+        monkeypatch.setattr(render, "environment", lambda fresh=fresh: fresh)
+        assert compile_main(["storyteller"]) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert "embed.metal.jinja" in err

@@ -3,13 +3,16 @@
 `metal_kernel` inside `export_function` prints its Metal text on any platform; so this holds without a Mac.
 """
 
+import difflib
 import re
 
 import mlx.core as mx
 import pytest
 
+from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.hosts.metal import metal_kernel
-from mlxr_tests.specs import MLX_DTYPES
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests.tolerances import Mismatch
 from mlxr_tests.variants import VARIANTS, variant
 
 
@@ -36,16 +39,21 @@ def printed_by_mlx(artifact, entry, path, capfd):
     return re.sub(rf"\[\[kernel\]\] void \w*{entry.name}\w*\(", f"[[kernel]] void {entry.name}(", code)
 
 
+def check_same(text, printed):
+    """Checks that a kernel's file is what MLX printed; MLX ends a body with a line break of its own."""
+    header, kernel = text.split("// ---- header\n")[1].split("// ---- kernel\n")
+    ours, theirs = ((part.rstrip().removesuffix("}").rstrip()) for part in (header + kernel, printed))
+    if ours != theirs:
+        raise Mismatch("\n".join(difflib.unified_diff(theirs.splitlines(), ours.splitlines(), "MLX", "ours", n=1)))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_mlx_generates_the_same(name, tmp_path, capfd):
     artifact = variant(name)
     for entry in artifact.plan.kernels:
-        header, kernel = artifact.kernel_text(entry.name).split("// ---- header\n")[1].split("// ---- kernel\n")
         printed = printed_by_mlx(artifact, entry, tmp_path / "k.mlxfn", capfd)
         assert f"[[kernel]] void {entry.name}(" in printed
-        # MLX ends a body with a line break of its own.
-        ours, theirs = ((text.rstrip().removesuffix("}").rstrip()) for text in (header + kernel, printed))
-        assert ours == theirs, entry.name
+        check_same(artifact.kernel_text(entry.name), printed)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -59,10 +67,23 @@ def test_ports_match_the_text(name):
         assert found == expected, entry.name
 
 
-def test_a_wrong_signature_differs(tmp_path, capfd):
-    """An attribute that the body uses but the file does not declare is a difference."""
-    artifact = variant("contiguous-f32")
-    entry = artifact.kernel_entry("embed")
-    text = artifact.kernel_text(entry.name)
-    attribute = "  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],\n"
-    assert attribute in text and attribute in printed_by_mlx(artifact, entry, tmp_path / "k.mlxfn", capfd)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],\n", ""),
+        ("uint thread_index_in_threadgroup [[", "ushort thread_index_in_threadgroup [["),
+        ("const device int32_t* token_ids [[buffer(0)]]", "const device uint32_t* token_ids [[buffer(0)]]"),
+        ("const device int32_t* token_ids [[buffer(0)]]", "device int32_t* token_ids [[buffer(0)]]"),
+        ("device float* out [[buffer(", "device half* out [[buffer("),
+    ],
+)
+def test_a_wrong_signature_differs(tmp_path, capfd, old, new):
+    """An attribute that the body uses and the file does not declare, and a type that is not the port's."""
+    true = variant("contiguous-f32")
+    entry = true.kernel_entry("embed")
+    text = true.kernel_text(entry.name)
+    assert text.count(old) == 1, "the mistake must be possible"
+    wrong = Artifact({**true.files, entry.file: text.replace(old, new)})
+    check_same(text, printed_by_mlx(true, entry, tmp_path / "k.mlxfn", capfd))
+    with pytest.raises(Mismatch):
+        check_same(wrong.kernel_text(entry.name), printed_by_mlx(wrong, entry, tmp_path / "w.mlxfn", capfd))

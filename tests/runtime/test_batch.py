@@ -136,9 +136,17 @@ def test_what_the_arena_cannot_hold_appends_nothing(requests, error, message):
     assert (pager.length(0), pager.length(1), pager.num_free_blocks) == (4, 2, 2)
 
 
-def test_a_token_beyond_int32_appends_nothing():
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**32 + 5, 10**30])
+def test_a_token_beyond_int32_appends_nothing(token):
     pager = make_pager()
     (a,) = with_history(pager, 1)
-    with pytest.raises(OverflowError):
-        Batch.build([BatchRequest(a, [2**31], 1)], pager, query_tile=8, partition=64)
+    with pytest.raises(RequestError, match=f"sequence 0 has the token id {token}, expected an id of the vocabulary"):
+        Batch.build([BatchRequest(a, [3, token, 5], 1)], pager, query_tile=8, partition=64)
     assert pager.length(a) == 1
+
+
+def test_the_ends_of_int32_are_kept():
+    pager = make_pager()
+    (a,) = with_history(pager, 1)
+    ids = [2**31 - 1, -(2**31)]
+    assert Batch.build([BatchRequest(a, ids, 1)], pager, query_tile=8, partition=64).tokens.tolist() == ids

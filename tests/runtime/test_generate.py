@@ -152,10 +152,13 @@ def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -
         ([], {}, "no prompt"),
         ([[1, 4096]], {}, "token id 4096 is outside the vocabulary of 4096"),
         ([[1, -1]], {}, "token id -1 is outside"),
-        ([[1]], {"max_tokens": 0}, "max_tokens 0"),
-        ([[1]], {"num_samples": 0}, "samples 0"),
-        ([[1]] * 4, {}, "4 prompts x 1 samples are 4 sequences; the artifact holds 3"),
-        ([[1], [1]], {"num_samples": 2}, "2 prompts x 2 samples are 4 sequences"),
+        ([None], {}, "a prompt is text or a list of token ids, not None"),
+        ([["a", "b"]], {}, "a prompt is text or a list of token ids"),
+        ([[1]], {"max_tokens": 2.5}, "max_tokens is 2.5"),
+        ([[1]], {"max_tokens": 0}, "max_tokens is 0"),
+        ([[1]], {"num_samples": 0}, "num_samples is 0"),
+        ([[1]] * 4, {}, "4 sequences are wanted .*; the artifact holds 3, 0 in use"),
+        ([[1], [1]], {"num_samples": 2}, "4 sequences are wanted"),
     ],
 )
 def test_bad_requests_are_refused(

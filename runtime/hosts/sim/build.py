@@ -3,8 +3,9 @@
     prelude + text + entry -> clang -> LLVM IR -> instrument -> clang -> object -+-> library
                                                            checks, conversions -+
 
-A cache entry's name hashes everything that decides its content; an entry appears whole or not at all (written under
-another name, then renamed), so several processes may build the same one at once.
+A cache entry's name hashes everything that decides its content, this package's sources included; an entry appears whole
+or not at all (written under another name, then renamed), so several processes may build the same one at once. Entries
+damaged on disk are built anew, once.
 """
 
 import functools
@@ -13,22 +14,51 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.sim.instrument import instrument
 from mlxr.runtime.hosts.sim.qualifiers import require_address_spaces
 from mlxr.runtime.hosts.sim.signature import Signature, without_comments
-from mlxr.runtime.hosts.sim.toolchain import KERNEL_FLAGS, OBJECT_FLAGS, RUNTIME_FLAGS, find_toolchain
+from mlxr.runtime.hosts.sim.toolchain import KERNEL_FLAGS, OBJECT_FLAGS, RUNTIME_FLAGS, find_toolchain, private_checks
+
+L = TypeVar("L")
 
 ENTRY = "mlxr_sim_entry"
 _PRELUDE = ("sim_layout.h", "metal_on_cpu.h", "metal_on_cpu_math.h", "metal_on_cpu_simd.h")
-_RUNTIME = ("sim_layout.h", "sim_runtime.h", "sim_runtime.c", "sim_workers.c", "sim_pages.c")
-_CHECKS = ("sim_layout.h", "sim_runtime.h", "sim_checks.c")
-_CONVERSIONS = ("sim_conversions.c",)
+# Of this package: what decides how a text becomes a library, next to flags and templates.
+_SOURCES = ("build.py", "instrument.py", "qualifiers.py", "signature.py")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file made from our own C files: their names, its name, and how it is compiled."""
+
+    sources: tuple[str, ...]
+    output: str
+    flags: tuple[str, ...]
+
+
+_RUNTIME = _Part(
+    ("sim_layout.h", "sim_runtime.h", "sim_runtime.c", "sim_workers.c", "sim_pages.c"),
+    "runtime.so",
+    ("-shared", "-pthread", "-s"),
+)
+_CHECKS = _Part(("sim_layout.h", "sim_runtime.h", "sim_checks.c"), "checks.o", ("-c", "-mgeneral-regs-only"))
+_CONVERSIONS = _Part(("sim_conversions.c",), "conversions.o", ("-c",))
+
+# A fiber's stack is 128 KiB (sim_layout.h); the guard page takes up to 16 and the stagger 12. Of the rest a kernel may
+# have this much; what remains is for the runtime, the C library and signal handlers.
+_STACK_LIMIT = 65536
+
+_repair = threading.RLock()  # one thread at a time removes and rebuilds what is damaged
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:metal_\w+|simd/simd\.h)>[^\n]*$", re.MULTILINE)
 
@@ -39,27 +69,74 @@ def template(name: str) -> str:
     return files("mlxr.templates").joinpath("hosts", name).read_text("utf-8")
 
 
-def cache_folder() -> Path:
-    """Where libraries are kept: `$MLXR_CACHE_DIR/sim`, else `$XDG_CACHE_HOME/mlxr/sim`, else `~/.cache/mlxr/sim`.
+@functools.cache
+def own_source(name: str) -> str:
+    """The text of a file of this package."""
+    return files("mlxr.runtime.hosts.sim").joinpath(name).read_text("utf-8")
+
+
+def library_folder() -> Path:
+    """Where libraries are kept; made if it is not there.
 
     Raises:
         HostError: the folder cannot be made.
     """
-    if own := os.environ.get("MLXR_CACHE_DIR"):
-        root = Path(own)
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxr"
-    folder = root / "sim"
+    try:
+        folder = cache_folder("sim")
+    except MlxrError as error:
+        raise HostError(f"sim: {error}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HostError(f"sim: cannot make the cache folder {folder}: {error}; set MLXR_CACHE_DIR") from error
+        raise _unwritable(folder, error) from error
     return folder
+
+
+def load_runtime(load: Callable[[Path], L]) -> L:
+    """Loads the C runtime's library, compiled on first use; `load` raises OSError if it is damaged.
+
+    Raises:
+        HostError: there is no compiler, or a library built anew cannot be loaded either.
+    """
+    return _load_sound("its own runtime", build_runtime, lambda: [_part_path(_RUNTIME)], load)
+
+
+def load_kernel(text: str, signature: Signature, load: Callable[[Path], L]) -> L:
+    """Loads one kernel's library, as `load_runtime` and `build_kernel` do."""
+    what = f"kernel {signature.name!r}"
+    parts = (_CHECKS, _CONVERSIONS)
+
+    def entries() -> list[Path]:
+        return [_kernel_path(text, signature), *(_part_path(part) for part in parts)]
+
+    return _load_sound(what, lambda: build_kernel(text, signature), entries, load)
+
+
+def _load_sound(
+    what: str, build: Callable[[], Path], entries: Callable[[], list[Path]], load: Callable[[Path], L]
+) -> L:
+    """Builds and loads; if that fails for damage on disk, removes these entries and does so once more."""
+    try:
+        return load(build())
+    except OSError:
+        pass
+    with _repair:
+        try:
+            return load(build())  # another thread may have been here
+        except OSError:
+            _remove(entries())
+        try:
+            return load(build())
+        except OSError as error:
+            raise HostError(
+                f"sim: cannot load {what}, built anew: {error}; see that {library_folder()} allows programs to run, or "
+                "set MLXR_CACHE_DIR to a folder that does"
+            ) from error
 
 
 def build_runtime() -> Path:
     """The C runtime as a shared library, compiled on first use."""
-    return _build_c(_RUNTIME, "runtime.so", ("-shared", "-pthread", "-s"))
+    return _build_part(_RUNTIME)
 
 
 def build_kernel(text: str, signature: Signature) -> Path:
@@ -73,44 +150,127 @@ def build_kernel(text: str, signature: Signature) -> Path:
         HostError: there is no compiler, or the text does not compile (the message has the compiler's own, with
             line numbers of the text).
     """
-    toolchain = find_toolchain()
-    ours = (*_PRELUDE, *_RUNTIME, *_CHECKS, *_CONVERSIONS)
-    parts = (toolchain.identity, *KERNEL_FLAGS, *OBJECT_FLAGS, *(template(name) for name in ours))
-    target = cache_folder() / f"{signature.name[:80]}-{_digest(*parts, repr(signature), text)}.so"
-    if target.exists():
+    target = _kernel_path(text, signature)
+    if _is_sound(target):
         return target
-    checks = _build_c(_CHECKS, "checks.o", ("-c", "-mgeneral-regs-only"))
-    conversions = _build_c(_CONVERSIONS, "conversions.o", ("-c",))
     require_address_spaces(without_comments(text), signature.name)
+    toolchain = find_toolchain()
     with _workspace(target.parent) as work:
         what = f"kernel {signature.name!r}"
         source = f"{signature.name}.metal"
         (work / "kernel.clcpp").write_text(_translation_unit(text, signature, source), "utf-8")
-        command = [*toolchain.clang, *KERNEL_FLAGS, *toolchain.machine, "-S", "-emit-llvm"]
-        _run([*command, "kernel.clcpp", "-o", "kernel.ll"], work, what)
+        command = [*toolchain.clang, *KERNEL_FLAGS, *private_checks(toolchain.clang), *toolchain.machine]
+        _run([*command, "-S", "-emit-llvm", "kernel.clcpp", "-o", "kernel.ll"], work, what)
         ir = instrument((work / "kernel.ll").read_text("utf-8"), source)
         (work / "checked.ll").write_text(ir, "utf-8")
         command = [*toolchain.clang, *OBJECT_FLAGS, *toolchain.machine, "-c"]
         _run([*command, "checked.ll", "-o", "kernel.o"], work, what)
-        _run([*toolchain.linker, "kernel.o", str(checks), str(conversions), "-o", "kernel.so"], work, what)
-        (work / "kernel.so").replace(target)
+        _require_stack(work / "kernel.su", what)
+        _link(work, what)
+        _publish(work / "kernel.so", target)
     return target
 
 
-def _build_c(sources: Sequence[str], output: str, flags: Sequence[str]) -> Path:
-    """Our own C files, compiled on first use."""
+def _link(work: Path, what: str) -> None:
+    """Links kernel.o with our own objects; once more with new ones, for a damaged object does not link."""
+
+    def link() -> None:
+        objects = [str(_build_part(part)) for part in (_CHECKS, _CONVERSIONS)]
+        _run([*find_toolchain().linker, "kernel.o", *objects, "-o", "kernel.so"], work, what)
+
+    try:
+        link()
+    except HostError:
+        with _repair:
+            _remove([_part_path(part) for part in (_CHECKS, _CONVERSIONS)])
+            link()
+
+
+def _require_stack(usage: Path, what: str) -> None:
+    """Refuses a kernel whose functions together need more stack than a fiber has.
+
+    There is no recursion, so no chain of calls needs more than their sum. A compiler that does not report the use
+    (no `usage`) has refused large frames on its own.
+    """
+    if not usage.exists():
+        return
+    total = sum(int(line.rsplit("\t", 2)[1]) for line in usage.read_text("utf-8").splitlines())
+    if total > _STACK_LIMIT:
+        raise HostError(
+            f"sim: {what} needs {total} bytes of private memory in all of its functions; sim allows {_STACK_LIMIT}: "
+            "make its private arrays smaller"
+        )
+
+
+def _kernel_path(text: str, signature: Signature) -> Path:
     toolchain = find_toolchain()
-    digest = _digest(toolchain.identity, *toolchain.cc, *RUNTIME_FLAGS, *flags, *(template(name) for name in sources))
-    stem, _, suffix = output.partition(".")
-    target = cache_folder() / f"{stem}-{digest}.{suffix}"
-    if not target.exists():
+    parts = (_CHECKS, _CONVERSIONS, _RUNTIME)
+    digest = _digest(
+        toolchain.identity,
+        *toolchain.cc,
+        *KERNEL_FLAGS,
+        *OBJECT_FLAGS,
+        *RUNTIME_FLAGS,
+        *(own_source(name) for name in _SOURCES),
+        *(word for part in parts for word in (*part.flags, *(template(name) for name in part.sources))),
+        _translation_unit(text, signature, f"{signature.name}.metal"),
+        repr(signature),
+        text,
+    )
+    return library_folder() / f"{signature.name[:80]}-{digest}.so"
+
+
+def _part_path(part: _Part) -> Path:
+    toolchain = find_toolchain()
+    texts = (template(name) for name in part.sources)
+    digest = _digest(toolchain.identity, *toolchain.cc, *RUNTIME_FLAGS, *part.flags, *texts)
+    stem, _, suffix = part.output.partition(".")
+    return library_folder() / f"{stem}-{digest}.{suffix}"
+
+
+def _build_part(part: _Part) -> Path:
+    """One of our own parts, compiled on first use."""
+    target = _part_path(part)
+    if not _is_sound(target):
         with _workspace(target.parent) as work:
-            for name in sources:
+            for name in part.sources:
                 (work / name).write_text(template(name), "utf-8")
-            files_c = [name for name in sources if name.endswith(".c")]
-            _run([*toolchain.cc, *RUNTIME_FLAGS, *flags, *files_c, "-o", output], work, f"its own {stem}")
-            (work / output).replace(target)
+            names = [name for name in part.sources if name.endswith(".c")]
+            command = [*find_toolchain().cc, *RUNTIME_FLAGS, *part.flags, *names, "-o", part.output]
+            _run(command, work, f"its own {part.output}")
+            _publish(work / part.output, target)
     return target
+
+
+def _publish(built: Path, target: Path) -> None:
+    """Gives a file its name in the cache when all of it is on disk, and puts its hash beside it."""
+    with built.open("rb") as file:
+        os.fsync(file.fileno())
+    digest = built.with_name("digest")
+    digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), "utf-8")
+    _digest_path(target).parent.mkdir(exist_ok=True)
+    digest.replace(_digest_path(target))
+    built.replace(target)
+
+
+def _is_sound(target: Path) -> bool:
+    """Whether the cache has an entry, whole. The loader would map a truncated library and die of it."""
+    try:
+        return hashlib.sha256(target.read_bytes()).hexdigest() == _digest_path(target).read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_path(target: Path) -> Path:
+    return target.parent / "sha256" / target.name
+
+
+def _remove(entries: Sequence[Path]) -> None:
+    for path in entries:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostError(f"sim: cannot remove the damaged {path}: {error}; remove it by hand") from error
 
 
 def _translation_unit(text: str, signature: Signature, source: str) -> str:
@@ -141,11 +301,20 @@ def _workspace(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
             yield Path(work)
     except OSError as error:
-        raise HostError(f"sim: cannot write to the cache folder {folder}: {error}; set MLXR_CACHE_DIR") from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> HostError:
+    return HostError(
+        f"sim: cannot write to the cache folder {folder}: {error}; set MLXR_CACHE_DIR to a folder that can be written"
+    )
 
 
 def _run(command: Sequence[str], folder: Path, what: str) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    if not environment.keys() & {"HOME", "XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"}:
+        environment["ZIG_GLOBAL_CACHE_DIR"] = str(folder.parent / "zig")  # zig has no other place for its own files
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     if result.returncode != 0:
         hint = ""
         if "local address space" in result.stderr:

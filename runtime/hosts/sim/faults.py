@@ -21,7 +21,8 @@ from mlxr.runtime.hosts.sim.signature import Param
     INDEX,
     DIVISION,
     OVERLAP,
-) = range(14)
+    PRIVATE,
+) = range(15)
 _IN_NOTHING, _IN_DEVICE, _IN_THREADGROUP = range(3)
 OPERATIONS: Final = (
     "simd_sum",
@@ -140,6 +141,8 @@ def _what(fault: CFault, params: tuple[Param, ...], groups: tuple[int, int, int]
             )
         case k if k == INDEX:
             return f"out of bounds: index {fault.offset} of an array of known length"
+        case k if k == PRIVATE:
+            return "out of bounds: an access outside of a private array"
         case k if k == OVERLAP:
             return f"{_object(fault, params)} is written and shares memory with buffer {params[fault.other].name!r}"
         case k if k == DIVISION:

@@ -3,7 +3,11 @@
 clang has put `call void @__tsan_read4(ptr %p), !dbg !9` before every access that matters. Each such call becomes
 `call void @mlxr_check_read4(ptr %p, i32 SLOT, i32 SITE), !dbg !9`, where SLOT numbers the places of the kernel (each
 has a cache entry of its own) and SITE is the place's line and column in the Metal text, so that a fault can name it.
-The checks are functions of metal_on_cpu.h that the next compilation inlines.
+The checks are functions of metal_on_cpu_simd.h that the next compilation inlines.
+
+Private memory has no such calls. Where the compiler knows the array that a pointer leads into, also after inlining,
+-fsanitize=local-bounds branches to a trap, which becomes a call of mlxr_fail_private. A private pointer whose array is
+not known (in a function that was not inlined) goes unchecked.
 """
 
 import re
@@ -21,6 +25,7 @@ _RANGE = re.compile(
     r"^(?P<indent>\s+)(?P<result>%\S+ = )?(?:tail )?call ptr @__tsan_(?P<what>memcpy|memmove|memset)\((?P<args>.*?)\)"
     r"(?P<rest>(?: #\d+)?(?:, !\S+ !\d+)*)$"
 )
+_TRAP = re.compile(r"^(?P<indent>\s+)(?:tail )?call void @llvm\.(?:ubsan)?trap\([^)]*\)(?P<rest>.*)$")
 _NODE = re.compile(r"^!(\d+) = (?:distinct )?!(DILocation|DISubprogram|DILexicalBlock\w*|DIFile)\((.*)\)$")
 _DEFINE = re.compile(r"^define [^@]*@([\w.$]+)\(")
 _CALL = re.compile(r"\bcall [^@]*@([\w.$]+)\(")
@@ -41,6 +46,10 @@ def instrument(ir: str, source: str) -> str:
     lines: list[str] = []
     num_sites = 0
     for line in ir.splitlines():
+        if match := _TRAP.match(line):
+            rest = match["rest"]
+            lines.append(f"{match['indent']}call void @mlxr_fail_private(i32 {places.of(rest)}){_only_debug(rest)}")
+            continue
         if "@__tsan_" not in line:
             if not line.startswith("@llvm.compiler.used"):  # the checks need to be kept no longer
                 lines.append(line)
@@ -63,7 +72,7 @@ def instrument(ir: str, source: str) -> str:
         raise HostError(
             f"sim: the kernel in {source} has {num_sites} places that access memory; sim allows {MAX_SITES}"
         )
-    lines.append(f"@{NUM_SITES} = constant i32 {num_sites}")
+    lines += [f"@{NUM_SITES} = constant i32 {num_sites}", "declare void @mlxr_fail_private(i32)"]
     for name, arguments in (("memcpy", "ptr, ptr, i64"), ("memmove", "ptr, ptr, i64"), ("memset", "ptr, i32, i64")):
         if not any(line.startswith("declare") and f"@{name}(" in line for line in lines):
             lines.append(f"declare ptr @{name}({arguments})")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlxr.compiler.errors import HostError, KernelFault
-from mlxr.runtime.hosts.sim.build import ENTRY, build_kernel, build_runtime
+from mlxr.runtime.hosts.sim.build import ENTRY, build_runtime, load_kernel, load_runtime
 from mlxr.runtime.hosts.sim.faults import describe
 from mlxr.runtime.hosts.sim.instrument import NUM_SITES
 from mlxr.runtime.hosts.sim.library import MAX_BUFFERS, MAX_THREADS, CFault, CLaunch, load_library, num_workers
@@ -81,7 +81,7 @@ class SimKernel:
         self._entry = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
         self._num_sites = ctypes.c_uint32.in_dll(library, NUM_SITES).value
         self._use = tuple((0, _WRITABLE | _WRITTEN * (p.writable or p.in_place)) for p in self.params)
-        self._launch = load_library(build_runtime()).launch
+        self._launch = load_runtime(load_library).launch
         self._pack = struct.Struct(f"={3 * len(self.params)}Q").pack
 
     @classmethod
@@ -100,13 +100,7 @@ class SimKernel:
             raise HostError(
                 f"sim: kernel {signature.name!r} has {len(signature.params)} buffers; Metal allows {MAX_BUFFERS}"
             )
-        path = build_kernel(text, signature)
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)  # damaged on disk: build it anew, once
-            library = ctypes.CDLL(str(build_kernel(text, signature)))
-        return cls(signature, library)
+        return cls(signature, load_kernel(text, signature, lambda path: ctypes.CDLL(str(path))))
 
     def launch(
         self,

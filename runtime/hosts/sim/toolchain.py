@@ -27,8 +27,8 @@ _COMMON = (
     # Accesses wider than 16 bytes would go unchecked; only the vectorizers make them.
     "-fno-vectorize",
     "-fno-slp-vectorize",
-    # A fiber's stack is 64 KiB, less its guard page.
-    "-Wframe-larger-than=32768",
+    # Of one function; build.py bounds their sum, which must fit a fiber's stack.
+    "-Wframe-larger-than=16384",
     "-Werror=frame-larger-than",
 )
 KERNEL_FLAGS = (
@@ -59,7 +59,9 @@ KERNEL_FLAGS = (
     *_COMMON,
 )
 # From instrumented LLVM IR to an object.
-OBJECT_FLAGS = (*_COMMON, "-x", "ir")
+OBJECT_FLAGS = (*_COMMON, "-fstack-usage", "-x", "ir")
+# Accesses through pointers to private arrays, where the compiler knows the array; see instrument.py.
+_PRIVATE_CHECKS = ("-fsanitize=local-bounds", "-fsanitize-trap=local-bounds")
 RUNTIME_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer", "-fno-sanitize=all")
 INSTALL = "pip install ziglang"
 
@@ -95,6 +97,18 @@ def find_toolchain() -> Toolchain:
         HostError: there is none, or `$MLXR_CLANG` is not a clang that is new enough.
     """
     return _find(os.environ.get("MLXR_CLANG"), os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def private_checks(clang: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags that check private arrays, or none if this clang does not know them.
+
+    Args:
+        clang: the command. Its version, which decides the answer, is part of `Toolchain.identity`.
+    """
+    command = [*clang, *_PRIVATE_CHECKS, "-x", "c", "-fsyntax-only", os.devnull]
+    result = subprocess.run(command, capture_output=True, check=False)
+    return _PRIVATE_CHECKS if result.returncode == 0 else ()
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,8 +7,7 @@ Results go to standard output, the rest to standard error. Exit 0: done; 1: the 
 import argparse
 from collections.abc import Sequence
 
-from mlxr.cli import inspect, logits, run
-from mlxr.compiler.cli import guarded
+from mlxr.compiler.guard import guarded
 from mlxr.compiler.version import VERSION
 
 
@@ -18,6 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    # Imported here, inside the guard: loading MLX takes long enough to be interrupted.
+    from mlxr.cli import inspect, logits, run  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(
         prog="mlxr", description="Run, inspect and check compiled language models. Compile specs with mlxr-compile."
     )

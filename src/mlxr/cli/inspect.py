@@ -7,7 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.cli.model_source import resolve_artifact
+from mlxr.compiler.artifact import Artifact
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
 from mlxr.inspect.report import report
@@ -24,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="show what an artifact holds",
         description="Show what an artifact holds: memory, kernels, and one row per launch of decode and prefill.",
     )
-    parser.add_argument("artifact", metavar="ARTIFACT", type=Path, help="folder written by mlxr-compile")
+    parser.add_argument("model", metavar="MODEL", help="an artifact folder, a spec file, or a bundled model's name")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--kernel", metavar="NAME", help="show the Metal source of a kernel, by its name or label")
     shown.add_argument("--graph", metavar="FILE.svg", type=Path, help="draw the op graph before and after fusion")
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         ArtifactError: there is no such artifact or kernel.
         MlxrError: the picture cannot be written.
     """
-    artifact = load_artifact(args.artifact)
+    artifact, _ = resolve_artifact(args.model)
     if args.kernel is not None:
         sys.stdout.write(_kernel(artifact, args.kernel, args.json))
     elif args.graph is not None:

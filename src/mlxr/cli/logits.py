@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -36,9 +37,12 @@ def run(args: argparse.Namespace) -> int:
     logits = model.logits(tokens)
     buffer = io.BytesIO()
     np.save(buffer, logits)
+    staging = args.output.with_name(f".{args.output.name}.{os.getpid()}")
     try:
-        args.output.write_bytes(buffer.getvalue())
+        staging.write_bytes(buffer.getvalue())
+        staging.replace(args.output)
     except OSError as error:
+        staging.unlink(missing_ok=True)
         raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
     print(f"{args.output}: {logits.shape[0]} x {logits.shape[1]} f32, host {model.host.name}", file=sys.stderr)
     return 0

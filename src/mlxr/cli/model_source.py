@@ -2,19 +2,22 @@
 
 import argparse
 import hashlib
-import os
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ArtifactError, MlxrError, WeightsError
+from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import dump_spec, load_spec
 from mlxr.compiler.version import VERSION
-from mlxr.runtime.hosts.select import HOSTS
-from mlxr.runtime.model import Model
+from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.hosts.names import HOST_NAMES
+
+if TYPE_CHECKING:
+    from mlxr.runtime.model import Model
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +28,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="auto",
-        choices=("auto", *HOSTS),
+        choices=HOST_NAMES,
         help="where to run: metal (Apple silicon), sim (the same kernels on any CPU), reference (MLX ops)",
     )
 
 
-def load_model(args: argparse.Namespace) -> Model:
+def load_model(args: argparse.Namespace) -> "Model":
     """The model that the arguments name, loaded.
 
     Raises:
         MlxrError: it cannot be found, compiled or loaded.
     """
+    from mlxr.runtime.model import Model  # noqa: PLC0415 (loads MLX: only for commands that run a model)
+
     artifact, bundled = resolve_artifact(args.model)
     weights = args.weights or bundled
     if weights is None:
@@ -55,19 +60,19 @@ def resolve_artifact(name: str) -> tuple[Artifact, Path | None]:
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
-    folder = cache_folder() / "artifacts" / f"{spec.name}-{key}"
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return _cached(folder, spec_path), bundled if bundled.is_file() else None
+    return _cached(f"{spec.name}-{key}", spec_path), bundled if bundled.is_file() else None
 
 
-def _cached(folder: Path, spec_path: Path) -> Artifact:
+def _cached(entry: str, spec_path: Path) -> Artifact:
+    """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
     try:
-        return load_artifact(folder)
-    except ArtifactError:
+        return load_artifact(cache_folder("artifacts") / entry)
+    except (MlxrError, OSError):
         artifact = compile_spec(load_spec(spec_path)).artifact
     try:
-        artifact.write(folder)
-    except MlxrError as error:
+        artifact.write(cache_folder("artifacts") / entry)
+    except (MlxrError, OSError) as error:
         print(f"note: not cached: {error}", file=sys.stderr)
     return artifact
 
@@ -80,15 +85,6 @@ def _compiler_digest() -> str:
         for path in sorted(folder.rglob(pattern)):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def cache_folder() -> Path:
-    """MLXR_CACHE_DIR, or the user's cache folder."""
-    own = os.environ.get("MLXR_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mlxr"
 
 
 class _Progress:

@@ -51,6 +51,7 @@ MISTAKES = [
     ("block_size: 8", "memory_budget: 1MiB", "16:18", "both size the arena", "one of them"),
     ("block_size: 8", "memory_budget: 12 potatoes", "16:18", '"12 potatoes"; expected a size such as 512MiB', None),
     ("num_blocks: 9", "num_blocks: 2147483647", "17:15", "more than 2^31 - 1 token slots", None),
+    ("num_blocks: 9", "memory_budget: 1.5", "17:18", "is 1.5; expected a size such as 512MiB", None),
     ("num_blocks: 9", "memory_budget: 1KiB", "17:18", "1024 bytes is less than one block of 4096 bytes", None),
     ("num_blocks: 9", "memory_budget: 1000000GiB", "17:18", "more than 2^31 - 1 token slots", None),
     ("num_blocks: 9", "memory_budget: 99999999999GiB", "17:18", "expected a size of at most", None),
@@ -277,7 +278,7 @@ def test_aliases_and_yaml_forms_of_numbers_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1MiB", 2**20), ("1.5GiB", 3 * 2**29), ('"8 GB"', 8 * 10**9), ("70000", 70000)]
+    ("text", "size"), [("1MiB", 2**20), ("1.5GiB", 3 * 2**29), ('"8 GB"', 8 * 10**9), ("70000", 70000), ("1e9", 10**9)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_spec(BASE + f"memory_budget: {text}\n").memory_budget == size

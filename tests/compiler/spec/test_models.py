@@ -41,12 +41,10 @@ def test_bundled_spec(name: str) -> None:
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-@pytest.mark.parametrize("name", [name for name in PARAMETERS if name != "tinyllama-1.1b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b", "mistral-7b"])
 def test_budget_holds_weights_and_arena(name: str) -> None:
     spec = load_spec(find_spec(name))
-    if spec.memory_budget is None:
-        assert name == "storyteller"
-        return
+    assert spec.memory_budget is not None
     a = spec.model.attention
     token_bytes = 2 * spec.model.num_layers * a.num_kv_heads * a.head_dim * 2
     arena = spec.cache.max_sequences * spec.model.context * token_bytes
@@ -71,17 +69,12 @@ def test_properties_that_counts_do_not_show() -> None:
     assert ratios == {"storyteller": 4, "tinyllama-1.1b": 8, "llama-3.2-1b": 4, "llama-3.1-8b": 4, "mistral-7b": 4}
 
 
-def test_storyteller_is_what_its_weights_need() -> None:
+def test_storyteller_rounds_nothing_to_16_bits() -> None:
+    """Its Q8_0 file is not exact in 16 bits."""
     spec = load_spec(find_spec("storyteller"))
     assert {spec.activation_dtype, spec.cache.dtype, *(spec.weights.of(c) for c in ("embedding", "mlp", "norm"))} == {
         "f32"
     }
-    assert (spec.cache.mode, spec.cache.block_size, spec.cache.max_sequences, spec.prefill_chunk) == (
-        "paged",
-        16,
-        1,
-        256,
-    )
 
 
 def test_find_spec_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

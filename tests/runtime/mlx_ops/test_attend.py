@@ -11,9 +11,10 @@ import pytest
 from mlxr.compiler.artifact import ArenaGeometry, DType
 from mlxr.compiler.ops import OPS
 from mlxr.runtime.arena import Arena
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import MLX_OPS, evaluate
 from mlxr.runtime.mlx_ops.arena_view import copy_blocks
-from mlxr_tests.specs import MLX_DTYPES, floats, random_array
+from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
 Numbers = npt.NDArray[np.float64]

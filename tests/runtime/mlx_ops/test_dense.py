@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import evaluate, evaluate_projection
-from mlxr_tests.specs import MLX_DTYPES, floats, random_array
+from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
 DTYPES = ["f32", "f16", "bf16"]

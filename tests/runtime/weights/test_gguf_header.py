@@ -1,7 +1,6 @@
 """Corrupt GGUF files: every rule by its message, every truncation, and flipped bits; metadata against the library."""
 
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.weights import gguf_metadata, open_weights
+from mlxr_tests.reads import counted_reads
 
 GOLDEN = Path(__file__).parents[2] / "data/golden/tiny-Q8_0.gguf"
 F32, Q8_0, U32, U8, BOOL, STRING, ARRAY = 0, 8, 4, 0, 7, 8, 9
@@ -131,7 +131,7 @@ def test_broken_rules(tmp_path, data, message):
 
 
 @pytest.mark.parametrize("source", ["small", "golden"])
-def test_every_truncation_is_refused_quickly(tmp_path, small, source):
+def test_every_truncation_is_refused_without_reading_on(tmp_path, small, source):
     data = (small if source == "small" else GOLDEN).read_bytes()
     path = tmp_path / "cut.gguf"
     last = max(
@@ -139,17 +139,16 @@ def test_every_truncation_is_refused_quickly(tmp_path, small, source):
     )
     for percent in range(100):
         path.write_bytes(data[: min(len(data) * percent // 100, last - 1)])
-        begin = time.monotonic()
-        with pytest.raises(WeightsError, match=r"cut\.gguf: "):
+        with counted_reads() as reads, pytest.raises(WeightsError, match=r"cut\.gguf: "):
             open_weights(path)
-        assert time.monotonic() - begin < 2
+        assert sum(reads) <= 2 * path.stat().st_size, "at most once to know the kind and once to scan it"
 
 
 HEADER_BYTES = min(info.offset for info in open_weights(GOLDEN).tensors.values())
 HEADER = GOLDEN.read_bytes()
 
 
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400, deadline=None)
 @given(
     bits=st.sets(
         st.integers(0, 8 * 1024) | st.integers(8 * (HEADER_BYTES - 1400), 8 * HEADER_BYTES - 1), min_size=1, max_size=4

@@ -170,6 +170,23 @@ def test_what_is_no_weight_file_is_refused(tmp_path, make, message):
     assert str(caught.value).startswith(str(path)) or path.is_dir()
 
 
+def test_a_path_that_is_too_long_is_refused(tmp_path):
+    for path in ("x" * 300, tmp_path / f"{'x' * 300}.safetensors", "x/" * 5000, "a\0b"):
+        with pytest.raises(WeightsError, match=r"cannot be read: |no such file"):
+            open_weights(path)
+
+
+@pytest.mark.parametrize("question", ["is_dir", "exists", "is_file", "iterdir"])
+def test_a_path_that_may_not_be_looked_at_is_refused(tmp_path, monkeypatch, question):
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    path = tmp_path if question == "iterdir" else _named("m.gguf")(tmp_path)
+    monkeypatch.setattr(Path, question, refuse)
+    with pytest.raises(WeightsError, match="cannot be read: Permission denied"):
+        open_weights(path)
+
+
 def test_reading_an_absent_tensor():
     with pytest.raises(WeightsError, match="holds no tensor 'nope'"):
         open_weights(STORYTELLER).read("nope")

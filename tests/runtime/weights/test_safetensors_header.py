@@ -4,8 +4,8 @@ The messages are the library's, but for the rules that it does not hold, which a
 """
 
 import json
+import resource
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights import open_weights
+from mlxr_tests.reads import counted_reads
 
 TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [24, 24]}
@@ -64,9 +65,18 @@ def test_no_data_is_read_however_long(tmp_path):
     path = _write(tmp_path / "x.safetensors", header, b"")
     with path.open("r+b") as stream:
         stream.truncate(path.stat().st_size + size)  # sparse: takes no space on the disk
-    begin = time.monotonic()
-    assert open_weights(path).tensors["t"].size_bytes == size
-    assert time.monotonic() - begin < 2
+    faults = _page_faults()
+    with counted_reads() as reads:
+        assert open_weights(path).tensors["t"].size_bytes == size
+    assert 0 < sum(reads) < 2**20
+    assert _page_faults() - faults < 2**14, (
+        "the library maps the file; its data would take 2^15 faults even if 2 MiB each"
+    )
+
+
+def _page_faults():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is mapped and open")
@@ -149,16 +159,14 @@ def test_types_known_but_not_readable(tmp_path):
 
 
 @pytest.mark.parametrize("percent", range(100))
-def test_every_truncation_is_refused_quickly(tmp_path, percent):
+def test_every_truncation_is_refused(tmp_path, percent):
     path = tmp_path / "x.safetensors"
     path.write_bytes(SMALL[: len(SMALL) * percent // 100])
-    begin = time.monotonic()
     with pytest.raises(WeightsError, match=r"x\.safetensors: "):
         open_weights(path)
-    assert time.monotonic() - begin < 2
 
 
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400, deadline=None)
 @given(bits=st.sets(st.integers(0, 8 * (8 + int.from_bytes(SMALL[:8], "little")) - 1), min_size=1, max_size=6))
 def test_flipped_bits_raise_nothing_else(tmp_path_factory, bits):
     data = bytearray(SMALL)

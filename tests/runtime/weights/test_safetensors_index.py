@@ -52,6 +52,14 @@ def test_missing_shard(index):
         open_weights(index)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "\ud800"])
+def test_a_shard_whose_name_no_file_can_have(index, name):
+    index.write_text(json.dumps({"weight_map": {"a": f"{name}.safetensors"}}))
+    with pytest.raises(WeightsError, match=r"the shard '.* (cannot be read: |is missing)") as caught:
+        open_weights(index)
+    assert len(str(caught.value)) < 500
+
+
 def test_corrupt_shard(index):
     shard = index.parent / SECOND
     shard.write_bytes(shard.read_bytes()[:-1])

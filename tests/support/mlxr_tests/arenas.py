@@ -7,17 +7,17 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.arena import Arena
-from mlxr_tests.specs import MLX_DTYPES, floats
-from mlxr_tests.tolerances import check_op
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
+from mlxr_tests.specs import floats
+from mlxr_tests.tolerances import Mismatch, check_op
 
-Bits = np.ndarray[Any, np.dtype[Any]]
 _NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0}
 
 
 def nan_arena(arena: Arena) -> Arena:
     """The arena with every element NaN: an attention that reads what nobody wrote cannot hide it."""
     for array in (arena.k, arena.v):
-        _bits(array)[...] = _NAN_BITS[str(arena.geometry.dtype)]
+        as_bits(array)[...] = _NAN_BITS[str(arena.geometry.dtype)]
     return arena
 
 
@@ -25,23 +25,23 @@ def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) ->
     """Random numbers into K and V of these slots, in every layer."""
     g = arena.geometry
     for array in (arena.k, arena.v):
-        view = _bits(array)
+        view = as_bits(array)
         for slot in slots:
             at = (slot // g.block_size, slice(None)) if g.layout == "block" else (slice(None), slot // g.block_size)
             numbers = rng.standard_normal((g.num_layers, g.num_kv_heads, g.head_dim), dtype=np.float32)
             rounded = mx.array(numbers).astype(MLX_DTYPES[str(g.dtype)])
-            view[(*at, slot % g.block_size)] = _bits(rounded)
+            view[(*at, slot % g.block_size)] = as_bits(rounded)
 
 
 def copy_arena(source: Arena, target: Arena) -> None:
     """The bytes of one arena into another of the same geometry."""
     for a, b in ((source.k, target.k), (source.v, target.v)):
-        _bits(b)[...] = _bits(a)
+        as_bits(b)[...] = as_bits(a)
 
 
 def snapshot(arena: Arena) -> dict[str, Bits]:
     """A copy of K and V as bits, [layers, slots, kv_heads, head_dim]."""
-    return {name: _by_slot(arena, _bits(array)).copy() for name, array in (("K", arena.k), ("V", arena.v))}
+    return {name: _by_slot(arena, as_bits(array)).copy() for name, array in (("K", arena.k), ("V", arena.v))}
 
 
 def check_arena(
@@ -59,6 +59,9 @@ def check_arena(
         reference: the arena that the reference wrote.
         written: the slots written, by layer.
         check: compares what was written: what, got, want, dtype.
+
+    Raises:
+        Mismatch: they do not, or something else changed.
     """
     g = arena.geometry
     after, want = snapshot(arena), snapshot(reference)
@@ -67,15 +70,11 @@ def check_arena(
             slots = sorted(written.get(layer, ()))
             others = np.setdiff1d(np.arange(g.num_blocks * g.block_size), slots)
             changed = others[(after[name][layer, others] != before[name][layer, others]).any(axis=(1, 2))]
-            assert not len(changed), f"{name} of layer {layer}: slots {changed.tolist()} changed, only {slots} may"
+            if len(changed):
+                raise Mismatch(f"{name} of layer {layer}: slots {changed.tolist()} changed, only {slots} may")
             if slots:
                 got, expected = (_numbers(bits[name][layer, slots], str(g.dtype)) for bits in (after, want))
                 check(f"{name} of layer {layer}, slots {slots}", got, expected, str(g.dtype))
-
-
-def _bits(array: mx.array) -> Bits:
-    view = np.array(array.view(mx.uint16 if array.itemsize == 2 else mx.uint32), copy=False)
-    return view
 
 
 def _by_slot(arena: Arena, bits: Bits) -> Bits:

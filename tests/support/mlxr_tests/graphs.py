@@ -18,9 +18,10 @@ from mlxr.compiler.plan.memory import arena_geometry
 from mlxr.compiler.verify import verify
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import run_graph
 from mlxr.runtime.pager import Pager
-from mlxr_tests.specs import MLX_DTYPES, floats, small_spec
+from mlxr_tests.specs import floats, small_spec
 
 Floats = npt.NDArray[np.floating]
 

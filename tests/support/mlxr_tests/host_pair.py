@@ -19,7 +19,7 @@ from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats, random_weights
-from mlxr_tests.tolerances import check_logits
+from mlxr_tests.tolerances import Mismatch, check_logits
 
 Rows = Literal["last", "all", "none"]
 
@@ -102,7 +102,8 @@ class HostPair:
         self.reference.copy_blocks(copies)
         after = snapshot(self.arena)
         for name, bits in expected.items():
-            assert (after[name] == bits).all(), f"{name}: copies {copies} did not do what they say"
+            if (after[name] != bits).any():
+                raise Mismatch(f"{name}: copies {copies} did not do what they say")
 
     def _check_rows(self, what: str, got: "np.ndarray[Any, Any]", want: "np.ndarray[Any, Any]", dtype: str) -> None:
         check_logits(what, got, want, self.dtype)

@@ -17,11 +17,12 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, grid_of, shape_of
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import evaluate
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
-from mlxr_tests.specs import MLX_DTYPES, floats, random_array
-from mlxr_tests.tolerances import SUM_ERROR, check_op
+from mlxr_tests.specs import floats, random_array
+from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
 
 _NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "u32": np.uint32}
 _GRAPH_INPUTS = {"token_ids": "tokens"}
@@ -123,7 +124,8 @@ class OpBench:
             outputs = evaluate(op.kind, inputs, op.attrs, self.reference_arena if "k_arena" in op.inputs else None)
             reference |= {name: outputs[port] for port, name in op.outputs.items()}
             if "token" in op.outputs:
-                assert (token_out == token + 1).all(), f"{op.name}: token {token.tolist()} became {token_out.tolist()}"
+                if (token_out != token + 1).any():
+                    raise Mismatch(f"{op.name}: token {token.tolist()} became {token_out.tolist()}")
                 token = token_out
             written = {op.attrs["layer"]: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
             check_arena(self.arena, before, self.reference_arena, written)

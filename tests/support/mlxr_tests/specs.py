@@ -11,8 +11,7 @@ import numpy as np
 from mlxr.compiler.artifact import Artifact, ModelSpec, Plan, WeightPlan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.plan.geometry import Geometry
-
-MLX_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16, "i32": mx.int32, "u32": mx.uint32}
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 _SMALLEST: dict[str, Any] = {
     "name": "small",

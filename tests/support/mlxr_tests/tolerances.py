@@ -15,29 +15,46 @@ LOGIT_ERROR = {"f32": 5e-6, "f16": 3e-3, "bf16": 2.5e-2}
 """Relative norm of the difference of whole models' logits, by the least exact type on the way."""
 
 
+class Mismatch(AssertionError):  # noqa: N818 - what a comparison found, and nothing else
+    """What was computed is not what should have been. Other assertions are faults of the harness."""
+
+
 def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: float = SUM_ERROR) -> None:
     """Checks one op's result: equal but for the order of fp32 sums and one last rounding to `dtype`.
 
     Elementwise, with NaN and infinities never equal.
+
+    Raises:
+        Mismatch: it is not.
     """
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    _check_shape(what, got, want)
     want, got = want.astype(np.float64), got.astype(np.float64)
     assert np.isfinite(want).all(), f"{what}: the reference is not finite"
     allowed = sum_error * np.abs(want).max(initial=0.0) + ULP[dtype] * np.abs(want) * (8 if dtype == "f32" else 1)
     wrong = ~(np.abs(got - want) <= allowed)
     if wrong.any():
         at = tuple(int(i[0]) for i in np.nonzero(wrong))
-        raise AssertionError(
+        raise Mismatch(
             f"{what}: {wrong.sum()} of {wrong.size} elements differ, the first at {at}: {got[at]:.8g}, expected "
             f"{want[at]:.8g} +- {allowed[at]:.2g}"
         )
 
 
 def check_logits(what: str, got: Floats, want: Floats, dtype: str) -> None:
-    """Checks rows of logits, each by the relative norm of its difference."""
-    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    """Checks rows of logits, each by the relative norm of its difference.
+
+    Raises:
+        Mismatch: a row differs.
+    """
+    _check_shape(what, got, want)
     want, got = want.astype(np.float64), got.astype(np.float64)
     assert np.isfinite(want).all(), f"{what}: the reference is not finite"
     errors = np.atleast_1d(np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1))
     wrong = np.nonzero(~(errors <= LOGIT_ERROR[dtype]))[0]
-    assert not len(wrong), f"{what}: relative error {errors[wrong[0]]:.3g} in row {wrong[0]}, {len(wrong)} rows wrong"
+    if len(wrong):
+        raise Mismatch(f"{what}: relative error {errors[wrong[0]]:.3g} in row {wrong[0]}, {len(wrong)} rows wrong")
+
+
+def _check_shape(what: str, got: Floats, want: Floats) -> None:
+    if got.shape != want.shape:
+        raise Mismatch(f"{what}: shape {got.shape}, expected {want.shape}")

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.sim import SimBuffer, SimKernel, build, prepare, toolchain
+from mlxr.runtime.hosts.sim.signature import parse_signature
 
 COPY = """[[kernel]] void copy{0}(const device float* x [[buffer(0)]], device float* y [[buffer(1)]]) {{
   y[0] = x[0] + {0};
@@ -131,6 +133,66 @@ def test_a_damaged_cache_entry_is_built_anew(cache):
     assert y[0] == 10
 
 
+@pytest.mark.parametrize("content", [b"", b"\x7fELF damaged"])
+@pytest.mark.parametrize("name", ["runtime", "checks", "conversions"])
+def test_our_own_damaged_parts_are_built_anew(cache, name, content):
+    build._build_part(build._CHECKS)
+    build._build_part(build._CONVERSIONS)
+    build.build_runtime()
+    (entry,) = cache.glob(f"{name}-*")
+    entry.write_bytes(content)
+    texts = {f"copy{i}": COPY.format(i).replace("x[0]", "bfloat(x[0])") for i in range(4)}
+    y = np.zeros(1, dtype=np.float32)
+    buffers = [SimBuffer.of(np.ones(1, np.float32), writable=False), SimBuffer.of(y, writable=True)]
+    prepare(texts)["copy3"].launch(buffers, (1, 1, 1), (1, 1, 1))
+    assert y[0] == 4
+    assert len(entry.read_bytes()) > 1000
+
+
+def test_a_library_that_never_loads(cache):
+    def load(path):
+        tries.append(path)
+        raise OSError("no")
+
+    tries = []
+    text = COPY.format(1)
+    with pytest.raises(HostError, match="cannot load kernel 'copy1', built anew: no"):
+        build.load_kernel(text, parse_signature(text), load)
+    assert len(tries) == 3
+
+
+def test_a_changed_sim_is_another_entry(cache, monkeypatch):
+    SimKernel.load(COPY.format(1))
+    source = build.own_source
+    monkeypatch.setattr(build, "own_source", lambda name: source(name) + "# changed" * (name == "instrument.py"))
+    SimKernel.load(COPY.format(1))
+    assert len(list(cache.glob("copy1-*"))) == 2
+    monkeypatch.setattr(build, "RUNTIME_FLAGS", (*build.RUNTIME_FLAGS, "-DCHANGED"))
+    SimKernel.load(COPY.format(1))
+    assert len(list(cache.glob("copy1-*"))) == 3
+
+
+CALLS = """
+template <int depth>
+__attribute__((noinline)) float nested(uint i, float x) {{
+  volatile float a[2500];
+  a[i] = x;
+  if constexpr (depth > 1) a[i] = nested<depth - 1>(i, x + 1.0f);
+  return a[i];
+}}
+[[kernel]] void deep(device float* y [[buffer(0)]], uint tid [[thread_index_in_threadgroup]]) {{
+  y[tid] = nested<{0}>(tid, 0.0f);
+}}"""
+
+
+def test_nested_calls_fit_the_stack_or_are_refused(cache):
+    y = np.zeros(1024, dtype=np.float32)
+    SimKernel.load(CALLS.format(6)).launch([SimBuffer.of(y, writable=True)], (1, 1, 1), (1024, 1, 1))
+    assert (y == 5).all()
+    with pytest.raises(HostError, match=r"'deep' needs 7\d+ bytes of private memory in all .*; sim allows 65536"):
+        SimKernel.load(CALLS.format(7))
+
+
 def test_a_changed_prelude_or_compiler_is_another_entry(cache, monkeypatch):
     SimKernel.load(COPY.format(1))
     original = build.template
@@ -200,11 +262,66 @@ def test_named_compiler_must_be_a_recent_clang(monkeypatch, tmp_path):
 def test_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("MLXR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert build.cache_folder() == tmp_path / "xdg" / "mlxr" / "sim"
+    assert build.library_folder() == tmp_path / "xdg" / "mlxr" / "sim"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert build.cache_folder() == tmp_path / ".cache" / "mlxr" / "sim"
+    assert build.library_folder() == tmp_path / ".cache" / "mlxr" / "sim"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLXR_CACHE_DIR", "here")
+    assert cache_folder("any") == tmp_path / "here" / "any"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(HostError, match="cannot make the cache folder"):
-        build.cache_folder()
+    with pytest.raises(
+        HostError, match=r"cannot write to the cache folder .*; set MLXR_CACHE_DIR to a folder that can"
+    ):
+        build.library_folder()
+
+
+def test_no_home_folder(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("MLXR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(MlxrError, match="set MLXR_CACHE_DIR"):
+        cache_folder("any")
+    with pytest.raises(HostError, match="set MLXR_CACHE_DIR"):
+        SimKernel.load(COPY.format(1))
+
+
+def test_a_relative_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLXR_CACHE_DIR", "relative")
+    SimKernel.load(COPY.format(1))
+    assert list((tmp_path / "relative" / "sim").glob("copy1-*.so"))
+
+
+def test_a_truncated_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader maps a truncated library and the process dies of SIGBUS, so damage must be seen before."""
+    program = (
+        "import sys, numpy as np\n"
+        "from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel\n"
+        "text = open(sys.argv[1]).read()\n"
+        "out = np.zeros(32, np.float32)\n"
+        "SimKernel.load(text).launch([SimBuffer.of(out, writable=True)], (1, 1, 1), (32, 1, 1))\n"
+        "print(out.sum())\n"
+    )
+    kernel = tmp_path / "k.metal"
+    kernel.write_text(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "[[kernel]] void ones(device float* out [[buffer(0)]], uint3 at [[thread_position_in_grid]]) {\n"
+        "  out[at.x] = 1.0f;\n}\n"
+    )
+    cache = tmp_path / "cache"
+    environment = os.environ | {"MLXR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run() -> str:
+        command = [sys.executable, "-c", program, str(kernel)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run() == "32.0"
+    for library in (cache / "sim").glob("*.so"):
+        os.truncate(library, 3000)
+    assert run() == "32.0"
+    assert all(library.stat().st_size > 3000 for library in (cache / "sim").glob("*.so"))

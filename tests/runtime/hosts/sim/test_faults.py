@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.runtime.hosts.sim import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.toolchain import find_toolchain, private_checks
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SIMDGROUP_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
@@ -276,6 +278,19 @@ def test_ordered_accesses_to_device_memory_are_no_conflicts(run, seed):
         assert (y == 5).all()
 
 
+def test_threads_that_write_the_same_byte(run):
+    y = np.zeros(64, dtype=np.uint8)
+    for byte in (6, 7):
+        with pytest.raises(KernelFault, match=f"conflict: write of 1 bytes at byte {byte} of buffer 'y'"):
+            run(f"y[{byte}] = uchar(tid);", None, y, output="uchar")
+
+
+def test_neighbouring_bytes_are_no_conflict(run):
+    y = np.zeros(64, dtype=np.uint8)
+    run("y[position.x] = 7; y[position.x] += 1;", None, y, output="uchar", groups=(64, 1, 1), threads=(1, 1, 1))
+    assert (y == 8).all()
+
+
 def test_neighbouring_halves_are_no_conflict(run):
     y = np.zeros(64, dtype=np.uint16)
     run("y[position.x] = half(1.0f);", None, y, output="half", groups=(64, 1, 1), threads=(1, 1, 1))
@@ -303,6 +318,35 @@ def test_indices_and_divisors(run, name):
     assert "line 13" in str(caught.value)
 
 
+PRIVATE = {
+    "a pointer to an array is read": "thread float* p = t; y[tid] = p[tid];",
+    "a pointer to an array is written": "thread float* p = t; p[tid] = 1.0f; y[tid] = t[tid & 3];",
+    "a pointer into an array, backwards": "thread float* p = t + 2; y[tid] = p[-int(tid)];",
+    "in an inlined function": "y[tid] = element(t, tid);",
+    "far away": "thread float* p = t; y[tid] = p[tid * 100000000u];",
+    "a vector reaches past the end": "y[tid] = (*(const thread float4*)(t + (tid & 3))).x;",
+}
+
+
+@pytest.mark.skipif(not private_checks(find_toolchain().clang), reason="this clang has no -fsanitize=local-bounds")
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_memory(run, name):
+    body = "float t[4] = {x[0], x[1], x[2], x[3]}; " + PRIVATE[name]
+    head = "inline float element(const thread float* p, uint i) { return p[i]; }"
+    with pytest.raises(KernelFault, match="out of bounds: an access outside of a private array") as caught:
+        run(body, head=head)
+    assert re.search(rf"kernel 'planted', line {3 if 'inlined' in name else 13}:", str(caught.value))
+
+
+def test_pointers_within_private_arrays(run):
+    body = """
+      float t[4] = {x[0], x[1], x[2], x[3]};
+      thread float* p = t + 3;
+      y[tid] = p[-int(tid & 3)] + element(t, tid & 3);"""
+    head = "inline float element(const thread float* p, uint i) { return p[i]; }"
+    np.testing.assert_array_equal(run(body, head=head)[:32], np.full(32, 3.0))
+
+
 def test_a_fault_in_one_of_many_threadgroups_stops_the_launch_and_the_next_one_runs(run, monkeypatch):
     monkeypatch.setenv("MLXR_SIM_THREADS", "4")
     for _ in range(20):
@@ -322,14 +366,19 @@ def test_launches_from_several_threads_of_python(run):
         assert all(pool.map(work, range(4)))
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not let a forked child go on with threads")
 def test_launches_go_on_in_a_forked_child(run, monkeypatch):
     monkeypatch.setenv("MLXR_SIM_THREADS", "3")
     body = "y[position.x] = x[position.x] + 1.0f;"
     run(body, exactly(256), exactly(256), groups=(8, 1, 1))
     child = os.fork()
     if child == 0:
-        y = run(body, exactly(256), exactly(256), groups=(8, 1, 1))
-        os._exit(0 if (y == np.arange(256) + 1).all() else 1)
+        status = 1
+        try:
+            y = run(body, exactly(256), exactly(256), groups=(8, 1, 1))
+            status = 0 if (y == np.arange(256) + 1).all() else 1
+        finally:
+            os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

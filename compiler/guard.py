@@ -1,0 +1,67 @@
+"""What stands around every command: errors and signals become messages and exit codes.
+
+Imports nothing heavy, so that it is in place before anything slow can be interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mlxr.compiler.debug import debug_level
+from mlxr.compiler.errors import MlxrError
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command; an MlxrError is printed and gives 1, Ctrl-C 130, a reader that went away 141.
+
+    An operating-system error that reaches this place concerns the standard streams, a full disk behind them say: 1.
+    With MLXR_DEBUG set, errors keep their traceback.
+    """
+    _open_closed_streams()
+    debug = False
+    try:
+        debug = debug_level() > 0
+        code = command()
+        sys.stdout.flush()
+        return code
+    except MlxrError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _discard_output()
+        return 141
+    except OSError as error:
+        if debug:
+            raise
+        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        _discard_output()
+        return 1
+
+
+def _open_closed_streams() -> None:
+    """Python leaves a stream that the caller closed as None; here it is empty or goes nowhere instead."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def compile_main() -> int:
+    """The `mlxr-compile` command."""
+
+    def command() -> int:
+        from mlxr.compiler.cli import run  # noqa: PLC0415 (slow to import: inside the guard)
+
+        return run(None)
+
+    return guarded(command)

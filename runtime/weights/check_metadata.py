@@ -1,0 +1,99 @@
+"""What a weight file says of its model, held against the spec.
+
+Tensor shapes do not show a wrong RoPE base or a wrong norm epsilon: the model would load and talk nonsense. GGUF files
+and the config.json beside safetensors files say these numbers; what they say must be what the spec says.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlxr.compiler.artifact import ModelSpec
+from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.gguf_header import gguf_metadata
+from mlxr.runtime.weights.open_weights import open_weights
+
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+class _Fact(NamedTuple):
+    """A number of the spec, and where files say it: a GGUF key after the architecture, and keys of config.json."""
+
+    name: str
+    value: Callable[[ModelSpec], float]
+    gguf: str
+    config: tuple[str, ...]
+
+
+_FACTS = (
+    _Fact(
+        "attention.num_heads", lambda s: s.model.attention.num_heads, "attention.head_count", ("num_attention_heads",)
+    ),
+    _Fact(
+        "attention.num_kv_heads",
+        lambda s: s.model.attention.num_kv_heads,
+        "attention.head_count_kv",
+        ("num_key_value_heads",),
+    ),
+    _Fact("attention.head_dim", lambda s: s.model.attention.head_dim, "attention.key_length", ("head_dim",)),
+    _Fact("norm.eps", lambda s: s.model.norm.eps, "attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
+    _Fact("rope.theta", lambda s: s.model.rope.theta, "rope.freq_base", ("rope_theta", "rope_parameters.rope_theta")),
+    _Fact("rope.fraction x head_dim", lambda s: s.model.rotary_dim, "rope.dimension_count", ()),
+)
+
+
+def check_metadata(path: str | Path, spec: ModelSpec) -> None:
+    """Compares what the weights at `path` say of their model with the spec. Numbers they do not say are not checked.
+
+    Raises:
+        WeightsError: they say another number; all that differ are named.
+    """
+    file = open_weights(path)
+    if file.format == "gguf":
+        metadata: Mapping[str, Any] = gguf_metadata(file.path)
+        prefix = metadata.get("general.architecture")
+        said: dict[str, Any] = {fact.name: metadata.get(f"{prefix}.{fact.gguf}") for fact in _FACTS}
+        source = file.path
+    else:
+        folder = file.path if file.path.is_dir() else file.path.parent
+        source = folder / "config.json"
+        config = _read_config(source)
+        said = {fact.name: _first(config, fact.config) for fact in _FACTS}
+    wrong = []
+    for fact in _FACTS:
+        number, expected = said[fact.name], fact.value(spec)
+        known = isinstance(number, int | float) and not isinstance(number, bool)
+        if known and not math.isclose(number, expected, rel_tol=1e-5):
+            wrong.append(f"{fact.name} is {number:.6g}, the spec says {expected:.6g}")
+    if wrong:
+        raise WeightsError(
+            f"{source}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the spec "
+            "and compile it again, or name the weights it was written for"
+        )
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        if not path.is_file():
+            return {}
+        with path.open("rb") as stream:
+            text = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(text) > _MAX_CONFIG_BYTES:
+            raise WeightsError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is no model's config.json")
+        config = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: cannot be read as JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _first(config: Mapping[str, Any], paths: tuple[str, ...]) -> Any:
+    """The first value that is there; a dot in a path leads into an object."""
+    for path in paths:
+        value: Any = config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None

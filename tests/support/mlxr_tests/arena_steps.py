@@ -1,0 +1,70 @@
+"""A program that runs 200 queued steps over a large arena and prints what memory they took, as JSON.
+
+It is a process of its own, because the system tells the largest resident size of a process's whole life. `--copy` makes
+one NumPy copy of K on the way, to show that the figures would tell of it.
+"""
+
+import gc
+import json
+import resource
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+import mlxr
+from mlxr.compiler.driver import compile_spec
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.mlx_arrays import as_bits
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
+
+NUM_STEPS = 200
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident size of this process so far."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Not ru_maxrss, which begins at the size of the process that started this one.
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def measure(make_copy: bool) -> dict[str, int | bool]:
+    """Runs the steps and returns the figures."""
+    # An arena of 384 MiB: far more than everything else together.
+    model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0)
+    arena, plan, pager = model.arena, model.artifact.plan, model.pager
+    seq_id = pager.add_sequence()
+    mx.eval(
+        model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile, plan.partition))
+    )
+    mx.eval(arena.token)
+    for array in (arena.k, arena.v):
+        as_bits(array)[...] |= 0  # pages that nobody has written are not resident
+    addresses, token = arena.addresses(), int(arena.token[0])
+    gc.collect()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    active, rss = mx.get_active_memory(), peak_rss_bytes()
+    # Steps are queued without reading their results: on a lazy host all of them are in flight.
+    queued = [
+        model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile, plan.partition))
+        for i in range(NUM_STEPS)
+    ]
+    copy = np.array(as_bits(arena.k)) if make_copy else None
+    mx.eval(queued, arena.token)
+    del copy
+    return {
+        "arena_bytes": arena.geometry.size_bytes,
+        "num_layers": plan.num_layers,
+        "mlx_growth_bytes": mx.get_peak_memory() - active,
+        "rss_growth_bytes": peak_rss_bytes() - rss,
+        "is_in_place": arena.addresses() == addresses,
+        "accesses": int(arena.token[0]) - token,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure("--copy" in sys.argv[1:])))
