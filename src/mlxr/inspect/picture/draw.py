@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 
 from mlxr.compiler.artifact import Artifact, DType
+from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.errors import MlxrError
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
 from mlxr.inspect.picture.content import LINE, PAD_Y, Chip, family_of
@@ -164,7 +165,7 @@ def draw_graphs(artifact: Artifact) -> str:
             "metadata of a batch are not drawn.",
         ),
     )
-    return _environment().get_template("graph.svg.jinja").render(picture=picture)
+    return _environment().get_template("svg/graph.svg.jinja").render(picture=picture)
 
 
 def _draw_column(artifact: Artifact, name: str, column: Column, bands: list[Band]) -> DrawnColumn:
@@ -205,16 +206,10 @@ def _draw_box(box: Box) -> DrawnBox:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mlxr.templates", "svg"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
-    return environment
+    """The kernels' environment with XML's escapes and a filter for pixels."""
+    escaping = environment().overlay(autoescape=True)
+    escaping.filters = {**escaping.filters, "px": lambda value: f"{value:.1f}".removesuffix(".0")}
+    return escaping
 
 
 def write_picture(svg: str, path: Path) -> None:
