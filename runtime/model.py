@@ -20,6 +20,7 @@ from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.load_weights import load_weights
+from mlxr.runtime.weights.open_weights import open_weights
 
 Prompt = str | Sequence[int]
 Progress = Callable[[str, int, int], None]
@@ -58,10 +59,11 @@ class Model:
         plan = artifact.plan
         check_host(host)
         _check_memory(artifact)
-        check_metadata(weights, artifact.spec)
+        file = open_weights(weights)
+        check_metadata(file, artifact.spec)
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(weights, tokenizer)
         self.arena = Arena(plan.arena)
-        loaded = load_weights(plan.weights, plan.ignored_tensors, weights, lambda d, t: report("weights", d, t))
+        loaded = load_weights(plan.weights, plan.ignored_tensors, file, lambda d, t: report("weights", d, t))
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, loaded, self.arena, lambda d, t: report("kernels", d, t))
 

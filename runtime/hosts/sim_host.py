@@ -1,4 +1,4 @@
-"""The `sim` host: the artifact's complete Metal files, executed on the CPU with every access checked.
+"""The `sim` host: the artifact's complete Metal files, executed on the CPU with accesses checked (see sim/).
 
 Activations live in one block of memory at the offsets of the plan, poisoned before each step, so that a wrong lifetime
 shows as NaN. The arena is the same MLX arrays as on the GPU, written in place.

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.artifact import ModelSpec
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.gguf_header import gguf_metadata
-from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
 
 _MAX_CONFIG_BYTES = 1 << 20
 
@@ -44,21 +43,18 @@ _FACTS = (
 )
 
 
-def check_metadata(path: str | Path, spec: ModelSpec) -> None:
-    """Compares what the weights at `path` say of their model with the spec. Numbers they do not say are not checked.
+def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
+    """Compares what a weight file says of its model with the spec. Numbers it does not say are not checked.
 
     Raises:
         WeightsError: they say another number; all that differ are named.
     """
-    file = open_weights(path)
     if file.format == "gguf":
-        metadata: Mapping[str, Any] = gguf_metadata(file.path)
-        prefix = metadata.get("general.architecture")
-        said: dict[str, Any] = {fact.name: metadata.get(f"{prefix}.{fact.gguf}") for fact in _FACTS}
+        prefix = file.metadata.get("general.architecture")
+        said: dict[str, Any] = {fact.name: file.metadata.get(f"{prefix}.{fact.gguf}") for fact in _FACTS}
         source = file.path
     else:
-        folder = file.path if file.path.is_dir() else file.path.parent
-        source = folder / "config.json"
+        source = file.path.with_name("config.json")
         config = _read_config(source)
         said = {fact.name: _first(config, fact.config) for fact in _FACTS}
     wrong = []

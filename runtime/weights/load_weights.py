@@ -30,15 +30,15 @@ _CARRIERS = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.uint16}
 def load_weights(
     plan_weights: Sequence[WeightPlan],
     ignored_tensors: Sequence[str],
-    path: str | Path,
+    weights: str | Path | WeightFile,
     progress: Progress | None = None,
 ) -> dict[str, mx.array]:
-    """Load the weights at `path` as the plan has them.
+    """Load weights as the plan has them.
 
     Args:
         plan_weights: the weights to make; a weight is its parts one after the other along axis 0.
         ignored_tensors: regular expressions; a tensor whose whole name matches one may be in the file unused.
-        path: a .safetensors or .gguf file, a safetensors index, or a folder.
+        weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these, opened.
         progress: called after each piece.
 
     Returns:
@@ -48,7 +48,7 @@ def load_weights(
         WeightsError: the file is corrupt or of a kind that is not read; a tensor is missing, unexpected, or of the
             wrong shape or type; a number does not fit into the weight's type.
     """
-    file = open_weights(path)
+    file = weights if isinstance(weights, WeightFile) else open_weights(weights)
     check_tensors(file, plan_weights, [re.compile(pattern) for pattern in ignored_tensors])
     total_bytes = sum(prod(weight.shape) * weight.dtype.size_bytes for weight in plan_weights)
     done_bytes = 0

@@ -28,7 +28,8 @@ def open_weights(path: str | Path) -> WeightFile:
     if suffix in _PICKLE_SUFFIXES:
         raise WeightsError(_pickle_refusal(path))
     if suffix == ".gguf" or _first_bytes(path) == MAGIC:
-        return WeightFile(path, "gguf", read_gguf_header(path).tensors)
+        header = read_gguf_header(path)
+        return WeightFile(path, "gguf", header.tensors, header.metadata)
     if suffix == ".safetensors":
         return WeightFile(path, "safetensors", read_safetensors_header(path))
     if path.name.endswith(".index.json"):

@@ -6,10 +6,10 @@ lies within its file; a tensor is read in slabs of rows, so that reading needs l
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class WeightFile:
     format: Literal["safetensors", "gguf"]
     tensors: Mapping[str, TensorInfo]
     """By name, in the order of the file."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What a GGUF file says of itself; empty for safetensors."""
 
     def read(self, name: str) -> Array:
         """The whole tensor, in numpy's own type where there is one, else (bf16, quantised) in float32.

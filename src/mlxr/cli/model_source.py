@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.compiler.artifact import Artifact, ModelSpec, load_artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
@@ -61,15 +61,15 @@ def resolve_artifact(name: str) -> tuple[Artifact, Path | None]:
     spec = load_spec(spec_path)
     key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return _cached(f"{spec.name}-{key}", spec_path), bundled if bundled.is_file() else None
+    return _cached(f"{spec.name}-{key}", spec), bundled if bundled.is_file() else None
 
 
-def _cached(entry: str, spec_path: Path) -> Artifact:
+def _cached(entry: str, spec: ModelSpec) -> Artifact:
     """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
     try:
         return load_artifact(cache_folder("artifacts") / entry)
     except (MlxrError, OSError):
-        artifact = compile_spec(load_spec(spec_path)).artifact
+        artifact = compile_spec(spec).artifact
     try:
         artifact.write(cache_folder("artifacts") / entry)
     except (MlxrError, OSError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, storyteller_spec
 
@@ -17,7 +18,7 @@ CONFIG = json.loads(BF16.with_name("config.json").read_text())
 
 @pytest.mark.parametrize("path", [Q8_0, BF16, BF16.parent], ids=["gguf", "safetensors", "folder"])
 def test_the_bundled_weights_are_those_of_the_spec(path: Path) -> None:
-    check_metadata(path, SPEC)
+    check_metadata(open_weights(path), SPEC)
 
 
 @pytest.mark.parametrize("path", [Q8_0, BF16], ids=["gguf", "safetensors"])
@@ -34,13 +35,13 @@ def test_the_bundled_weights_are_those_of_the_spec(path: Path) -> None:
 )
 def test_another_number_is_refused(path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError, match="weights of another model, or the spec is wrong") as error:
-        check_metadata(path, storyteller_spec(model=change))
+        check_metadata(open_weights(path), storyteller_spec(model=change))
     assert message in str(error.value)
 
 
 def test_another_model_is_refused_with_all_that_differs() -> None:
     with pytest.raises(WeightsError, match=r"tiny-Q8_0\.gguf.*num_heads is 4, the spec says 8"):
-        check_metadata(GOLDEN / "tiny-Q8_0.gguf", SPEC)
+        check_metadata(open_weights(GOLDEN / "tiny-Q8_0.gguf"), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_config_json_is_a_strangers_file(tmp_path: Path, config: str, message: s
     shutil.copy(BF16, tmp_path)
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(WeightsError, match=message):
-        check_metadata(tmp_path / BF16.name, SPEC)
+        check_metadata(open_weights(tmp_path / BF16.name), SPEC)
 
 
 @pytest.mark.parametrize("config", ["[]", "{}", json.dumps(CONFIG | {"rope_theta": "much", "head_dim": True}), None])
@@ -64,4 +65,4 @@ def test_what_is_not_said_is_not_checked(tmp_path: Path, config: str | None) -> 
     shutil.copy(BF16, tmp_path)
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    check_metadata(tmp_path, SPEC)
+    check_metadata(open_weights(tmp_path), SPEC)
