@@ -37,7 +37,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[sim]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
 	@touch $@
 
 $(STAMP): pyproject.toml $(BIN)/python

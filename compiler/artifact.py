@@ -4,7 +4,8 @@
     spec.yaml               the spec as resolved
     graph.source.json/.txt  the op graph as built; graph.decode and graph.prefill: after the passes
     plan.json               launches, buffers, weights, arena geometry, memory
-    kernels/NAME.metal      one complete Metal file per kernel
+    kernels/NAME.metal      one complete Metal file per kernel (target metal)
+    cpu/model.c             the whole model as one C file (target cpu)
 
 Same spec, same bytes. An artifact appears whole or not at all; one that was changed since is refused.
 """
@@ -26,8 +27,11 @@ from mlxr.compiler.codegen.sections import body_of, header_of
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.graph import Op, OpGraph, Value
-from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, Launch, MemoryPlan, Plan, Step
+from mlxr.compiler.plan.cpu import CpuLaunch, CpuProgram, CpuStep, CpuTensor
+from mlxr.compiler.plan.plan import TARGETS, BatchDim, Condition, Extent, KernelEntry, Launch, Plan, Step, Target
+from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -36,10 +40,15 @@ from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
 
 __all__ = [
     "ARENA_TOKEN",
+    "TARGETS",
     "ArenaGeometry",
     "Artifact",
     "BatchDim",
     "Condition",
+    "CpuLaunch",
+    "CpuProgram",
+    "CpuStep",
+    "CpuTensor",
     "DType",
     "Extent",
     "KernelEntry",
@@ -50,8 +59,10 @@ __all__ = [
     "OpGraph",
     "Plan",
     "Step",
+    "Target",
     "TensorSource",
     "Value",
+    "WeightFormat",
     "WeightPlan",
     "debug_level",
     "is_artifact",
@@ -94,6 +105,17 @@ class Artifact:
         """Header and body of a kernel, as MLX's `metal_kernel` takes them."""
         text = self.kernel_text(name)
         return header_of(text), body_of(text)
+
+    @property
+    def cpu_source(self) -> str:
+        """The C text.
+
+        Raises:
+            ArtifactError: the artifact was compiled without the cpu target.
+        """
+        if self.plan.cpu is None:
+            raise ArtifactError("the artifact has no target cpu; compile it with mlxr-compile --target cpu")
+        return self.files[self.plan.cpu.file]
 
     def kernel_entry(self, name: str) -> KernelEntry:
         """The plan's entry of a kernel, by its full name or by its label when only one kernel has it.
@@ -227,7 +249,8 @@ def load_artifact(path: str | Path) -> Artifact:
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
-        absent = [k.file for k in artifact.plan.kernels if k.file not in artifact.files]
+        named = [k.file for k in artifact.plan.kernels] + ([artifact.plan.cpu.file] if artifact.plan.cpu else [])
+        absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
         raise ArtifactError(f"{folder / 'plan.json'} is no plan ({error.error_count()} errors)") from error
     if absent:

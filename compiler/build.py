@@ -45,23 +45,27 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     _declare_inputs(b, arena)
     pairs = model.rotary_dim // 2
     b.declare("rope_frequencies", "constant", (pairs,), DType.F32, rope_frequencies(model.rope, model.rotary_dim))
-    table = b.declare("embedding", "weight", (model.vocab_size, model.hidden_size), spec.weights.of("embedding"))
+    table = _matrix(b, spec, "embedding", (model.vocab_size, model.hidden_size))
     x = b.op("embed", "embedded", {"ids": "token_ids", "table": table}, dtype=str(b.activation))
     for layer in range(model.num_layers):
         x = _attention_block(b, spec, layer, x)
         x = _mlp_block(b, spec, layer, x)
     assert attention.num_heads % attention.num_kv_heads == 0, "the spec checks it"
-    norm = _weight(b, "final_norm", (model.hidden_size,), spec.weights.of("norm"))
+    norm = _vector(b, spec, "final_norm", model.hidden_size)
     normed = b.op("rms_norm", "normed", {"x": x, "weight": norm}, eps=model.norm.eps)
     if not model.tie_embeddings:
-        table = _weight(b, "output", (model.vocab_size, model.hidden_size), spec.weights.of("output"))
+        table = _matrix(b, spec, "output", (model.vocab_size, model.hidden_size))
     logits = b.op("linear", "logits_of_all_tokens", {"x": normed, "weight": table}, dtype="f32")
     logits = b.op("gather_rows", "logits", {"x": logits, "rows": "logit_rows"})
     return OpGraph(b.values, b.ops, [logits])
 
 
-def _weight(b: _Builder, name: str, shape: Shape, dtype: DType) -> str:
-    return b.declare(name, "weight", shape, dtype)
+def _matrix(b: _Builder, spec: ModelSpec, name: str, shape: Shape) -> str:
+    return b.declare(name, "weight", shape, spec.weights.of_tensor(name).dtype)
+
+
+def _vector(b: _Builder, spec: ModelSpec, name: str, width: int) -> str:
+    return b.declare(name, "weight", (width,), spec.weights.of_vector(name))
 
 
 def _declare_inputs(b: _Builder, arena: ArenaGeometry) -> None:
@@ -81,16 +85,15 @@ def _declare_inputs(b: _Builder, arena: ArenaGeometry) -> None:
 
 
 def _linear(b: _Builder, spec: ModelSpec, prefix: str, role: str, x: str, width: int, features: int, bias: bool) -> str:
-    dtype = spec.weights.of("attention" if ".attention" in prefix else "mlp")
     name = f"{prefix}.{role}"
-    inputs = {"x": x, "weight": _weight(b, name, (features, width), dtype)}
+    inputs = {"x": x, "weight": _matrix(b, spec, name, (features, width))}
     if bias:
-        inputs["bias"] = _weight(b, f"{name}_bias", (features,), dtype)
+        inputs["bias"] = _vector(b, spec, f"{name}_bias", features)
     return b.op("linear", f"{name}_projected", inputs, dtype=str(b.activation))
 
 
 def _norm(b: _Builder, spec: ModelSpec, prefix: str, x: str) -> str:
-    weight = _weight(b, f"{prefix}.norm", (spec.model.hidden_size,), spec.weights.of("norm"))
+    weight = _vector(b, spec, f"{prefix}.norm", spec.model.hidden_size)
     return b.op("rms_norm", f"{prefix}.normed", {"x": x, "weight": weight}, eps=spec.model.norm.eps)
 
 

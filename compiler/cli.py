@@ -9,6 +9,8 @@ from pathlib import Path
 from mlxr.compiler.driver import Compilation, compile_spec, size
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
+from mlxr.compiler.plan.plan import TARGETS, Plan, Target
+from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
@@ -24,11 +26,17 @@ def run(argv: Sequence[str] | None) -> int:
     """The command, unguarded."""
     parser = argparse.ArgumentParser(
         prog="mlxr-compile",
-        description="Compile a model spec into specialised Metal kernels and a launch plan.",
+        description="Compile a model spec into a launch plan and specialised code: Metal kernels, and a C program.",
         epilog=f"Bundled specs: {', '.join(bundled_specs())}.",
     )
     parser.add_argument("spec", nargs="?", metavar="SPEC", help="a YAML file, or the name of a bundled spec")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the artifact")
+    parser.add_argument(
+        "--target",
+        type=_targets,
+        metavar="T,...",
+        help=f"what to generate code for: {','.join(TARGETS)} (default: all that can run the spec)",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
@@ -40,30 +48,42 @@ def run(argv: Sequence[str] | None) -> int:
         return 0
     if args.spec is None:
         parser.error("name a SPEC, or ask for --schema")
-    compilation = compile_spec(load_spec(find_spec(args.spec)))
+    compilation = compile_spec(load_spec(find_spec(args.spec)), targets=args.target)
     if args.output is not None:
         compilation.artifact.write(args.output)
     print(json.dumps(summary(compilation, args.output), indent=1) if args.json else describe(compilation, args.output))
     return 0
 
 
+def _targets(text: str) -> tuple[Target, ...]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no target {unknown[0]!r}; targets are {', '.join(TARGETS)}")
+    return tuple(target for target in TARGETS if target in names)
+
+
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     """What a program wants to know of a compilation."""
     plan = compilation.artifact.plan
-    memory = plan.memory
     return {
         "name": compilation.artifact.spec.name,
         "artifact": str(output) if output else None,
         "digest": compilation.artifact.digest,
+        "targets": list(plan.targets),
         "kernels": [kernel.name for kernel in plan.kernels],
         "launches": {step.name: len(step.launches) for step in plan.steps},
-        "memory": {
-            "weights_bytes": memory.weights_bytes,
-            "arena_bytes": memory.arena_bytes,
-            "activation_bytes": memory.activation_bytes,
-            "total_bytes": memory.total_bytes,
-            "budget_bytes": memory.budget_bytes,
-        },
+        "memory": _memory(plan.memory),
+        "cpu": {
+            "file": plan.cpu.file,
+            "compute": plan.cpu.compute,
+            "kernels": [kernel.name for kernel in plan.cpu.kernels],
+            "launches": {step.name: len(step.launches) for step in plan.cpu.steps},
+            "memory": _memory(plan.cpu.memory),
+            "bytes_per_thread": plan.cpu.thread_bytes,
+        }
+        if plan.cpu
+        else None,
         "arena": {
             "mode": plan.arena.mode,
             "layout": plan.arena.layout,
@@ -76,6 +96,10 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     }
 
 
+def _memory(memory: MemoryPlan) -> dict[str, object]:
+    return memory.model_dump() | {"total_bytes": memory.total_bytes}
+
+
 def describe(compilation: Compilation, output: Path | None) -> str:
     """The summary for people."""
     artifact, plan = compilation.artifact, compilation.artifact.plan
@@ -86,19 +110,36 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     whole = arena.num_blocks // arena.max_blocks_per_sequence
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
+    held = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
     lines = [
         f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
         f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
         f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
-        f"  kernels  {len(plan.kernels)} generated",
-        f"  weights  {size(memory.weights_bytes)}",
+    ]
+    if "metal" in plan.targets:
+        lines.append(f"  metal    {len(plan.kernels)} kernels")
+    if plan.cpu:
+        lines.append(
+            f"  cpu      {len(plan.cpu.kernels)} functions of C in {plan.cpu.file}, compute {plan.cpu.compute}"
+        )
+    lines += [
+        f"  weights  {size(memory.weights_bytes)}, {held}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
         f"context {arena.context} x {sequences}{few}, {arena.dtype}",
-        f"  scratch  {size(memory.activation_bytes)} of activations",
+        f"  scratch  {_scratch(plan)}",
         f"  total    {size(memory.total_bytes)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
     ]
     return "\n".join(lines)
+
+
+def _scratch(plan: Plan) -> str:
+    """Activations of each target, whose hosts differ in how they hold them."""
+    texts = [f"{size(plan.memory.activation_bytes)} of activations (metal)"] if "metal" in plan.targets else []
+    if plan.cpu:
+        first = plan.cpu.memory.activation_bytes
+        texts.append(f"{size(first)} (cpu, and {size(plan.cpu.thread_bytes)} more for each thread after the first)")
+    return ", ".join(texts)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,23 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.build import build_graph
-from mlxr.compiler.codegen.render import KernelSource, Provenance
+from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.make_plan import make_plan
 from mlxr.compiler.plan.memory import arena_geometry
-from mlxr.compiler.plan.plan import Plan
+from mlxr.compiler.plan.plan import TARGETS, Plan, Target
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
@@ -37,34 +37,68 @@ class Compilation:
     time_us: float
 
 
-def compile_spec(spec: ModelSpec, geometry: Geometry | None = None) -> Compilation:
+def compile_spec(
+    spec: ModelSpec, geometry: Geometry | None = None, targets: Sequence[Target] | None = None
+) -> Compilation:
     """Compiles a spec.
 
     Args:
         spec: what to compile.
         geometry: launch geometry; None: the default.
+        targets: what to generate code for; None: every target that can run the spec.
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.
-        PlanError: no plan can be made.
+        PlanError: no plan can be made, or a target that was asked for cannot run the spec.
         GraphError: a pass broke a rule (a bug).
     """
     start = time.perf_counter()
-    plan, sources, graphs, records = _plan(spec, geometry or Geometry())
-    _check_budget(spec, plan, geometry or Geometry())
+    geometry, targets = geometry or Geometry(), choose_targets(spec, targets)
+    plan, sources, graphs, records = _plan(spec, geometry, targets)
+    _check_budget(spec, plan, geometry)
     files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
     for name, graph in graphs.items():
         files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"
         files[f"graph.{name}.txt"] = graph.dump()
-    files |= {entry.file: sources[entry.name].text for entry in plan.kernels}
+    files |= sources
     if debug_level() >= 3:
-        print("".join(source.text for source in sources.values()), file=sys.stderr)
+        print("".join(sources.values()), file=sys.stderr)
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
 
 
+def choose_targets(spec: ModelSpec, wanted: Sequence[Target] | None) -> tuple[Target, ...]:
+    """The targets to generate code for: those wanted, or all that can run the spec.
+
+    Raises:
+        PlanError: one that is wanted cannot.
+    """
+    reason = _why_not_metal(spec)
+    if wanted is None:
+        return tuple(target for target in TARGETS if target != "metal" or not reason)
+    if "metal" in wanted and reason:
+        raise PlanError(f"the metal target cannot run this spec: {reason}; compile it with --target cpu")
+    return tuple(target for target in TARGETS if target in wanted)
+
+
+def _why_not_metal(spec: ModelSpec) -> str | None:
+    """What the Metal kernels have no code for: quantised weights, mixed types in one launch, q8 caches."""
+    if spec.cache.dtype == "q8":
+        return "cache.dtype is q8"
+    formats = {name: spec.weights.of_tensor(name) for name in spec.matrix_shapes()}
+    for name, held in formats.items():
+        if held.is_quantised:
+            return f"{name} is {held}"
+    for layer in range(spec.model.num_layers):
+        for roles in (("attention.q", "attention.k", "attention.v"), ("mlp.gate", "mlp.up")):
+            merged = {f"layers.{layer}.{role}": formats[f"layers.{layer}.{role}"] for role in roles}
+            if len(set(merged.values())) > 1:
+                return "it reads " + ", ".join(f"{name} ({held})" for name, held in merged.items()) + " as one matrix"
+    return None
+
+
 def _plan(
-    spec: ModelSpec, geometry: Geometry
-) -> tuple[Plan, dict[str, KernelSource], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
+    spec: ModelSpec, geometry: Geometry, targets: Sequence[Target]
+) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
     arena = arena_geometry(spec)
     source = build_graph(spec, arena)
     graphs: dict[StepName, OpGraph] = {}
@@ -72,27 +106,27 @@ def _plan(
     for step in STEPS:
         graphs[step], records[step] = run_passes(source, passes_of(step))
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
-    plan, sources = make_plan(spec, arena, source, graphs, geometry, origin)
+    plan, sources = make_plan(spec, arena, source, graphs, geometry, targets, origin)
     return plan, sources, {"source": source} | {str(step): graph for step, graph in graphs.items()}, records
 
 
 def _check_budget(spec: ModelSpec, plan: Plan, geometry: Geometry) -> None:
-    memory, budget = plan.memory, spec.memory_budget
+    memory, budget = plan.largest_memory, spec.memory_budget
     if budget is None or memory.total_bytes <= budget:
         return
     raise BudgetError(
         f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
         f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, geometry)}"
+        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, geometry, plan.targets)}"
     )
 
 
-def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry) -> str:
+def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry, targets: Sequence[Target]) -> str:
     """The largest context and number of sequences within the budget, and of blocks where the spec fixes them."""
     context, sequences = spec.model.context, spec.cache.max_sequences
 
     def largest(limit: int, change: Callable[[int], Changes]) -> int:
-        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, geometry))
+        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, geometry, targets))
 
     ways = []
     if n := largest(context, lambda n: {"context": n}):
@@ -106,7 +140,7 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry) -> str:
     return " or ".join(ways) if ways else "nothing fits: use smaller weight formats or a larger budget"
 
 
-def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geometry) -> bool:
+def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geometry, targets: Sequence[Target]) -> bool:
     """Whether a changed spec fits. One layer is planned: activations do not depend on their number."""
     data = spec.model_dump()
     layers = spec.model.num_layers
@@ -115,8 +149,9 @@ def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geome
     if spec.cache.memory_budget is not None:
         data["cache"]["memory_budget"] = spec.cache.memory_budget // layers
     data["memory_budget"] = None
+    data["weights"]["tensors"] = {}
     try:
-        memory = _plan(ModelSpec.model_validate(data), geometry)[0].memory
+        memory = _plan(ModelSpec.model_validate(data), geometry, targets)[0].largest_memory
     except (MlxrError, ValidationError):
         return False
     assert spec.memory_budget is not None, "only asked when there is one"

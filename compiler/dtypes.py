@@ -9,13 +9,14 @@ class DType(StrEnum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+    Q8 = "q8"
     I32 = "i32"
     U32 = "u32"
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element."""
-        return 2 if self in (DType.F16, DType.BF16) else 4
+        """Bytes of one element. Of q8, a cache type, without the f32 scale of each row."""
+        return _SIZES.get(self, 4)
 
     @property
     def metal(self) -> str:
@@ -23,6 +24,7 @@ class DType(StrEnum):
         return _METAL[self]
 
 
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1}
 _METAL = {
     DType.F32: "float",
     DType.F16: "float16_t",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlxr.compiler.arena import cache_row_bytes
 from mlxr.compiler.dtypes import DType
 
 Dim = int | str
@@ -158,8 +159,8 @@ def _split(t: Tensors, a: Attrs) -> dict[str, Tensor]:
 
 def _arena(t: Tensors, a: Attrs) -> None:
     for port in ("k_arena", "v_arena"):
-        shape = t[port].shape
-        expected = (_int(a, "num_kv_heads"), _int(a, "head_dim"))
+        shape, row_bytes = t[port].shape, cache_row_bytes(t[port].dtype, _int(a, "head_dim"))
+        expected = (_int(a, "num_kv_heads"), row_bytes // t[port].dtype.size_bytes)
         _require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")
 
 

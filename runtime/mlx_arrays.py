@@ -10,10 +10,13 @@ MLX_DTYPES = {
     "f32": mx.float32,
     "f16": mx.float16,
     "bf16": mx.bfloat16,
+    "q8": mx.int8,
     "i32": mx.int32,
     "u32": mx.uint32,
 }
-"""MLX's type of each of the graph's element types."""
+"""MLX's type of each of the graph's element types; of q8 that of its bytes."""
+
+_UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 Bits = npt.NDArray[Any]
 """Elements as unsigned integers of their size, because NumPy has no bfloat16."""
@@ -21,4 +24,4 @@ Bits = npt.NDArray[Any]
 
 def as_bits(array: mx.array) -> Bits:
     """A view of an array's memory, once it is computed: same strides, no copy."""
-    return np.array(array.view(mx.uint16 if array.itemsize == 2 else mx.uint32), copy=False)
+    return np.array(array.view(_UNSIGNED[array.itemsize]), copy=False)

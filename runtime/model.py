@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +13,18 @@ from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.generate import Completion, Event, Generation
-from mlxr.runtime.hosts.select import check_host, make_host
+from mlxr.runtime.hosts.host import Progress
+from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampling
+from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
-from mlxr.runtime.weights.load_weights import load_weights
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
 
 Prompt = str | Sequence[int]
-Progress = Callable[[str, int, int], None]
-"""Called with what is being prepared (`weights`, `kernels`), how much of it is done, and how much there is."""
 
 
 class Model:
@@ -37,6 +37,7 @@ class Model:
         *,
         host: str = "auto",
         tokenizer: str | Path | None = None,
+        threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Loads weights and prepares a host.
@@ -44,8 +45,9 @@ class Model:
         Args:
             artifact: the compiled model.
             weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
-            host: `auto`, `metal`, `sim` or `reference`.
+            host: `auto`, `metal`, `cpu`, `sim` or `reference`.
             tokenizer: a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the weights.
+            threads: how many threads host cpu runs; None: one for each core that this process may use.
             progress: told of the loading.
 
         Raises:
@@ -54,25 +56,26 @@ class Model:
             HostError: the host cannot run here, or this machine has too little memory.
             ArenaError: the arena does not fit into this machine's memory.
         """
-        report = progress or (lambda what, done, total: None)
         self.artifact = artifact
         plan = artifact.plan
-        check_host(host)
-        _check_memory(artifact)
+        check_host(host, plan.targets, threads)
+        _check_memory(artifact, resolve_host(host, plan.targets))
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
-        self.tokenizer, self._no_tokenizer = self._find_tokenizer(weights, tokenizer)
+        self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.arena = Arena(plan.arena)
-        loaded = load_weights(plan.weights, plan.ignored_tensors, file, lambda d, t: report("weights", d, t))
         self.pager = Pager.from_geometry(plan.arena)
-        self.host = make_host(host, artifact, loaded, self.arena, lambda d, t: report("kernels", d, t))
+        self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
 
     def _find_tokenizer(
-        self, weights: str | Path, tokenizer: str | Path | None
+        self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None
     ) -> tuple[Tokenizer | None, TokenizerError | None]:
         """The tokenizer, or why there is none. Only text needs it, so its absence is no error until there is text."""
         try:
-            found = load_tokenizer(tokenizer or weights)
+            if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
+                found = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
+            else:
+                found = load_tokenizer(tokenizer or weights)
         except TokenizerError as error:
             if tokenizer is not None:
                 raise
@@ -175,10 +178,11 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
         ) from error
 
 
-def _check_memory(artifact: Artifact) -> None:
+def _check_memory(artifact: Artifact, host: str) -> None:
     """Refuses a model that this machine cannot hold, before anything is loaded."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory = artifact.plan.memory
+    plan = artifact.plan
+    memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     if memory.total_bytes > machine_bytes:
         raise HostError(
             f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "
@@ -193,6 +197,7 @@ def load(
     *,
     host: str = "auto",
     tokenizer: str | Path | None = None,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a model from an artifact, in memory or on disk, and weights; see `Model`.
@@ -202,4 +207,4 @@ def load(
     """
     if not isinstance(artifact, Artifact):
         artifact = load_artifact(artifact)
-    return Model(artifact, weights, host=host, tokenizer=tokenizer, progress=progress)
+    return Model(artifact, weights, host=host, tokenizer=tokenizer, threads=threads, progress=progress)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from mlxr.compiler.dtypes import DType
 from mlxr.compiler.graph import Op, OpGraph, Value
 
 
@@ -50,11 +51,12 @@ class Edits:
         return not any(op.name in self.replacements for op in ops)
 
     def concat(self, name: str, weights: list[str]) -> str:
-        """Declares the concatenation of weights along axis 0."""
+        """Declares the concatenation of weights along axis 0; f32, which holds the others, where types differ."""
         values = [self.graph.value(w) for w in weights]
+        dtype = values[0].dtype if len({v.dtype for v in values}) == 1 else DType.F32
         rows = sum(v.shape[0] for v in values if isinstance(v.shape[0], int))
         parts = tuple(part for v in values for part in v.parts)
-        return self.declare(replace(values[0], name=name, shape=(rows, *values[0].shape[1:]), parts=parts))
+        return self.declare(replace(values[0], name=name, shape=(rows, *values[0].shape[1:]), dtype=dtype, parts=parts))
 
     def result(self) -> PassResult:
         """The rewritten graph."""

@@ -12,7 +12,7 @@ class FuseGatedMlp:
 
     1. multiply(activation(linear(x, gate)), linear(x, up)) -> projection(x, [gate; up], activation).
 
-    Does not fire when gate and up read different x, differ in type, only one has a bias, or an intermediate is read
+    Does not fire when gate and up read different x, differ in shape, only one has a bias, or an intermediate is read
     elsewhere.
     """
 
@@ -48,5 +48,5 @@ def _alike(graph: OpGraph, gate: Op, up: Op) -> bool:
         gate.inputs["x"] == up.inputs["x"]
         and gate.inputs.keys() == up.inputs.keys()
         and gate.attrs == up.attrs
-        and all(graph.value(gate.inputs[port]).tensor == graph.value(up.inputs[port]).tensor for port in gate.inputs)
+        and all(graph.value(gate.inputs[port]).shape == graph.value(up.inputs[port]).shape for port in gate.inputs)
     )

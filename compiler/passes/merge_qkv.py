@@ -13,7 +13,7 @@ class MergeQkv:
     1. linear(x, q), linear(x, k), linear(x, v) that reach one attention and its cache write
        -> split(linear(x, [q; k; v])).
 
-    Does not fire when they read different x, differ in type, or only some have a bias.
+    Does not fire when they read different x or only some have a bias.
     """
 
     name: str = "merge_qkv"
@@ -28,17 +28,14 @@ class MergeQkv:
                 continue
             sources = [attention.inputs["q"], write.inputs["k"], write.inputs["v"]]
             linears = [op for name in sources if (op := _linear_behind(graph, name))]
-            if len({op.name for op in linears}) == 3 and self._alike(graph, linears):
+            if len({op.name for op in linears}) == 3 and self._alike(linears):
                 self._merge(edits, linears)
         return edits.result()
 
-    def _alike(self, graph: OpGraph, linears: list[Op]) -> bool:
+    def _alike(self, linears: list[Op]) -> bool:
         first = linears[0]
         return all(
-            op.inputs["x"] == first.inputs["x"]
-            and op.attrs == first.attrs
-            and op.inputs.keys() == first.inputs.keys()
-            and all(graph.value(op.inputs[port]).dtype == graph.value(first.inputs[port]).dtype for port in op.inputs)
+            op.inputs["x"] == first.inputs["x"] and op.attrs == first.attrs and op.inputs.keys() == first.inputs.keys()
             for op in linears
         )
 

@@ -1,8 +1,9 @@
-"""Makes the plan: lowers both steps, renders kernels, places activations and checks the budget."""
+"""Makes the plan: lowers both steps for each target, renders sources and places activations."""
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.attention_kernels import AttendPrefillKernel
@@ -10,18 +11,24 @@ from mlxr.compiler.codegen.kernels import Kernel
 from mlxr.compiler.codegen.render import KernelSource, Provenance, render
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.graph import OpGraph, Value
 from mlxr.compiler.ops import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.check import check_plan
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.lower import Draft, Lowering, copy_blocks_draft
+from mlxr.compiler.plan.make_cpu import make_cpu
 from mlxr.compiler.plan.memory import place_activations
-from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, MemoryPlan, Plan, Step
+from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, Plan, Step, Target
+from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.names import load_tensor_names
+
+DEFAULT_QUERY_TILE = 32
+"""Tokens of a query tile where no kernel fixes it: batches are always laid out with tiles."""
 
 
 def make_plan(
@@ -30,9 +37,10 @@ def make_plan(
     source: OpGraph,
     graphs: Mapping[StepName, OpGraph],
     geometry: Geometry,
+    targets: Sequence[Target],
     origin: Provenance,
-) -> tuple[Plan, dict[str, KernelSource]]:
-    """The plan of a spec and the kernels it launches, by name.
+) -> tuple[Plan, dict[str, str]]:
+    """The plan of a spec, and the sources that it names, by file.
 
     Args:
         spec: the spec.
@@ -40,7 +48,8 @@ def make_plan(
         source: the graph as built, for the shapes of the tensors in files.
         graphs: the ordered graph of each step.
         geometry: launch geometry.
-        origin: what the kernels say of their origin.
+        targets: what to generate code for.
+        origin: what the sources say of their origin.
 
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
@@ -49,20 +58,71 @@ def make_plan(
     # At least all sequences can decode in one step; at most all of them can be filled in one.
     max_tokens = max(sequences, min(spec.prefill_chunk, spec.model.context * sequences))
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
+    weights = _weights(spec, source, graphs.values())
+    limits = {name: _limits(spec, name, max_tokens, max_rows) for name in STEPS}
+    metal = _make_metal(arena, graphs, geometry, limits, origin) if "metal" in targets else _Metal()
+    cpu, files = None, {entry.file: metal.sources[entry.name].text for entry in metal.kernels}
+    if "cpu" in targets:
+        cpu, text = make_cpu(spec, arena, graphs, weights, limits, origin)
+        files[cpu.file] = text
+    memory = MemoryPlan(
+        weights_bytes=sum(math.prod(w.shape) * w.dtype.size_bytes for w in weights),
+        arena_bytes=arena.size_bytes,
+        activation_bytes=max((step.activation_bytes for step in metal.steps), default=0),
+        budget_bytes=spec.memory_budget,
+    )
+    plan = Plan(
+        targets=tuple(targets),
+        steps=metal.steps,
+        copy_blocks=metal.copy_blocks,
+        kernels=metal.kernels,
+        cpu=cpu,
+        weights=weights,
+        ignored_tensors=load_tensor_names(spec.model.tensor_names).ignored_for(spec.model),
+        arena=arena,
+        memory=cpu.memory if cpu and "metal" not in targets else memory,
+        vocab_size=spec.model.vocab_size,
+        num_layers=spec.model.num_layers,
+        query_tile=metal.query_tile,
+        partition=geometry.partition,
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+    )
+    check_plan(plan)
+    return plan, files
+
+
+@dataclass(frozen=True)
+class _Metal:
+    """The metal target's part of a plan."""
+
+    steps: tuple[Step, ...] = ()
+    copy_blocks: Launch | None = None
+    kernels: tuple[KernelEntry, ...] = ()
+    sources: Mapping[str, KernelSource] = field(default_factory=dict)
+    query_tile: int = DEFAULT_QUERY_TILE
+
+
+def _make_metal(
+    arena: ArenaGeometry,
+    graphs: Mapping[StepName, OpGraph],
+    geometry: Geometry,
+    limits: Mapping[StepName, Mapping[str, int]],
+    origin: Provenance,
+) -> _Metal:
     lowerings = {name: Lowering(graphs[name], name, arena, geometry) for name in STEPS}
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
     copies = [copy_blocks_draft(arena, geometry)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
-    prefill_tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
+    tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
     steps = []
     for name in STEPS:
-        limits = _limits(spec, name, max_tokens, max_rows, prefill_tile)
-        lowering = lowerings[name]
         shapes: dict[str, tuple[Shape, DType]] = {
             v.name: (v.shape, v.dtype) for v in graphs[name].values if v.role == "activation"
-        } | {s.name: (s.shape, s.dtype) for s in lowering.scratch}
+        } | {s.name: (s.shape, s.dtype) for s in lowerings[name].scratch}
         kept = [out for out in graphs[name].outputs if out in shapes]
-        buffers, total = place_activations(drafts[name], shapes, limits, kept)
+        tiles = -(-limits[name]["tokens"] // tile) + limits[name]["seqs"]
+        buffers, total = place_activations(drafts[name], shapes, {**limits[name], "tiles": tiles}, kept)
         launches = tuple(_launch(draft, kernels[draft.kernel]) for draft in drafts[name])
         steps.append(
             Step(
@@ -73,36 +133,15 @@ def make_plan(
                 outputs=graphs[name].outputs,
             )
         )
-    weights = _weights(spec, source, graphs.values())
-    plan = Plan(
-        steps=tuple(steps),
-        copy_blocks=_launch(copies[0], kernels[copies[0].kernel]) if copies else None,
-        kernels=tuple(kernels.values()),
-        weights=weights,
-        ignored_tensors=load_tensor_names(spec.model.tensor_names).ignored_for(spec.model),
-        arena=arena,
-        memory=MemoryPlan(
-            weights_bytes=sum(math.prod(w.shape) * w.dtype.size_bytes for w in weights),
-            arena_bytes=arena.size_bytes,
-            activation_bytes=max(step.activation_bytes for step in steps),
-            budget_bytes=spec.memory_budget,
-        ),
-        vocab_size=spec.model.vocab_size,
-        num_layers=spec.model.num_layers,
-        query_tile=prefill_tile,
-        partition=geometry.partition,
-        max_tokens=max_tokens,
-        max_rows=max_rows,
-    )
-    check_plan(plan)
-    return plan, sources
+    copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None
+    return _Metal(tuple(steps), copy, tuple(kernels.values()), sources, tile)
 
 
-def _limits(spec: ModelSpec, step: StepName, max_tokens: int, max_rows: int, tile: int) -> dict[str, int]:
+def _limits(spec: ModelSpec, step: StepName, max_tokens: int, max_rows: int) -> dict[str, int]:
     seqs = spec.cache.max_sequences
     tokens = seqs if step == "decode" else max_tokens
     rows = seqs if step == "decode" else max_rows
-    return {"tokens": tokens, "seqs": seqs, "seqs+1": seqs + 1, "rows": rows, "tiles": -(-tokens // tile) + seqs}
+    return {"tokens": tokens, "seqs": seqs, "seqs+1": seqs + 1, "rows": rows}
 
 
 def _render_all(
@@ -161,12 +200,17 @@ def _weights(spec: ModelSpec, source: OpGraph, graphs: Iterable[OpGraph]) -> tup
                     gguf=in_file.gguf,
                     gguf_transform=transform,
                     heads=heads,
+                    format=_format_of(spec, part, value),
                 )
             )
         plan = WeightPlan(value.name, _numbers(value.shape), value.dtype, tuple(parts))
         if plans.setdefault(value.name, plan) != plan:
             raise PlanError(f"the steps disagree on weight {value.name!r}: {plans[value.name]} and {plan}")
     return tuple(plans.values())
+
+
+def _format_of(spec: ModelSpec, part: str, value: Value) -> WeightFormat:
+    return spec.weights.of_tensor(part) if len(value.shape) == 2 else WeightFormat(str(value.dtype))
 
 
 def _numbers(shape: Sequence[int | str]) -> tuple[int, ...]:

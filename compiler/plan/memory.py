@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.arena import ArenaGeometry, cache_row_bytes
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.ops import Shape
-from mlxr.compiler.plan.lower import Draft
-from mlxr.compiler.plan.plan import Buffer
+from mlxr.compiler.plan.record import Buffer
 from mlxr.compiler.spec.model import ModelSpec
 
 ALIGNMENT = 256
@@ -28,10 +28,8 @@ def arena_geometry(spec: ModelSpec) -> ArenaGeometry:
     if mode == "auto":
         single = cache.max_sequences == 1 and model.context <= AUTO_CONTIGUOUS_CONTEXT
         mode = "contiguous" if single and cache.num_blocks is None and cache.memory_budget is None else "paged"
-    block_bytes = 2 * math.prod(
-        (model.num_layers, cache.block_size, model.attention.num_kv_heads, model.attention.head_dim)
-    )
-    block_bytes *= DType(cache.dtype).size_bytes
+    row_bytes = cache_row_bytes(DType(cache.dtype), model.attention.head_dim)
+    block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
     wanted = per_sequence * cache.max_sequences
     blocks = cache.num_blocks or wanted
     if cache.memory_budget is not None:
@@ -62,8 +60,22 @@ def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:
     return math.prod(limits[d] if isinstance(d, str) else d for d in shape) * dtype.size_bytes
 
 
+class Binding(Protocol):
+    """What binds buffers: a launch of any target."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Buffers that it reads."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Buffers that it makes."""
+        ...
+
+
 def place_activations(
-    drafts: Sequence[Draft],
+    drafts: Sequence[Binding],
     shapes: Mapping[str, tuple[Shape, DType]],
     limits: Mapping[str, int],
     kept: Sequence[str],

@@ -8,21 +8,15 @@ exclude each other. Everything is a number except the dims of a batch.
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.dtypes import DType
+from mlxr.compiler.plan.cpu import CpuProgram
+from mlxr.compiler.plan.record import Buffer, MemoryPlan, Record
 from mlxr.compiler.plan.weights import WeightPlan
 
 BatchDim = Literal["tokens", "seqs", "rows", "tiles", "partitions", "copies", "context"]
 DIMS_ORDER: tuple[BatchDim, ...] = ("tokens", "seqs", "rows", "tiles", "partitions")
 """The elements of the `dims` buffer."""
-
-
-class Record(BaseModel):
-    """Base of the plan's records."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Extent(Record):
@@ -81,16 +75,6 @@ class KernelEntry(Record):
     threadgroup_bytes: int
 
 
-class Buffer(Record):
-    """An activation of a step; `offset_bytes` is its place in the step's activation memory."""
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: DType
-    offset_bytes: int
-    size_bytes: int
-
-
 class Launch(Record):
     """One launch of a kernel.
 
@@ -121,26 +105,22 @@ class Step(Record):
     outputs: tuple[str, ...]
 
 
-class MemoryPlan(Record):
-    """Bytes needed before anything is loaded. Activations are the larger of the two steps."""
-
-    weights_bytes: int
-    arena_bytes: int
-    activation_bytes: int
-    budget_bytes: int | None
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.weights_bytes + self.arena_bytes + self.activation_bytes
+Target = Literal["metal", "cpu"]
+TARGETS: tuple[Target, ...] = ("metal", "cpu")
 
 
 class Plan(Record):
-    """Everything a host and the runtime need besides the weights themselves."""
+    """Everything a host and the runtime need besides the weights themselves.
 
+    `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
+    `memory` is the metal target's where there is one; the hosts of each target hold the weights as theirs says.
+    """
+
+    targets: tuple[Target, ...]
     steps: tuple[Step, ...]
     copy_blocks: Launch | None
     kernels: tuple[KernelEntry, ...]
+    cpu: CpuProgram | None
     weights: tuple[WeightPlan, ...]
     ignored_tensors: tuple[str, ...]
     arena: ArenaGeometry
@@ -151,6 +131,12 @@ class Plan(Record):
     partition: int
     max_tokens: int
     max_rows: int
+
+    @property
+    def largest_memory(self) -> MemoryPlan:
+        """What the target needs that needs most."""
+        memories = (self.memory, self.cpu.memory) if self.cpu else (self.memory,)
+        return max(memories, key=lambda memory: memory.total_bytes)
 
     def step(self, name: str) -> Step:
         """The step of that name."""

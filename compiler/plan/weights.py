@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.compiler.dtypes import DType
+from mlxr.compiler.formats import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class TensorSource:
     """What undoes a GGUF file's own layout; `unpermute_rope` separates the interleaved rotary pairs of each head."""
     heads: int | None = None
     """Heads among the rows, for `unpermute_rope`."""
+    format: WeightFormat = WeightFormat.F32
+    """How the spec has it held in memory."""
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """One weight as the kernels read it."""
+    """One weight as the kernels of the metal target read it, and as the graph has its numbers."""
 
     name: str
     """Name of the buffer in the plan's launches."""

@@ -32,6 +32,8 @@ def _parse_size(value: Any) -> Any:
 Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 FloatType = Literal["f32", "f16", "bf16"]
+CacheType = Literal["f32", "f16", "bf16", "q8"]
+FormatName = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
 SizeBytes = Annotated[
     int,
     Field(ge=1, le=2**60, strict=True),

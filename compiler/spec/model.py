@@ -4,11 +4,14 @@ First stage of the pipeline. Every class is frozen and refuses unknown keys; wha
 so it cannot be accepted and ignored. Sizes are counts of elements unless the name carries a unit.
 """
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mlxr.compiler.arena import cache_row_bytes
 from mlxr.compiler.dtypes import DType
+from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.spec.architecture import (
     Attention,
     LinearScaling,
@@ -19,7 +22,16 @@ from mlxr.compiler.spec.architecture import (
     NoScaling,
     Rope,
 )
-from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FloatType, Frozen, SizeBytes
+from mlxr.compiler.spec.fields import (
+    INT32_MAX,
+    CacheType,
+    Contradictions,
+    Count,
+    FloatType,
+    FormatName,
+    Frozen,
+    SizeBytes,
+)
 
 __all__ = [
     "Attention",
@@ -48,8 +60,8 @@ class Cache(Frozen):
     """`contiguous` bakes an identity block table into the kernels (one sequence only); `auto` decides."""
     block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
     """Tokens of one block: a power of two."""
-    dtype: FloatType = "bf16"
-    """Element type of keys and values."""
+    dtype: CacheType = "bf16"
+    """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
     num_blocks: Count | None = None
@@ -84,25 +96,52 @@ class Cache(Frozen):
         return self
 
 
-class WeightFormats(Frozen):
-    """How each class of tensor is held in memory; files in other types are converted at load."""
+TensorClass = Literal["embedding", "attention", "mlp", "output", "norm"]
 
-    default: FloatType = "bf16"
+
+class WeightFormats(Frozen):
+    """How each class of tensor is held in memory.
+
+    Tensors of other float types are converted at load, and quantised ones widened; a quantised format takes tensors of
+    that very type.
+    """
+
+    default: FormatName = "bf16"
     """Format of every class that is not named."""
-    embedding: FloatType | None = None
+    embedding: FormatName | None = None
     """The embedding table; null for `default`."""
-    attention: FloatType | None = None
+    attention: FormatName | None = None
     """Query, key, value and output projections; null for `default`."""
-    mlp: FloatType | None = None
+    mlp: FormatName | None = None
     """Gate, up and down projections; null for `default`."""
-    output: FloatType | None = None
+    output: FormatName | None = None
     """The output projection; null for `default`. With tied embeddings it must equal `embedding`."""
     norm: FloatType = "f32"
     """Norm weights."""
+    tensors: dict[str, FormatName] = Field(default_factory=dict)
+    """Exceptions: a tensor's name, such as `layers.3.mlp.down`, or a pattern with * and [], to its format. The first
+    that matches counts."""
 
-    def of(self, tensor_class: Literal["embedding", "attention", "mlp", "output", "norm"]) -> DType:
+    def of(self, tensor_class: TensorClass) -> WeightFormat:
         """The format of a tensor class."""
-        return DType(getattr(self, tensor_class) or self.default)
+        return WeightFormat(getattr(self, tensor_class) or self.default)
+
+    def of_tensor(self, name: str) -> WeightFormat:
+        """The format of a matrix by its canonical name, e.g. `layers.0.attention.q`."""
+        for pattern, format_name in self.tensors.items():
+            if fnmatchcase(name, pattern):
+                return WeightFormat(format_name)
+        return self.of(_class_of(name))
+
+    def of_vector(self, name: str) -> DType:
+        """The type of a norm or bias: a bias has its matrix's class, and f32 where that is quantised."""
+        return self.of("norm" if name.endswith("norm") else _class_of(name)).dtype
+
+
+def _class_of(name: str) -> TensorClass:
+    if name in ("embedding", "output"):
+        return name  # type: ignore[return-value]
+    return "attention" if ".attention." in name else "mlp"
 
 
 class ModelSpec(Frozen):
@@ -118,6 +157,9 @@ class ModelSpec(Frozen):
     """Element type of activations between kernels; sums are always in f32."""
     weights: WeightFormats = WeightFormats()
     """Formats of the weights in memory."""
+    compute: Literal["exact", "fast"] = "fast"
+    """What a host may round: `exact` multiplies by f32 activations; `fast` lets it round them to 8 bits with a scale
+    for each 32, or to bf16, where that is faster. Sums are in f32 either way."""
     prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] = 512
     """Most prompt tokens of one step; a step in which all sequences decode may have max_sequences."""
     memory_budget: SizeBytes | None = None
@@ -126,6 +168,7 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _check(self) -> "ModelSpec":
         wrong = Contradictions()
+        self._check_formats(wrong)
         embedding, output = self.weights.of("embedding"), self.weights.of("output")
         if self.model.tie_embeddings and embedding != output:
             wrong.add(
@@ -147,6 +190,46 @@ class ModelSpec(Frozen):
             )
         wrong.refuse()
         return self
+
+    def _check_formats(self, wrong: Contradictions) -> None:
+        shapes = self.matrix_shapes()
+        for pattern in self.weights.tensors:
+            if not any(fnmatchcase(name, pattern) for name in shapes):
+                wrong.add(
+                    f"weights.tensors.{pattern}",
+                    f'"{pattern}" matches no matrix of the model',
+                    "matrices are " + ", ".join(name for name in shapes if ".0." in name or "." not in name),
+                )
+        told = set()
+        for name, (_, width) in shapes.items():
+            held = self.weights.of_tensor(name)
+            if width % held.block_elements and (held, width) not in told:
+                told.add((held, width))
+                wrong.add(
+                    "weights",
+                    f"{name} has rows of {width} elements, which {held} cannot hold: its blocks have "
+                    f"{held.block_elements}",
+                    "name another format for it in weights.tensors",
+                )
+
+    def matrix_shapes(self) -> dict[str, tuple[int, int]]:
+        """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""
+        model, attention, width = self.model, self.model.attention, self.model.mlp.intermediate_size
+        hidden, heads = model.hidden_size, attention.num_heads * attention.head_dim
+        kv_heads = attention.num_kv_heads * attention.head_dim
+        of_layer = {
+            "attention.q": (heads, hidden),
+            "attention.k": (kv_heads, hidden),
+            "attention.v": (kv_heads, hidden),
+            "attention.o": (hidden, heads),
+            "mlp.gate": (width, hidden),
+            "mlp.up": (width, hidden),
+            "mlp.down": (hidden, width),
+        }
+        found = {"embedding": (model.vocab_size, hidden)}
+        for layer in range(model.num_layers):
+            found |= {f"layers.{layer}.{role}": shape for role, shape in of_layer.items()}
+        return found if model.tie_embeddings else found | {"output": (model.vocab_size, hidden)}
 
     def _check_arena(self, wrong: Contradictions) -> None:
         cache, model = self.cache, self.model
@@ -171,8 +254,7 @@ class ModelSpec(Frozen):
             * model.num_layers
             * cache.block_size
             * model.attention.num_kv_heads
-            * model.attention.head_dim
-            * DType(cache.dtype).size_bytes
+            * cache_row_bytes(DType(cache.dtype), model.attention.head_dim)
         )
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(

@@ -1,6 +1,7 @@
 """What the hosts that launch kernels share: a batch's arrays and dims, and which launches of a step run."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,8 @@ from mlxr.runtime.batch import Batch
 Dims = Mapping[BatchDim, int]
 
 
-def step_of(plan: Plan, batch: Batch) -> Step:
-    """The program that runs a batch.
+def step_name(plan: Plan, batch: Batch) -> Literal["decode", "prefill"]:
+    """Which of the plan's two programs runs a batch.
 
     Raises:
         RequestError: the batch is larger than the plan's activation memory allows.
@@ -25,7 +26,16 @@ def step_of(plan: Plan, batch: Batch) -> Step:
             "a step of {} tokens, {} rows of logits and {} sequences".format(*wanted)
             + "; the plan's limits are {}, {} and {}".format(*limits)
         )
-    return plan.step("decode" if batch.is_decode and batch.num_rows else "prefill")
+    return "decode" if batch.is_decode and batch.num_rows else "prefill"
+
+
+def step_of(plan: Plan, batch: Batch) -> Step:
+    """The launches that run a batch.
+
+    Raises:
+        RequestError: as `step_name`.
+    """
+    return plan.step(step_name(plan, batch))
 
 
 def batch_dims(batch: Batch) -> Dims:

@@ -3,8 +3,8 @@
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +13,13 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
+from mlxr.runtime.weights.load_weights import load_weights
+from mlxr.runtime.weights.weight_file import WeightFile
+
+Logits = mx.array | npt.NDArray[np.float32]
+"""What a step returns and `Host.read` takes: [rows, vocab] f32."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is being prepared (`weights`, `kernels`), how much of it is done, and how much there is."""
 
 
 class Host(ABC):
@@ -24,6 +31,78 @@ class Host(ABC):
 
     name: ClassVar[str]
 
+    def __init__(self, artifact: Artifact, arena: Arena) -> None:
+        """Keeps what all hosts need.
+
+        Args:
+            artifact: the compiled model.
+            arena: the KV arena that every step reads and writes.
+        """
+        self.artifact = artifact
+        self.plan = artifact.plan
+        self.arena = arena
+        self.launches: Counter[str] = Counter()
+        self._tell = debug_level() >= 4
+
+    @classmethod
+    @abstractmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Loads what the host needs of a weight file, and prepares to execute.
+
+        Args:
+            artifact: the compiled model.
+            file: its weights.
+            arena: the KV arena that every step reads and writes.
+            threads: of hosts that run threads, how many; None: one for each core that this process may use.
+            progress: told of the loading.
+
+        Raises:
+            WeightsError: the weights are corrupt or of another model.
+            HostError: this machine cannot run the host, or a kernel cannot be built. (MLX builds Metal kernels at
+                their first launch: there `read` raises it.)
+        """
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Logits:
+        """Runs one batch.
+
+        Returns:
+            Logits of the batch's logit rows, [rows, vocab] f32; lazy on hosts that pipeline. For `read`.
+
+        Raises:
+            KernelFault: a kernel did something illegal (sim).
+        """
+
+    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
+        """Waits for a step's logits.
+
+        Raises:
+            HostError: the step failed on the device.
+        """
+        return np.array(logits)
+
+    def count(self, name: str, detail: object = "", times: int = 1) -> None:
+        """Counts launches; with MLXR_DEBUG=4 tells of them on standard error."""
+        self.launches[name] += times
+        if self._tell:
+            print(f"{self.name}: {name} {detail}", file=sys.stderr)
+
+    @abstractmethod
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies whole arena blocks, (source, target), in every layer, before the next step."""
+
+
+class ArrayHost(Host):
+    """A host whose weights are MLX arrays, by the names of `artifact.plan.weights`."""
+
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
         """Prepares to execute.
 
@@ -33,41 +112,32 @@ class Host(ABC):
             arena: the KV arena that every step reads and writes.
 
         Raises:
-            HostError: this machine cannot run the host, or a kernel cannot be built. (MLX builds Metal kernels at
-                their first launch: there `read` raises it.)
+            HostError: this machine cannot run the host, or a kernel cannot be built.
         """
-        self.artifact = artifact
-        self.plan = artifact.plan
+        super().__init__(artifact, arena)
         self.weights = weights
-        self.arena = arena
-        self.launches: Counter[str] = Counter()
-        self._tell = debug_level() >= 4
 
-    @abstractmethod
-    def step(self, batch: Batch) -> mx.array:
-        """Runs one batch.
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """See `Host.from_file`. These hosts have no threads to choose."""
+        return cls(artifact, read_arrays(artifact, file, progress), arena)
 
-        Returns:
-            Logits of the batch's logit rows, [rows, vocab] f32; lazy on hosts that pipeline.
 
-        Raises:
-            KernelFault: a kernel did something illegal (sim).
-        """
+def read_arrays(artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
+    """The weights of `artifact.plan.weights`, converted; see `load_weights`.
 
-    def read(self, logits: mx.array) -> npt.NDArray[np.float32]:
-        """Waits for a step's logits.
-
-        Raises:
-            HostError: the step failed on the device.
-        """
-        return np.array(logits)
-
-    def count(self, name: str, detail: object = "") -> None:
-        """Counts a launch; with MLXR_DEBUG=4 tells of it on standard error."""
-        self.launches[name] += 1
-        if self._tell:
-            print(f"{self.name}: {name} {detail}", file=sys.stderr)
-
-    @abstractmethod
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies whole arena blocks, (source, target), in every layer, before the next step."""
+    Raises:
+        WeightsError: the weights are corrupt or of another model.
+    """
+    plan = artifact.plan
+    return load_weights(
+        plan.weights, plan.ignored_tensors, file, progress and (lambda done, total: progress("weights", done, total))
+    )

@@ -16,7 +16,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, padded
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.host import ArrayHost, Logits
 from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
 
 Arrays = dict[str, mx.array]
@@ -36,13 +36,13 @@ def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Callable[..., list[
     return made
 
 
-class MetalHost(Host):
+class MetalHost(ArrayHost):
     """Runs the plan on the GPU."""
 
     name = "metal"
 
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
-        """See `Host`; MLX compiles each kernel at its first launch."""
+        """See `ArrayHost`; MLX compiles each kernel at its first launch."""
         super().__init__(artifact, weights, arena)
         self._kernels = {k.name: (k, metal_kernel(artifact, k)) for k in self.plan.kernels}
         self._graphs = {step.name: artifact.graph(step.name) for step in self.plan.steps}
@@ -72,7 +72,7 @@ class MetalHost(Host):
             mx.async_eval(token)  # type: ignore[no-untyped-call]
         return logits
 
-    def read(self, logits: mx.array) -> npt.NDArray[np.float32]:
+    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
         """Waits for a step's logits; after a failure the arena's token is a new one, so that later steps can run."""
         try:
             return super().read(logits)

@@ -9,12 +9,12 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.mlx_ops import run_graph
 from mlxr.runtime.mlx_ops.arena_view import copy_blocks
 
 
-class ReferenceHost(Host):
+class ReferenceHost(ArrayHost):
     """Runs a graph of the artifact as MLX ops, one per op, in program order.
 
     Arena accesses happen in place and at once; the logits it returns are evaluated. `launches` counts kinds of ops.

@@ -1,40 +1,66 @@
 """Chooses a host by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import TARGETS, Artifact, Target
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.names import HOSTS
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_NEEDS: dict[str, Target] = {"metal": "metal", "sim": "metal", "cpu": "cpu"}
 
 
-def resolve_host(name: str) -> str:
-    """A host's name, `auto` resolved: metal where there is one, else sim.
+def resolve_host(name: str, targets: Collection[Target] = TARGETS) -> str:
+    """A host's name, `auto` resolved: metal where there is one, else cpu.
+
+    Args:
+        name: `auto` or one of HOSTS.
+        targets: what the artifact has code for; `auto` chooses among the hosts that run it.
 
     Raises:
         HostError: there is no host of that name.
     """
     if name == "auto":
-        return "metal" if mx.metal.is_available() else "sim"
+        return "metal" if mx.metal.is_available() and "metal" in targets else "cpu"
     if name not in HOSTS:
         raise HostError(f"there is no host {name!r}; hosts are auto, {', '.join(HOSTS)}")
     return name
 
 
-def check_host(name: str) -> None:
+def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | None = None) -> None:
     """Finds out, before anything is loaded, whether a host can run here.
 
+    Args:
+        name: `auto` or one of HOSTS.
+        targets: what the artifact has code for.
+        threads: how many threads it shall run.
+
     Raises:
-        HostError: it cannot, or there is none of that name.
+        HostError: it cannot, there is none of that name, or it cannot run so many threads.
     """
-    name = resolve_host(name)
+    wanted, name = name, resolve_host(name, targets)
+    if name in _NEEDS and _NEEDS[name] not in targets:
+        raise HostError(
+            f"host {name} needs an artifact with target {_NEEDS[name]}; this one has {', '.join(targets)}: compile the "
+            f"spec with --target {_NEEDS[name]}" + ("" if wanted == "auto" else ", or use --host auto")
+        )
     if name == "metal" and not mx.metal.is_available():
-        raise HostError("host metal needs an Apple silicon Mac; use --host sim or --host reference here")
+        raise HostError("host metal needs an Apple silicon Mac; use --host cpu here")
+    if threads is not None and name != "cpu":
+        raise HostError(f"the number of threads is for host cpu; host {name} takes none")
+    if name == "cpu":
+        from mlxr.runtime.hosts.cpu.threads import num_threads  # noqa: PLC0415 (only where it is used)
+        from mlxr.runtime.hosts.cpu.toolchain import find_compilers, no_compiler  # noqa: PLC0415
+
+        num_threads(threads)
+        if not find_compilers():
+            raise no_compiler()
     if name == "sim":
-        from mlxr.runtime.hosts.sim.toolchain import find_toolchain  # noqa: PLC0415 (only where it is used)
+        from mlxr.runtime.hosts.sim.toolchain import find_toolchain  # noqa: PLC0415
 
         find_toolchain()
 
@@ -42,31 +68,45 @@ def check_host(name: str) -> None:
 def make_host(
     name: str,
     artifact: Artifact,
-    weights: Mapping[str, mx.array],
+    file: WeightFile,
     arena: Arena,
-    progress: Callable[[int, int], None] | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Host:
-    """The host of that name, ready to run.
+    """The host of that name, its weights loaded, ready to run.
 
     Args:
         name: `auto` or one of HOSTS.
         artifact: the compiled model.
-        weights: packed weights.
+        file: its weights.
         arena: the KV arena.
-        progress: called with (kernels ready, kernels in all) by hosts that compile them beforehand.
+        threads: how many threads host cpu runs; None: one for each core that this process may use.
+        progress: told of the loading.
 
     Raises:
+        WeightsError: the weights are corrupt or of another model.
         HostError: there is no such host, this machine cannot run it, or a kernel cannot be built.
     """
-    name = resolve_host(name)
+    return _host_class(resolve_host(name, artifact.plan.targets)).from_file(
+        artifact, file, arena, threads=threads, progress=progress
+    )
+
+
+def _host_class(name: str) -> type[Host]:
+    # Imported when wanted: each needs what not every machine has.
     if name == "metal":
-        from mlxr.runtime.hosts.metal import MetalHost  # noqa: PLC0415 (only where there is a GPU)
+        from mlxr.runtime.hosts.metal import MetalHost  # noqa: PLC0415
 
-        return MetalHost(artifact, weights, arena)
+        return MetalHost
+    if name == "cpu":
+        from mlxr.runtime.hosts.cpu_host import CpuHost  # noqa: PLC0415
+
+        return CpuHost
     if name == "sim":
-        from mlxr.runtime.hosts.sim_host import SimHost  # noqa: PLC0415 (needs a compiler)
+        from mlxr.runtime.hosts.sim_host import SimHost  # noqa: PLC0415
 
-        return SimHost(artifact, weights, arena, progress)
+        return SimHost
     from mlxr.runtime.hosts.reference import ReferenceHost  # noqa: PLC0415
 
-    return ReferenceHost(artifact, weights, arena)
+    return ReferenceHost

@@ -6,6 +6,7 @@ shows as NaN. The arena is the same MLX arrays as on the GPU, written in place.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -14,16 +15,15 @@ from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.host import ArrayHost, Progress, read_arrays
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
+from mlxr.runtime.weights.weight_file import WeightFile
 
 _MOST_LAYOUTS = 64
 _MOST_INPUTS = 4096
 
-Progress = Callable[[int, int], None]
 
-
-class SimHost(Host):
+class SimHost(ArrayHost):
     """Runs the plan's kernels one after another, each to its end."""
 
     name = "sim"
@@ -33,9 +33,9 @@ class SimHost(Host):
         artifact: Artifact,
         weights: Mapping[str, mx.array],
         arena: Arena,
-        progress: Progress | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """See `Host`. Kernels are compiled, or taken from the cache, before this returns.
+        """See `ArrayHost`. Kernels are compiled, or taken from the cache, before this returns.
 
         Args:
             artifact: the compiled model.
@@ -62,6 +62,20 @@ class SimHost(Host):
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """See `Host.from_file`."""
+        weights = read_arrays(artifact, file, progress)
+        return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
 
     def step(self, batch: Batch) -> mx.array:
         """Runs one batch to its end."""

@@ -9,7 +9,7 @@ from mlxr.runtime.mlx_arrays import Bits, as_bits
 
 
 def layer_rows(array: mx.array, layout: str, layer: int) -> Bits:
-    """One layer of K or V: [blocks, block_size, kv_heads, head_dim], u16 or u32 bits."""
+    """One layer of K or V: [blocks, block_size, kv_heads, row_elements], as bits."""
     view = as_bits(array)
     assert view.flags.writeable and view.flags.c_contiguous, "a view of the arena must be the arena itself"
     return view[:, layer] if layout == "block" else view[layer]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.mlx_ops.arena_view import layer_rows
+from mlxr.runtime.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.mlx_ops.types import Attrs, Inputs, Outputs, f32
 
 
@@ -80,9 +80,9 @@ def _store(k: mx.array, v: mx.array, inputs: Inputs, attrs: Attrs, arena: Arena 
     slots = _indices(inputs["slots"])
     blocks, offsets = slots // geometry.block_size, slots % geometry.block_size
     for array, new in ((arena.k, k), (arena.v, v)):
-        heads = new.reshape(-1, geometry.num_kv_heads, geometry.head_dim).astype(MLX_DTYPES[geometry.dtype])
+        heads = new.reshape(-1, geometry.num_kv_heads, geometry.head_dim)
         rows = layer_rows(array, geometry.layout, attrs["layer"])
-        rows[blocks, offsets] = as_bits(heads)
+        rows[blocks, offsets] = encode_rows(heads, str(geometry.dtype))
     return _token(inputs)
 
 
@@ -103,8 +103,8 @@ def _context(arena: Arena, array: mx.array, layer: int, table: npt.NDArray[np.in
     num_blocks = -(-context // geometry.block_size)
     blocks = np.arange(num_blocks) if geometry.mode == "contiguous" else table[:num_blocks]
     rows = layer_rows(array, geometry.layout, layer)[blocks]
-    rows = rows.reshape(-1, geometry.num_kv_heads, geometry.head_dim)[:context]
-    return f32(mx.array(rows).view(MLX_DTYPES[geometry.dtype])).transpose(1, 0, 2)
+    rows = rows.reshape(-1, geometry.num_kv_heads, geometry.row_elements)[:context]
+    return decode_rows(rows, str(geometry.dtype)).transpose(1, 0, 2)
 
 
 def _attend_one(q: mx.array, k: mx.array, v: mx.array, positions: mx.array, attrs: Attrs) -> mx.array:

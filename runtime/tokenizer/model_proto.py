@@ -6,16 +6,17 @@ package for what is a dozen lines.
 Source: sentencepiece_model.proto for the field numbers, https://protobuf.dev/programming-guides/encoding for the wire.
 """
 
+import functools
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _BPE = 2
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One piece of a vocabulary."""
 
     text: str
@@ -63,11 +64,14 @@ def _integer(field: int, value: int) -> bytes:
     return _tag(field, _VARINT) + _varint(value)
 
 
+@functools.cache
 def _tag(field: int, wire_type: int) -> bytes:
     return _varint(field << 3 | wire_type)
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]  # nearly always: a vocabulary is written at every start
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)

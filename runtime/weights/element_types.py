@@ -74,6 +74,12 @@ def gguf_type(number: int) -> ElementType | None:
     return ElementType(kind.name, block_elements, block_bytes)
 
 
+def gguf_type_named(name: str) -> ElementType:
+    """The element type that GGUF calls `name`, e.g. `BF16` or `Q4_K`, which must exist."""
+    kind = GGMLQuantizationType[name]
+    return ElementType(kind.name, *GGML_QUANT_SIZES[kind])
+
+
 @cache
 def _can_dequantise(name: str) -> bool:
     kind = GGMLQuantizationType.__members__.get(name)

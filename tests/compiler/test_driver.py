@@ -49,7 +49,7 @@ def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
 
 def test_advice_keeps_the_arena_that_the_spec_fixes() -> None:
     cache = {"max_sequences": 4, "num_blocks": 200}
-    whole = compile_spec(storyteller_spec(cache=cache)).artifact.plan.memory
+    whole = compile_spec(storyteller_spec(cache=cache)).artifact.plan.largest_memory
     budget = whole.total_bytes - whole.arena_bytes // 2
     with pytest.raises(BudgetError, match=r"the largest that fits: cache.num_blocks (\d+)$") as error:
         compile_spec(storyteller_spec(cache=cache, memory_budget=budget))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 import mlxr
 from mlxr_tests.arena_steps import NUM_STEPS
@@ -28,17 +29,21 @@ def figures(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_200_queued_steps_make_no_copy_of_the_arena() -> None:
-    found = figures()
+@pytest.mark.parametrize("host", ["sim", "cpu"])
+def test_200_queued_steps_make_no_copy_of_the_arena(host: str) -> None:
+    found = figures(host)
     one_copy = found["arena_bytes"] // 2
     assert found["mlx_growth_bytes"] < one_copy // 4
     assert found["rss_growth_bytes"] < one_copy // 4
     assert found["is_in_place"]
-    assert found["accesses"] == NUM_STEPS * found["num_layers"], "each access of the arena adds one to its token"
+    if host == "sim":
+        assert found["accesses"] == NUM_STEPS * found["num_layers"], "each access of the arena adds one to its token"
+    assert found["launches"] >= NUM_STEPS * 5 * found["num_layers"]
 
 
-def test_a_copy_would_show_in_the_resident_size() -> None:
-    found = figures("--copy")
+@pytest.mark.parametrize("host", ["sim", "cpu"])
+def test_a_copy_would_show_in_the_resident_size(host: str) -> None:
+    found = figures(host, "--copy")
     assert found["rss_growth_bytes"] >= found["arena_bytes"] // 2 * 3 // 4
 
 

@@ -11,7 +11,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.runtime.sampling import Sampler
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, storyteller_spec
 
-HOSTS = ("sim", "reference")
+HOSTS = ("sim", "cpu", "reference")
 Storyteller = Callable[[str, str], mlxr.Model]
 
 

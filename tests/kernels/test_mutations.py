@@ -41,7 +41,7 @@ def every_kernel(artifact):
 
 def test_unharmed():
     pair = every_kernel(SMALL)
-    assert set(pair.sim.launches) == {k.name for k in SMALL.plan.kernels}
+    assert set(pair.host.launches) == {k.name for k in SMALL.plan.kernels}
 
 
 @pytest.mark.parametrize("label", [k.label for k in SMALL.plan.kernels])

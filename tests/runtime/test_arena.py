@@ -10,6 +10,7 @@ from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import ArenaError
 from mlxr.runtime.arena import Arena
+from mlxr.runtime.mlx_arrays import as_bits
 
 GEOMETRY = ArenaGeometry(
     layout="block",
@@ -57,6 +58,16 @@ def test_addresses_never_move_while_the_arena_is_read(dtype):
     assert arena.token.tolist() == [5] * 8
     k, v = before
     assert abs(k - v) >= arena.k.nbytes, "K and V overlap"
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("block", (7, 3, 4, 2, 36)), ("layer", (3, 7, 4, 2, 36))])
+def test_q8_rows_hold_their_scale(layout, shape):
+    geometry = replace(GEOMETRY, layout=layout, dtype=DType.Q8)
+    arena = Arena(geometry)
+    assert geometry.shape == arena.k.shape == arena.v.shape == shape
+    assert geometry.row_bytes == geometry.row_elements == 36
+    assert arena.k.nbytes + arena.v.nbytes == geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 36
+    assert as_bits(arena.k).dtype == np.uint8 and as_bits(arena.k).flags.writeable
 
 
 def test_addresses_are_where_the_bytes_are():

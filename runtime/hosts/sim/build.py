@@ -3,27 +3,22 @@
     prelude + text + entry -> clang -> LLVM IR -> instrument -> clang -> object -+-> library
                                                            checks, conversions -+
 
-A cache entry's name hashes everything that decides its content, this package's sources included; an entry appears whole
-or not at all (written under another name, then renamed), so several processes may build the same one at once. Entries
-damaged on disk are built anew, once.
+A cache entry's name hashes everything that decides its content, this package's sources included. Entries damaged on
+disk are built anew, once.
 """
 
 import functools
-import hashlib
-import os
 import re
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
-from mlxr.compiler.errors import HostError, MlxrError
-from mlxr.runtime.cache_folder import cache_folder
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+from mlxr.runtime.hosts.run_compiler import run_compiler
 from mlxr.runtime.hosts.sim.instrument import instrument
 from mlxr.runtime.hosts.sim.qualifiers import require_address_spaces
 from mlxr.runtime.hosts.sim.signature import Signature, without_comments
@@ -58,6 +53,7 @@ _CONVERSIONS = _Part(("sim_conversions.c",), "conversions.o", ("-c",))
 # have this much; what remains is for the runtime, the C library and signal handlers.
 _STACK_LIMIT = 65536
 
+_cache = LibraryCache("sim")
 _repair = threading.RLock()  # one thread at a time removes and rebuilds what is damaged
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:metal_\w+|simd/simd\.h)>[^\n]*$", re.MULTILINE)
@@ -81,15 +77,7 @@ def library_folder() -> Path:
     Raises:
         HostError: the folder cannot be made.
     """
-    try:
-        folder = cache_folder("sim")
-    except MlxrError as error:
-        raise HostError(f"sim: {error}") from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    return folder
+    return _cache.folder()
 
 
 def load_runtime(load: Callable[[Path], L]) -> L:
@@ -124,7 +112,7 @@ def _load_sound(
         try:
             return load(build())  # another thread may have been here
         except OSError:
-            _remove(entries())
+            _cache.remove(entries())
         try:
             return load(build())
         except OSError as error:
@@ -151,11 +139,11 @@ def build_kernel(text: str, signature: Signature) -> Path:
             line numbers of the text).
     """
     target = _kernel_path(text, signature)
-    if _is_sound(target):
+    if _cache.read(target) is not None:
         return target
     require_address_spaces(without_comments(text), signature.name)
     toolchain = find_toolchain()
-    with _workspace(target.parent) as work:
+    with _cache.workspace() as work:
         what = f"kernel {signature.name!r}"
         source = f"{signature.name}.metal"
         (work / "kernel.clcpp").write_text(_translation_unit(text, signature, source), "utf-8")
@@ -167,7 +155,7 @@ def build_kernel(text: str, signature: Signature) -> Path:
         _run([*command, "checked.ll", "-o", "kernel.o"], work, what)
         _require_stack(work / "kernel.su", what)
         _link(work, what)
-        _publish(work / "kernel.so", target)
+        _cache.publish(work / "kernel.so", target)
     return target
 
 
@@ -182,7 +170,7 @@ def _link(work: Path, what: str) -> None:
         link()
     except HostError:
         with _repair:
-            _remove([_part_path(part) for part in (_CHECKS, _CONVERSIONS)])
+            _cache.remove([_part_path(part) for part in (_CHECKS, _CONVERSIONS)])
             link()
 
 
@@ -205,7 +193,7 @@ def _require_stack(usage: Path, what: str) -> None:
 def _kernel_path(text: str, signature: Signature) -> Path:
     toolchain = find_toolchain()
     parts = (_CHECKS, _CONVERSIONS, _RUNTIME)
-    digest = _digest(
+    key = digest(
         toolchain.identity,
         *toolchain.cc,
         *KERNEL_FLAGS,
@@ -217,60 +205,29 @@ def _kernel_path(text: str, signature: Signature) -> Path:
         repr(signature),
         text,
     )
-    return library_folder() / f"{signature.name[:80]}-{digest}.so"
+    return library_folder() / f"{signature.name[:80]}-{key}.so"
 
 
 def _part_path(part: _Part) -> Path:
     toolchain = find_toolchain()
     texts = (template(name) for name in part.sources)
-    digest = _digest(toolchain.identity, *toolchain.cc, *RUNTIME_FLAGS, *part.flags, *texts)
+    key = digest(toolchain.identity, *toolchain.cc, *RUNTIME_FLAGS, *part.flags, *texts)
     stem, _, suffix = part.output.partition(".")
-    return library_folder() / f"{stem}-{digest}.{suffix}"
+    return library_folder() / f"{stem}-{key}.{suffix}"
 
 
 def _build_part(part: _Part) -> Path:
     """One of our own parts, compiled on first use."""
     target = _part_path(part)
-    if not _is_sound(target):
-        with _workspace(target.parent) as work:
+    if _cache.read(target) is None:
+        with _cache.workspace() as work:
             for name in part.sources:
                 (work / name).write_text(template(name), "utf-8")
             names = [name for name in part.sources if name.endswith(".c")]
             command = [*find_toolchain().cc, *RUNTIME_FLAGS, *part.flags, *names, "-o", part.output]
             _run(command, work, f"its own {part.output}")
-            _publish(work / part.output, target)
+            _cache.publish(work / part.output, target)
     return target
-
-
-def _publish(built: Path, target: Path) -> None:
-    """Gives a file its name in the cache when all of it is on disk, and puts its hash beside it."""
-    with built.open("rb") as file:
-        os.fsync(file.fileno())
-    digest = built.with_name("digest")
-    digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), "utf-8")
-    _digest_path(target).parent.mkdir(exist_ok=True)
-    digest.replace(_digest_path(target))
-    built.replace(target)
-
-
-def _is_sound(target: Path) -> bool:
-    """Whether the cache has an entry, whole. The loader would map a truncated library and die of it."""
-    try:
-        return hashlib.sha256(target.read_bytes()).hexdigest() == _digest_path(target).read_text("utf-8")
-    except (OSError, ValueError):
-        return False
-
-
-def _digest_path(target: Path) -> Path:
-    return target.parent / "sha256" / target.name
-
-
-def _remove(entries: Sequence[Path]) -> None:
-    for path in entries:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HostError(f"sim: cannot remove the damaged {path}: {error}; remove it by hand") from error
 
 
 def _translation_unit(text: str, signature: Signature, source: str) -> str:
@@ -286,37 +243,10 @@ def _translation_unit(text: str, signature: Signature, source: str) -> str:
     return f'{prelude}\n#line 1 "{source}"\n{body}\n#line 1 "entry"\n{entry}'
 
 
-def _digest(*parts: str) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{len(part)}:".encode())
-        digest.update(part.encode())
-    return digest.hexdigest()[:32]
-
-
-@contextmanager
-def _workspace(folder: Path) -> Iterator[Path]:
-    """A folder to build in, on the file system of the cache so that a rename suffices."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
-            yield Path(work)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> HostError:
-    return HostError(
-        f"sim: cannot write to the cache folder {folder}: {error}; set MLXR_CACHE_DIR to a folder that can be written"
-    )
-
-
 def _run(command: Sequence[str], folder: Path, what: str) -> None:
-    environment = dict(os.environ)
-    if not environment.keys() & {"HOME", "XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"}:
-        environment["ZIG_GLOBAL_CACHE_DIR"] = str(folder.parent / "zig")  # zig has no other place for its own files
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:
+    failure = run_compiler(command, folder)
+    if failure is not None:
         hint = ""
-        if "local address space" in result.stderr:
+        if "local address space" in failure:
             hint = "\nsim: declare threadgroup arrays with MLXR_THREADGROUP(type, name, count)"
-        raise HostError(f"sim: cannot compile {what}:\n{result.stderr.strip()}{hint}\ncommand: {' '.join(command)}")
+        raise HostError(f"sim: cannot compile {what}:\n{failure}{hint}\ncommand: {' '.join(command)}")

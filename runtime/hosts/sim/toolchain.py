@@ -5,7 +5,6 @@ any platform. Kernels are compiled as C++ for OpenCL; the C runtime as C11.
 """
 
 import functools
-import importlib.util
 import os
 import platform
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.run_compiler import zig_executable
 
 _OLDEST = 17
 _OLDEST_APPLE = 16  # Apple numbers its clang apart; 16 is made from LLVM 17
@@ -125,7 +125,7 @@ def _find(override: str | None, path: str | None) -> Toolchain:
         command = shutil.which(name, path=path)
         if command and (version := _clang_version((command,))):
             return _system(command, version)
-    zig = _zig()
+    zig = zig_executable()
     version = _clang_version((zig, "clang")) if zig else None
     if zig is None or version is None:
         raise HostError(f"sim needs clang {_OLDEST} or newer and found none; this installs one: {INSTALL}")
@@ -142,16 +142,6 @@ def _system(command: str, version: str) -> Toolchain:
     else:
         linker = (command, "-shared", "-nostdlib", "-Wl,--strip-all", "-Wl,-z,noexecstack")
     return Toolchain((command,), (command,), linker, version, _machine())
-
-
-def _zig() -> str | None:
-    """The zig executable inside the `ziglang` wheel of this Python."""
-    spec = importlib.util.find_spec("ziglang")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        zig = Path(folder) / "zig"
-        if zig.is_file():
-            return str(zig)
-    return None
 
 
 def _clang_version(command: Sequence[str]) -> str | None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from mlxr.cli.model_source import resolve_artifact
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import TARGETS, Artifact
+from mlxr.compiler.errors import ArtifactError
+from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
 from mlxr.inspect.report import report
@@ -27,10 +29,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("model", metavar="MODEL", help="an artifact folder, a spec file, or a bundled model's name")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--kernel", metavar="NAME", help="show the Metal source of a kernel, by its name or label")
+    shown.add_argument("--kernel", metavar="NAME", help="show the source of a kernel, by its name or label")
     shown.add_argument("--graph", metavar="FILE.svg", type=Path, help="draw the op graph before and after fusion")
     shown.add_argument(
         "--all-launches", action="store_true", help="show every launch instead of folding layers that are alike"
+    )
+    parser.add_argument(
+        "--target", choices=TARGETS, help="whose launches or kernel to show (default: metal where the artifact has it)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -44,8 +49,11 @@ def run(args: argparse.Namespace) -> int:
         MlxrError: the picture cannot be written.
     """
     artifact, _ = resolve_artifact(args.model)
+    target = args.target or artifact.plan.targets[0]
+    if target not in artifact.plan.targets:
+        raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
     if args.kernel is not None:
-        sys.stdout.write(_kernel(artifact, args.kernel, args.json))
+        sys.stdout.write(_kernel(artifact, args.kernel, target, args.json))
     elif args.graph is not None:
         write_picture(draw_graphs(artifact), args.graph)
         if args.json:
@@ -53,14 +61,18 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(f"wrote {args.graph}", file=sys.stderr)
     elif args.json:
-        print(json.dumps(report_json(artifact), indent=1))
+        print(json.dumps(report_json(artifact) if target == "metal" else cpu_json(artifact), indent=1))
     else:
         width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
-        sys.stdout.write(report(artifact, width, Ink(_colour()), args.all_launches))
+        show = report if target == "metal" else cpu_report
+        sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches))
     return 0
 
 
-def _kernel(artifact: Artifact, name: str, as_json: bool) -> str:
+def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
+    if target == "cpu":
+        entry_json, text = cpu_function(artifact, name)
+        return json.dumps(entry_json | {"source": text}, indent=1) + "\n" if as_json else text
     entry = artifact.kernel_entry(name)
     text = artifact.kernel_text(entry.name)
     if as_json:

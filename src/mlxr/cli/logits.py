@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxr.cli.model_source import add_model_arguments, load_model
+from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
 from mlxr.compiler.errors import MlxrError, RequestError
 
 
@@ -20,6 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Write the logits after each given token: [tokens, vocab] f32, a .npy file.",
     )
     add_model_arguments(parser)
+    add_context_argument(parser)
     parser.add_argument("--tokens", required=True, metavar='"1 403 27"', help="token ids, by spaces or commas")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.npy", help="where to write them")
     parser.set_defaults(run=run)

@@ -1,17 +1,18 @@
-"""What MODEL means on the command line: an artifact folder, a spec file, or a bundled model's name."""
+"""What MODEL means on the command line: an artifact, a spec, a bundled model's name, or a model's own files."""
 
 import argparse
 import hashlib
 import sys
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mlxr.compiler.artifact import Artifact, ModelSpec, load_artifact
-from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import MlxrError, WeightsError
+from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
+from mlxr.compiler.importers.imported import DEFAULT_CONTEXT, ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
-from mlxr.compiler.spec.load import dump_spec, load_spec
+from mlxr.compiler.spec.load import dump_spec, load_spec, parse_spec
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.names import HOST_NAMES
@@ -19,56 +20,138 @@ from mlxr.runtime.hosts.names import HOST_NAMES
 if TYPE_CHECKING:
     from mlxr.runtime.model import Model
 
+MODEL_HELP = "an artifact folder, a spec file, a bundled model's name, a .gguf file, or a Hugging Face folder"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What options change of MODEL's spec.
+
+    Attributes:
+        context: longest sequence; None: as the spec says, or the importer.
+        needed_context: of a model that is imported, at least this.
+        sequences: at least so many at once.
+        compute: None: as the spec says.
+    """
+
+    context: int | None = None
+    needed_context: int = 1
+    sequences: int = 1
+    compute: Literal["exact", "fast"] | None = None
+
+
+NO_CHANGES = Changes()
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which model to load, and where to run it."""
-    parser.add_argument("model", metavar="MODEL", help="an artifact folder, a spec file, or a bundled model's name")
+    """The arguments that say which model to load, and where and how to run it."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--weights", metavar="W", help="a .gguf or .safetensors file, or a folder of them")
     parser.add_argument("--tokenizer", metavar="T", help="a tokenizer.model, if it is not in or beside the weights")
     parser.add_argument(
         "--host",
         default="auto",
         choices=HOST_NAMES,
-        help="where to run: metal (Apple silicon), sim (the same kernels on any CPU), reference (MLX ops)",
+        help="where to run: metal (Apple silicon), cpu (C made for this CPU), sim (the Metal kernels, checked, on any "
+        "CPU), reference (MLX ops)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (one for each core)")
+    parser.add_argument(
+        "--compute",
+        choices=("exact", "fast"),
+        help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (as the spec says, else fast)",
     )
 
 
-def load_model(args: argparse.Namespace) -> "Model":
+def add_context_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says how long a sequence may be."""
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help=f"longest sequence (as the spec says; of .gguf files and folders the model's own, at most "
+        f"{DEFAULT_CONTEXT}, because the whole cache is allocated)",
+    )
+
+
+def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
     """The model that the arguments name, loaded.
+
+    Args:
+        args: of `add_model_arguments`, and perhaps of `add_context_argument`.
+        needed: what the command itself must have; context and compute are those of the arguments.
 
     Raises:
         MlxrError: it cannot be found, compiled or loaded.
     """
     from mlxr.runtime.model import Model  # noqa: PLC0415 (loads MLX: only for commands that run a model)
 
-    artifact, bundled = resolve_artifact(args.model)
+    context = getattr(args, "context", None)
+    if context is not None and context < 1:
+        raise RequestError(f"--context is {context}; expected at least 1")
+    changes = Changes(context, needed.needed_context, needed.sequences, args.compute)
+    artifact, bundled = resolve_artifact(args.model, changes)
     weights = args.weights or bundled
     if weights is None:
         raise WeightsError(f"{args.model} comes without weights: name them with --weights FILE")
     show = _Progress()
     try:
-        return Model(artifact, weights, host=args.host, tokenizer=args.tokenizer, progress=show)
+        return Model(artifact, weights, host=args.host, tokenizer=args.tokenizer, threads=args.threads, progress=show)
     finally:
         show.clear()
 
 
-def resolve_artifact(name: str) -> tuple[Artifact, Path | None]:
-    """The artifact of MODEL (compiled now or found in the cache), and the weights bundled with it, if any."""
+def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact, Path | None]:
+    """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
+
+    An artifact that is not as the changes ask is compiled again, from its own spec.
+
+    Raises:
+        MlxrError: there is no such model, or it cannot be compiled with these changes.
+    """
     path = Path(name)
-    if name not in bundled_specs() and path.is_dir():
-        return load_artifact(path), None
+    if name not in bundled_specs():
+        from mlxr.cli.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+
+        if is_model_file(path):
+            options = ImportOptions(
+                changes.context, changes.needed_context, changes.sequences, changes.compute or "fast"
+            )
+            imported, weights = import_model(path, options)
+            for note in imported.notes:
+                print(f"note: {name}: {note}", file=sys.stderr)
+            return _cached(imported.spec), weights
+        if path.is_dir():
+            artifact = load_artifact(path)
+            spec = _changed(artifact.spec, changes)
+            return (artifact if spec == artifact.spec else _cached(spec)), None
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
-    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return _cached(f"{spec.name}-{key}", spec), bundled if bundled.is_file() else None
+    return _cached(_changed(spec, changes)), bundled if bundled.is_file() else None
 
 
-def _cached(entry: str, spec: ModelSpec) -> Artifact:
+def _changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
+    """The spec with the changes that were asked for, checked anew."""
+    model, cache = spec.model, spec.cache
+    if changes.context is not None:
+        model = model.model_copy(update={"context": changes.context})
+    if changes.sequences > cache.max_sequences:
+        cache = cache.model_copy(update={"max_sequences": changes.sequences})
+    update = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
+    changed = spec.model_copy(update=update)
+    return spec if changed == spec else parse_spec(dump_spec(changed), f"{spec.name}, as the options change it")
+
+
+def _cached(spec: ModelSpec) -> Artifact:
     """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
+    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
+    entry = f"{spec.name}-{key}"
     try:
         return load_artifact(cache_folder("artifacts") / entry)
     except (MlxrError, OSError):
+        from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
+
         artifact = compile_spec(spec).artifact
     try:
         artifact.write(cache_folder("artifacts") / entry)
@@ -80,7 +163,12 @@ def _cached(entry: str, spec: ModelSpec) -> Artifact:
 def _compiler_digest() -> str:
     """A hash of all that decides what a spec compiles to: after a change of a template the cache holds nothing."""
     digest = hashlib.sha256(VERSION.encode())
-    for package, pattern in (("mlxr.compiler", "*.py"), ("mlxr.templates", "*.jinja"), ("mlxr.models", "families/*")):
+    for package, pattern in (
+        ("mlxr.compiler", "*.py"),
+        ("mlxr.templates", "*.jinja"),
+        ("mlxr.templates", "*.h"),
+        ("mlxr.models", "families/*"),
+    ):
         folder = Path(str(resources.files(package)))
         for path in sorted(folder.rglob(pattern)):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())

@@ -5,7 +5,7 @@ import io
 import json
 import sys
 
-from mlxr.cli.model_source import add_model_arguments, load_model
+from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.generate import Completion, Generation
 from mlxr.runtime.model import Model
@@ -16,6 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Adds the command."""
     parser = commands.add_parser("run", help="generate text", description="Generate text from a prompt, as it comes.")
     add_model_arguments(parser)
+    add_context_argument(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, standard input is read")
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: the most probable token (0)")
@@ -89,7 +90,9 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
 def _launches(model: Model) -> dict[str, int]:
     """A count for each kernel that was launched, in the order of the plan."""
     counts = model.host.launches
-    order = [kernel.name for kernel in model.artifact.plan.kernels]
+    plan = model.artifact.plan
+    order = [kernel.name for kernel in plan.kernels]
+    order += [kernel.name for kernel in plan.cpu.kernels] if plan.cpu else []
     return {name: counts[name] for name in [*order, *sorted(set(counts) - set(order))] if counts[name]}
 
 

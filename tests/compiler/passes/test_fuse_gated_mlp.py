@@ -52,12 +52,13 @@ def test_must_not_fire_for_different_inputs() -> None:
     check_silent(FuseGatedMlp(), edited(small_graph(), f"{PREFIX}.up_projected", inputs={"x": "embedded"}))
 
 
-def test_must_not_fire_for_weights_of_different_types() -> None:
-    check_silent(FuseGatedMlp(), retyped(small_graph(), f"{PREFIX}.up", "f16"))
-
-
-def test_must_not_fire_for_biases_of_different_types() -> None:
-    check_silent(FuseGatedMlp(), retyped(small_graph(model__mlp__bias=True), f"{PREFIX}.gate_bias", "f16"))
+def test_weights_and_biases_of_different_types_merge_as_f32() -> None:
+    """f32 holds the numbers of every other type; what is stored is each part's own business."""
+    graph = small_graph(model__mlp__bias=True, weights={"default": "bf16"})
+    alike = fires(FuseGatedMlp(), graph)
+    assert {str(alike.value(f"{PREFIX}.{name}").dtype) for name in ("gate_up", "gate_up_bias")} == {"bf16"}
+    mixed = fires(FuseGatedMlp(), retyped(retyped(graph, f"{PREFIX}.up", "f16"), f"{PREFIX}.gate_bias", "f32"))
+    assert {str(mixed.value(f"{PREFIX}.{name}").dtype) for name in ("gate_up", "gate_up_bias")} == {"f32"}
 
 
 @pytest.mark.parametrize("part", ["gate", "up"])

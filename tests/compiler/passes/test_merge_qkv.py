@@ -57,14 +57,20 @@ def test_must_not_fire_for_different_inputs() -> None:
 
 
 @pytest.mark.parametrize("part", "qkv")
-def test_must_not_fire_for_weights_of_different_types(part: str) -> None:
-    check_silent(MergeQkv(), retyped(small_graph(), f"{PREFIX}.{part}", "bf16"))
+def test_weights_of_different_types_merge_as_f32(part: str) -> None:
+    """f32 holds the numbers of every other type; what is stored is each part's own business."""
+    graph = small_graph(weights={"default": "bf16"})
+    assert fires(MergeQkv(), graph).value(f"{PREFIX}.qkv").dtype == "bf16"
+    mixed = retyped(graph, f"{PREFIX}.{part}", "f16")
+    assert fires(MergeQkv(), mixed).value(f"{PREFIX}.qkv").dtype == "f32"
 
 
 @pytest.mark.parametrize("part", "qkv")
-def test_must_not_fire_for_biases_of_different_types(part: str) -> None:
-    graph = small_graph(model__attention__qkv_bias=True)
-    check_silent(MergeQkv(), retyped(graph, f"{PREFIX}.{part}_bias", "bf16"))
+def test_biases_of_different_types_merge_as_f32(part: str) -> None:
+    graph = small_graph(model__attention__qkv_bias=True, weights={"default": "bf16"})
+    assert fires(MergeQkv(), graph).value(f"{PREFIX}.qkv_bias").dtype == "bf16"
+    mixed = retyped(graph, f"{PREFIX}.{part}_bias", "f16")
+    assert fires(MergeQkv(), mixed).value(f"{PREFIX}.qkv_bias").dtype == "f32"
 
 
 def test_must_not_fire_when_only_some_have_a_bias() -> None:

@@ -11,9 +11,10 @@ import pytest
 from mlxr.compiler.artifact import ArenaGeometry, DType
 from mlxr.compiler.ops import OPS
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.mlx_ops import MLX_OPS, evaluate
 from mlxr.runtime.mlx_ops.arena_view import copy_blocks
+from mlxr.runtime.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
@@ -34,7 +35,7 @@ def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> 
 
 
 def block(arena: Arena, array: mx.array, block_id: int, layer: int = LAYER) -> Numbers:
-    whole = floats(array)
+    whole = floats(decode_rows(as_bits(array), str(arena.geometry.dtype)))
     one: Numbers = (whole if arena.geometry.layout == "block" else whole.swapaxes(0, 1))[block_id, layer]
     return one.astype(np.float64)
 
@@ -64,7 +65,7 @@ def test_rope_against_mlx(dtype: str, layout: str, rotary_dim: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [*product(["block", "layer"], ["f32", "f16", "bf16"])])
+@pytest.mark.parametrize(("layout", "dtype"), [*product(["block", "layer"], ["f32", "f16", "bf16", "q8"])])
 def test_cache_write_stores_in_place(layout: str, dtype: str) -> None:
     arena = arena_of(layout, dtype)
     rng = np.random.default_rng(0)
@@ -76,10 +77,11 @@ def test_cache_write_stores_in_place(layout: str, dtype: str) -> None:
     evaluate("cache_write", inputs, attrs, arena)
     assert arena.addresses() == before[0] and arena.k is before[1] and arena.v is before[2]
     for array, new in ((arena.k, k), (arena.v, v)):
-        stored = floats(new.astype(MLX_DTYPES[dtype])).reshape(3, KV_HEADS, HEAD_DIM)
+        stored = floats(decode_rows(encode_rows(new.reshape(3, KV_HEADS, HEAD_DIM), dtype), dtype))
         for token, slot in enumerate(slots):
             np.testing.assert_array_equal(block(arena, array, slot // BLOCK)[slot % BLOCK], stored[token])
-        assert np.count_nonzero(floats(array)) == np.count_nonzero(stored), "other elements were written"
+        everything = decode_rows(as_bits(array), dtype)
+        assert np.count_nonzero(floats(everything)) == np.count_nonzero(stored), "other elements were written"
 
 
 def filled(layout: str, dtype: str, mode: str = "paged") -> Arena:
@@ -129,7 +131,9 @@ def batch_inputs(arena: Arena) -> dict[str, mx.array]:
     }
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "f32"), ("block", "bf16"), ("layer", "f16")])
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("block", "f32"), ("layer", "f32"), ("block", "bf16"), ("layer", "f16"), ("layer", "q8")]
+)
 @pytest.mark.parametrize("ratio", [1, 3])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 def test_attention(layout: str, dtype: str, ratio: int, window: int | None) -> None:
@@ -179,7 +183,7 @@ SLOTS = [2 * BLOCK + 2, 2 * BLOCK + 3, 9 * BLOCK, 1]
 """Where positions 6, 7 and 8 of the first sequence and 5 of the second are."""
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "bf16")])
+@pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "bf16"), ("block", "q8")])
 @pytest.mark.parametrize("window", [None, 4])
 def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     arena, old = filled(layout, dtype), filled(layout, dtype)
@@ -192,7 +196,8 @@ def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     keys = rotated(heads[:, 6:8], POSITIONS)
     for token, slot in enumerate(SLOTS):
         for array, new in ((arena.k, keys[token]), (arena.v, heads[token, 8:])):
-            check_op("stored", block(arena, array, slot // BLOCK)[slot % BLOCK], new, dtype)
+            stored = decode_rows(encode_rows(mx.array(new.astype(np.float32)), dtype), dtype)
+            check_op("stored", block(arena, array, slot // BLOCK)[slot % BLOCK], floats(stored), dtype)
     for layer in (0, 2):
         for block_id in range(BLOCKS):
             np.testing.assert_array_equal(block(arena, arena.k, block_id, layer), block(old, old.k, block_id, layer))
@@ -218,7 +223,7 @@ def test_decode_op_is_the_prefill_pair_of_one_token_each(activation: str) -> Non
     np.testing.assert_array_equal(floats(one.v), floats(other.v))
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "bf16")])
+@pytest.mark.parametrize(("layout", "dtype"), [("block", "f32"), ("layer", "bf16"), ("layer", "q8")])
 def test_copy_blocks(layout: str, dtype: str) -> None:
     arena, old = filled(layout, dtype), filled(layout, dtype)
     copy_blocks(arena, [])

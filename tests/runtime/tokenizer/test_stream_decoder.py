@@ -112,7 +112,7 @@ class CountingTokenizer:
 
 
 def test_the_work_of_a_token_does_not_grow():
-    ids = STORYTELLER.encode((TESTS / "data/storyteller/valid-excerpt.txt").read_text())
+    ids = STORYTELLER.encode((TESTS / "data/storyteller/valid.txt").read_text()[:60_000])
     assert len(ids) > 15_000
     tokenizer = CountingTokenizer()
     decoder, text = StreamDecoder(tokenizer), []

@@ -14,7 +14,7 @@ from mlxr.runtime.tokenizer import Tokenizer, load_tokenizer
 TESTS = Path(__file__).parents[2]
 MODELS = TESTS.parent / "models/storyteller"
 GOLDEN = json.loads((TESTS / "data/golden/storyteller-golden.json").read_text())
-HELD_OUT = (TESTS / "data/storyteller/valid-excerpt.txt").read_text()
+HELD_OUT = (TESTS / "data/storyteller/valid.txt").read_text()[:60_000]
 FROM_MODEL = load_tokenizer(MODELS / "tokenizer.model")
 FROM_GGUF = load_tokenizer(MODELS / "storyteller-q8_0.gguf")
 BOTH = pytest.mark.parametrize("tokenizer", [FROM_MODEL, FROM_GGUF], ids=["model", "gguf"])

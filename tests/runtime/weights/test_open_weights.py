@@ -66,7 +66,8 @@ def test_gguf_equals_the_library(path):
 
 
 def test_there_are_golden_files():
-    assert [path.stem for path in GOLDEN_GGUF] == ["tiny-F16", "tiny-Q4_K_M", "tiny-Q8_0", "tiny-f32"]
+    kinds = ["BF16", "F16", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "f32"]
+    assert [path.stem for path in GOLDEN_GGUF] == [f"tiny-{kind}" for kind in kinds]
 
 
 QUANTISED = [kind for kind in gguf.GGMLQuantizationType if gguf.GGML_QUANT_SIZES[kind][0] > 1]

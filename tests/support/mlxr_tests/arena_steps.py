@@ -1,5 +1,7 @@
 """A program that runs 200 queued steps over a large arena and prints what memory they took, as JSON.
 
+    python -m mlxr_tests.arena_steps HOST [--copy]
+
 It is a process of its own, because the system tells the largest resident size of a process's whole life. `--copy` makes
 one NumPy copy of K on the way, to show that the figures would tell of it.
 """
@@ -31,19 +33,19 @@ def peak_rss_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(make_copy: bool) -> dict[str, int | bool]:
+def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     """Runs the steps and returns the figures."""
     # An arena of 384 MiB: far more than everything else together.
-    model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0)
+    model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0, host=host)
     arena, plan, pager = model.arena, model.artifact.plan, model.pager
     seq_id = pager.add_sequence()
-    mx.eval(
+    model.host.read(
         model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile, plan.partition))
     )
     mx.eval(arena.token)
     for array in (arena.k, arena.v):
         as_bits(array)[...] |= 0  # pages that nobody has written are not resident
-    addresses, token = arena.addresses(), int(arena.token[0])
+    addresses, token, launched = arena.addresses(), int(arena.token[0]), sum(model.host.launches.values())
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -54,8 +56,8 @@ def measure(make_copy: bool) -> dict[str, int | bool]:
         for i in range(NUM_STEPS)
     ]
     copy = np.array(as_bits(arena.k)) if make_copy else None
-    mx.eval(queued, arena.token)
-    del copy
+    mx.eval(arena.token)
+    del copy, queued
     return {
         "arena_bytes": arena.geometry.size_bytes,
         "num_layers": plan.num_layers,
@@ -63,8 +65,9 @@ def measure(make_copy: bool) -> dict[str, int | bool]:
         "rss_growth_bytes": peak_rss_bytes() - rss,
         "is_in_place": arena.addresses() == addresses,
         "accesses": int(arena.token[0]) - token,
+        "launches": sum(model.host.launches.values()) - launched,
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure("--copy" in sys.argv[1:])))
+    print(json.dumps(measure(sys.argv[1], "--copy" in sys.argv[2:])))

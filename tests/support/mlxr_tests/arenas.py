@@ -7,15 +7,16 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_arrays import MLX_DTYPES, Bits, as_bits
+from mlxr.runtime.mlx_arrays import Bits, as_bits
+from mlxr.runtime.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 
-_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0}
+_NAN_BITS = {"f32": 0x7FC00000, "f16": 0x7E00, "bf16": 0x7FC0, "q8": 0xFF}
 
 
 def nan_arena(arena: Arena) -> Arena:
-    """The arena with every element NaN: an attention that reads what nobody wrote cannot hide it."""
+    """The arena with every element NaN (in q8, every scale): who reads what nobody wrote cannot hide it."""
     for array in (arena.k, arena.v):
         as_bits(array)[...] = _NAN_BITS[str(arena.geometry.dtype)]
     return arena
@@ -29,8 +30,7 @@ def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) ->
         for slot in slots:
             at = (slot // g.block_size, slice(None)) if g.layout == "block" else (slice(None), slot // g.block_size)
             numbers = rng.standard_normal((g.num_layers, g.num_kv_heads, g.head_dim), dtype=np.float32)
-            rounded = mx.array(numbers).astype(MLX_DTYPES[str(g.dtype)])
-            view[(*at, slot % g.block_size)] = as_bits(rounded)
+            view[(*at, slot % g.block_size)] = encode_rows(mx.array(numbers), str(g.dtype))
 
 
 def copy_arena(source: Arena, target: Arena) -> None:
@@ -40,7 +40,7 @@ def copy_arena(source: Arena, target: Arena) -> None:
 
 
 def snapshot(arena: Arena) -> dict[str, Bits]:
-    """A copy of K and V as bits, [layers, slots, kv_heads, head_dim]."""
+    """A copy of K and V as bits, [layers, slots, kv_heads, row_elements]."""
     return {name: _by_slot(arena, as_bits(array)).copy() for name, array in (("K", arena.k), ("V", arena.v))}
 
 
@@ -80,8 +80,8 @@ def check_arena(
 def _by_slot(arena: Arena, bits: Bits) -> Bits:
     g = arena.geometry
     by_layer = bits.swapaxes(0, 1) if g.layout == "block" else bits
-    return by_layer.reshape(g.num_layers, g.num_blocks * g.block_size, g.num_kv_heads, g.head_dim)
+    return by_layer.reshape(g.num_layers, g.num_blocks * g.block_size, g.num_kv_heads, g.row_elements)
 
 
 def _numbers(bits: Bits, dtype: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    return floats(mx.array(bits).view(MLX_DTYPES[dtype]))
+    return floats(decode_rows(bits, dtype))

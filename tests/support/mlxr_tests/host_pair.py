@@ -1,4 +1,4 @@
-"""Two hosts side by side: `sim` runs an artifact's kernels, `reference` its unfused graph, on the same batches.
+"""Two hosts side by side: one runs an artifact's generated code, `reference` its unfused graph, on the same batches.
 
 Each has its own arena. Logits, arenas and block copies are compared at every step; what no step may touch is compared
 to the bit.
@@ -13,10 +13,13 @@ import numpy as np
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cpu_host import CpuHost
+from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr.runtime.hosts.sim_host import SimHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
+from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats, random_weights
 from mlxr_tests.tolerances import Mismatch, check_logits
@@ -25,22 +28,34 @@ Rows = Literal["last", "all", "none"]
 
 
 def least_exact(artifact: Artifact) -> str:
-    """The type that bounds how exact the artifact's numbers are."""
+    """What bounds how exact the artifact's numbers are: a type, or activations that may be rounded for speed."""
     spec = artifact.spec
-    return max((str(spec.activation_dtype), str(spec.cache.dtype)), key=["f32", "f16", "bf16"].index)
+    dtypes = [str(spec.activation_dtype), str(spec.cache.dtype)]
+    if "metal" not in artifact.plan.targets and spec.compute == "fast":
+        dtypes.append("fast")
+    if {part.format for weight in artifact.plan.weights for part in weight.parts} & {"q4_k", "q5_k"}:
+        dtypes.append("minima")
+    return max(dtypes, key=["f32", "minima", "f16", "q8", "bf16", "fast"].index)
 
 
 class HostPair:
     """Drives both hosts through one pager, and keeps what each sequence was fed."""
 
-    def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array] | None = None) -> None:
+    def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array] | None = None, **options: Any) -> None:
+        """An artifact of target metal runs on sim, one of target cpu on cpu, with these options."""
         self.artifact = artifact
         self.plan = artifact.plan
-        self.weights = weights or random_weights(self.plan)
+        native: Native = {}
+        if "metal" in self.plan.targets:
+            self.weights = weights or random_weights(self.plan)
+        else:
+            native, self.weights = random_native(self.plan)
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
         self.arena, self.reference_arena = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
-        self.sim = SimHost(artifact, self.weights, self.arena)
+        self.host: Host = (
+            CpuHost(artifact, native, self.arena, **options) if native else SimHost(artifact, self.weights, self.arena)
+        )
         self.reference = ReferenceHost(artifact, self.weights, self.reference_arena)
         self.dtype = least_exact(artifact)
         self.fed: dict[int, list[int]] = {}
@@ -65,13 +80,13 @@ class HostPair:
     def step(
         self, parts: Sequence[tuple[int, Sequence[int]]], rows: Rows | Mapping[int, Rows] = "last"
     ) -> "np.ndarray[Any, Any]":
-        """Feeds tokens to sequences in one batch, on both hosts, and returns sim's logits once all is compared."""
+        """Feeds tokens to sequences in one batch, on both hosts, and returns the host's logits once all is compared."""
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
         requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s]) for s, tokens in parts]
         batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
         self._copy(self.pager.take_copies())
         before = snapshot(self.arena)
-        got, want = floats(self.sim.step(batch)), floats(self.reference.step(batch))
+        got, want = np.array(self.host.read(self.host.step(batch))), floats(self.reference.step(batch))
         self.pager.check_integrity()
         for seq_id, tokens in parts:
             self.fed[seq_id] += tokens
@@ -98,7 +113,7 @@ class HostPair:
             blocks = bits.reshape(geometry.num_layers, geometry.num_blocks, -1)
             for source, target in copies:
                 blocks[:, target] = blocks[:, source]
-        self.sim.copy_blocks(copies)
+        self.host.copy_blocks(copies)
         self.reference.copy_blocks(copies)
         after = snapshot(self.arena)
         for name, bits in expected.items():

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/data/golden"
 TOKENIZER = ROOT / "models/storyteller/tokenizer.model"
 Q8_0 = ROOT / "models/storyteller/storyteller-q8_0.gguf"
+VALID = ROOT / "tests/data/storyteller/valid.txt"
+Q4_K_M = ROOT / "tests/data/storyteller/storyteller-q4_k_m.gguf"
 BF16 = ROOT / "tests/data/storyteller/model.safetensors"
 
 

@@ -242,7 +242,7 @@ def test_prepare_names_the_kernel_that_fails(cache):
 def test_no_compiler(monkeypatch):
     monkeypatch.delenv("MLXR_CLANG", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(toolchain, "_zig", lambda: None)
+    monkeypatch.setattr(toolchain, "zig_executable", lambda: None)
     toolchain._find.cache_clear()
     with pytest.raises(HostError, match="this installs one: pip install ziglang"):
         SimKernel.load(COPY.format(1))

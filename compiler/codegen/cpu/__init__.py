@@ -1,0 +1,1 @@
+"""Contexts of the C templates, and the translation unit made of them."""

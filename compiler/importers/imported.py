@@ -1,0 +1,98 @@
+"""From the sections that an importer read to a validated spec, with the choices that a file leaves open."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec.document import interpret
+from mlxr.compiler.spec.load import parse_spec
+from mlxr.compiler.spec.model import ModelSpec
+
+DEFAULT_CONTEXT = 4096
+"""Context of an imported model whose own is longer, unless another is asked for: the cache is allocated whole."""
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the files of a model leave open.
+
+    Attributes:
+        context: longest sequence; None: the model's own, at most DEFAULT_CONTEXT or what is needed.
+        needed_context: tokens that a sequence must be able to have.
+        max_sequences: sequences held at once.
+        compute: as in specs.
+        cache_dtype: element type of the cache; None: f32 for f32 weights, else f16.
+    """
+
+    context: int | None = None
+    needed_context: int = 1
+    max_sequences: int = 1
+    compute: Literal["exact", "fast"] = "fast"
+    cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
+
+
+DEFAULTS = ImportOptions()
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A spec, and what its user should know of how it came about."""
+
+    spec: ModelSpec
+    notes: tuple[str, ...]
+
+
+def choose_context(source: str, own: int, options: ImportOptions) -> int:
+    """The context to compile for.
+
+    Raises:
+        SpecError: more is asked for than the model has.
+    """
+    wanted = max(options.context or 1, options.needed_context)
+    if wanted > own:
+        raise SpecError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
+    return max(options.context or min(own, DEFAULT_CONTEXT), wanted)
+
+
+def imported_spec(
+    source: str, name: str, model: dict[str, Any], weights: dict[str, Any], options: ImportOptions
+) -> ModelSpec:
+    """The spec of an imported model.
+
+    Args:
+        source: what error messages call the model's file.
+        name: the file's own name, from which the spec's is made.
+        model: the spec's `model` section.
+        weights: its `weights` section.
+        options: what the file leaves open.
+
+    Raises:
+        SpecError: the dimensions contradict each other, or are more than a spec may say.
+    """
+    formats = {weights["default"], *(weights.get(key, weights["default"]) for key in ("attention", "mlp"))}
+    data = {
+        "name": spec_name(name),
+        "model": model,
+        "cache": {
+            "dtype": options.cache_dtype or ("f32" if formats == {"f32"} else "f16"),
+            "max_sequences": options.max_sequences,
+        },
+        # Sums are in f32 anyway; bf16 models were trained with activations of this type.
+        "activation_dtype": "bf16" if formats == {"bf16"} else "f32",
+        "weights": weights,
+        "compute": options.compute,
+    }
+    text = yaml.safe_dump(data, sort_keys=False, width=1000)
+    try:
+        return parse_spec(text, "imported spec")
+    except SpecError as error:
+        raise SpecError(f"{source}: no spec can be made of what it says:\n{error}") from error
+
+
+def spec_name(name: str) -> str:
+    """A name that a spec may have."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:56].strip("-._")
+    return plain if plain and interpret(plain) == plain else f"model-{plain}".rstrip("-")

@@ -1,0 +1,162 @@
+"""The C text of an artifact to a loaded shared library, cached by content.
+
+A library's name hashes the text, the compiler, its flags and the CPU, and the library itself holds that hash: one built
+for another CPU is never loaded, whatever its file is called. A compiler that cannot build the text is passed over for
+the next one. A cache that cannot be used is worth a note, no more: the library is then used and forgotten.
+"""
+
+import ctypes
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cpu.processor import processor_identity
+from mlxr.runtime.hosts.cpu.toolchain import INSTALL, Compiler, find_compilers, no_compiler
+from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+from mlxr.runtime.hosts.run_compiler import run_compiler
+
+Tick = Callable[[str, float], None]
+"""Called now and then while a compiler runs, with its name and the seconds so far."""
+
+_SOURCE, _OUTPUT = "model.c", "model.so"
+_cache = LibraryCache("cpu")
+
+
+class _BuildError(Exception):
+    """One compiler's failure; the message has its command and what it said."""
+
+
+def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
+    """The library of a C text, from the cache or compiled now.
+
+    Args:
+        text: one translation unit.
+        name: of the model, for file names and messages.
+        tick: told while a compiler runs.
+
+    Raises:
+        HostError: there is no compiler, none can build the text, or the result cannot be loaded.
+    """
+    compilers = find_compilers()
+    if not compilers:
+        raise no_compiler()
+    folder = _folder()
+    failures: list[tuple[Compiler, str]] = []
+    chosen = [compiler for compiler in compilers if compiler.is_chosen]
+    # Of the rest, one whose library is cached comes before one to run.
+    for group in (chosen, [compiler for compiler in compilers if not compiler.is_chosen]):
+        for compiler in group:
+            found = folder and _load_cached(_entry(folder, compiler, text, name), _key(compiler, text))
+            if found:
+                _note_failures(name, failures, compiler)
+                return found
+        for compiler in group:
+            try:
+                library = _build(compiler, text, name, folder, tick)
+            except _BuildError as error:
+                failures.append((compiler, str(error)))
+                continue
+            _note_failures(name, failures, compiler)
+            return library
+    raise _cannot_build(name, failures)
+
+
+def _key(compiler: Compiler, text: str) -> str:
+    """All that decides what the compiler makes of the text."""
+    command = compiler.build_command(_SOURCE, _OUTPUT)
+    return digest(text, *command, compiler.identity, processor_identity())
+
+
+def _entry(folder: Path, compiler: Compiler, text: str, name: str) -> Path:
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{_key(compiler, text)}.so"
+
+
+def _folder() -> Path | None:
+    try:
+        return _cache.folder()
+    except HostError as error:
+        _note(f"not cached: {error}")
+        return None
+
+
+def _load_cached(path: Path, key: str) -> ctypes.CDLL | None:
+    """A library, if it is whole and has this key inside. One that cannot be loaded all the same is built anew."""
+    content = _cache.read(path)
+    if content is None or key.encode() not in content:
+        return None
+    try:
+        return ctypes.CDLL(str(path), use_errno=True)
+    except OSError as error:
+        _note(f"{path} cannot be loaded: {error}; set MLXR_CACHE_DIR to a folder that allows programs to run")
+        return None
+
+
+def _build(compiler: Compiler, text: str, name: str, folder: Path | None, tick: Tick | None) -> ctypes.CDLL:
+    """Compiles in a folder of its own, moves the result into the cache, and loads it.
+
+    Raises:
+        _BuildError: the compiler failed.
+        HostError: no temporary folder can be made, or the library cannot be loaded.
+    """
+    key = _key(compiler, text)
+    marked = f'{text}\n__attribute__((used, visibility("default"))) const char mlxr_key[] = "{key}";\n'
+    command = compiler.build_command(_SOURCE, _OUTPUT)
+    try:
+        with tempfile.TemporaryDirectory(prefix="mlxr-cpu-") as outer:
+            work = Path(outer) / "build"  # so that what zig keeps beside it goes with it
+            work.mkdir()
+            (work / _SOURCE).write_text(marked, "utf-8")
+            failure = run_compiler(
+                command, work, cut=True, tick=tick and (lambda seconds: tick(compiler.name, seconds))
+            )
+            if failure is None and not (work / _OUTPUT).is_file():
+                failure = "it made no library"
+            if failure is not None:
+                raise _BuildError(f"{' '.join(command)}\n{failure}")
+            published = folder and _publish(work / _OUTPUT, _entry(folder, compiler, text, name))
+            return (published and _load_cached(published, key)) or _load_new(work / _OUTPUT, name)
+    except OSError as error:
+        raise HostError(
+            f"cpu: cannot compile in the temporary folder {tempfile.gettempdir()}: {error}; set TMPDIR to a folder "
+            "that can be written"
+        ) from error
+
+
+def _publish(built: Path, target: Path) -> Path | None:
+    try:
+        _cache.publish(built, target)
+    except OSError as error:
+        _note(f"not cached: {_cache.unwritable(target.parent, error)}")
+        return None
+    return target
+
+
+def _load_new(path: Path, name: str) -> ctypes.CDLL:
+    """Loads a library that is in no cache; it stays loaded when its file is gone."""
+    try:
+        return ctypes.CDLL(str(path), use_errno=True)
+    except OSError as error:
+        raise HostError(
+            f"cpu: cannot load the library of {name}, built anew: {error}; set MLXR_CACHE_DIR or TMPDIR to a folder "
+            "that allows programs to run"
+        ) from error
+
+
+def _note_failures(name: str, failures: Sequence[tuple[Compiler, str]], used: Compiler) -> None:
+    for compiler, message in failures:
+        reason = next((line for line in message.splitlines()[1:] if "error" in line), message.splitlines()[1])
+        _note(f"{compiler.name} cannot build {name} ({reason.strip()[:200]}); using {used.name}")
+
+
+def _cannot_build(name: str, failures: Sequence[tuple[Compiler, str]]) -> HostError:
+    tried = "\n".join(f"{compiler.name}: {message}" for compiler, message in failures)
+    has_zig = any("zig" in " ".join(compiler.command) for compiler, _ in failures)
+    hint = "" if has_zig else f"\nthis installs another compiler: {INSTALL}"
+    return HostError(f"cpu: no C compiler here can build {name}\n{tried}{hint}")
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,147 @@
+"""An artifact's library through ctypes: the structures of common.h, and a program opened on weights and an arena.
+
+Calls let other Python threads run. The program's own threads never touch Python.
+"""
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import HostError
+
+_CLOSE_WAIT_S = 30.0
+
+
+class CBatch(ctypes.Structure):
+    """`mlxr_batch`."""
+
+    _fields_ = (
+        ("program", ctypes.c_int32),
+        ("tokens", ctypes.c_int32),
+        ("seqs", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("max_blocks", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+class Library:
+    """The functions of a loaded library, by the names that model.c gives them."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        """Declares their types.
+
+        Raises:
+            HostError: one is missing.
+        """
+        pointer, number = ctypes.c_void_p, ctypes.c_int32
+        self.abi = _function(loaded, "mlxr_abi", number)
+        self.open = _function(loaded, "mlxr_open", pointer, pointer, pointer, pointer, number)
+        self.step = _function(loaded, "mlxr_step", None, pointer, pointer)
+        self.copy_blocks = _function(loaded, "mlxr_copy_blocks", None, pointer, pointer, number)
+        self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number, number)
+        self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
+        self.close = _function(loaded, "mlxr_close", None, pointer)
+
+
+def _function(loaded: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    try:
+        function = getattr(loaded, name)
+    except AttributeError as error:
+        raise HostError(f"cpu: the library has no function {name}; compile the spec again") from error
+    function.restype, function.argtypes = result, arguments
+    found: Callable[..., Any] = function
+    return found
+
+
+class OpenProgram:
+    """A library's program with its threads. They end with `close`, or when this object is garbage.
+
+    Several threads of Python may call it; they take turns. A process that was forked from its own has no threads of it
+    and cannot use it.
+    """
+
+    def __init__(
+        self, library: Library, tensors: Sequence[int], arenas: tuple[int, int], threads: int, keep: object
+    ) -> None:
+        """Starts the threads.
+
+        Args:
+            library: the program.
+            tensors: where each tensor begins.
+            arenas: where K and V begin.
+            threads: how many work, the caller's among them.
+            keep: what owns that memory; it is kept until the threads have ended.
+
+        Raises:
+            HostError: there is no memory or no thread left, or Linux refuses the AMX registers.
+        """
+        pointers = (ctypes.c_void_p * max(1, len(tensors)))(*tensors)
+        handle = library.open(pointers, *arenas, threads)
+        if not handle:
+            reason = os.strerror(ctypes.get_errno())
+            raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
+        self._step, self._copy = library.step, library.copy_blocks
+        self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
+        self._handle, self._pid, self._lock = handle, os.getpid(), threading.Lock()
+        self._finish = weakref.finalize(self, _close, library, handle, self._pid, self._lock, keep)
+
+    def step(self, batch: CBatch) -> None:
+        """Runs one batch to its end.
+
+        Raises:
+            HostError: the program is closed, or this is another process.
+        """
+        self._check()
+        with self._lock:
+            self._check()
+            self._step(self._handle, ctypes.byref(batch))
+
+    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copies blocks of the arena. `pairs`: [copies, 2] source and target.
+
+        Raises:
+            HostError: as `step`.
+        """
+        self._check()
+        with self._lock:
+            self._check()
+            self._copy(self._handle, pairs.ctypes.data, len(pairs))
+
+    def launches(self, count: int) -> list[int]:
+        """How often each of the program's kernels was launched."""
+        return self._launches[:count] if self._finish.alive else [0] * count
+
+    def close(self) -> None:
+        """Ends the threads; waits for a step that is running."""
+        self._finish()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:  # before the lock: a thread that is not here may hold it
+            raise HostError(
+                "this process was forked from the one that loaded the model, and has none of its threads; load the "
+                "model in this process"
+            )
+        if not self._finish.alive:
+            raise HostError("the model is closed; load it again")
+
+
+def _close(library: Library, handle: int, pid: int, lock: threading.Lock, keep: object) -> None:
+    """Frees the program. At the end of Python another thread may be within a step: it gets time to finish."""
+    if os.getpid() == pid and lock.acquire(timeout=_CLOSE_WAIT_S):
+        library.close(handle)
+        lock.release()
+    del keep

@@ -1,0 +1,81 @@
+"""What CPU this is, as far as it decides what a compiler makes of a text.
+
+Invariant: asking is cheap, for every start asks; no compiler and no other program is run.
+"""
+
+import ctypes
+import functools
+import platform
+import re
+import sys
+from pathlib import Path
+
+_KEYS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "flags",
+    "Features",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "isa",
+    "uarch",
+    "cpu",
+)
+_SYSCTLS = ("machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features")
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
+_FIRST_BYTES = 1 << 16
+
+
+@functools.cache
+def processor_identity() -> str:
+    """All that `-march=native` may depend on: model and features, as the system tells them."""
+    words = [sys.platform, platform.machine()]
+    if sys.platform == "darwin":
+        words += [_sysctl(name) for name in _SYSCTLS]
+    else:
+        words += [f"{key}: {value}" for key, value in _cpuinfo().items() if key in _KEYS]
+    return "\n".join(words)
+
+
+@functools.cache
+def native_flags() -> tuple[str, ...]:
+    """The flags that let a compiler use all of this CPU that this process may use."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-mcpu=native",)
+    if "amx_tile" in _cpuinfo().get("flags", "").split() and not _may_use_amx():
+        return ("-march=native", "-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
+    return ("-march=native",)
+
+
+def _may_use_amx() -> bool:
+    """Asks Linux for the AMX registers, which a container may forbid; a yes holds for the whole process."""
+    library = ctypes.CDLL(None)
+    answer: int = library.syscall(
+        ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)
+    )
+    return answer == 0
+
+
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; on large machines all of it would take long to make."""
+    try:
+        with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
+            text = b""
+            while b"\n\n" not in text and len(text) < _FIRST_BYTES and (more := file.read(4096)):
+                text += more
+    except OSError:
+        return {}
+    lines = text.decode("utf-8", "replace").partition("\n\n")[0]
+    return {m[1].strip(): m[2].strip() for m in re.finditer(r"^([^:\n]+):(.*)$", lines, re.MULTILINE)}
+
+
+def _sysctl(name: str) -> str:
+    size = ctypes.c_size_t(4096)
+    buffer = ctypes.create_string_buffer(size.value)
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else buffer.value.decode("utf-8", "replace")

@@ -1,0 +1,127 @@
+"""How many threads a process should run: the CPUs that it may use, as affinity and control groups say."""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlxr.compiler.errors import HostError
+
+_ROOT = Path("/")
+
+
+def num_threads(wanted: int | None = None, root: Path = _ROOT) -> int:
+    """The number of threads to run.
+
+    Args:
+        wanted: how many the user asked for; None: one for each core that this process may use. Two threads of one core
+            share its vector units and its caches, so that a second one there adds little.
+        root: where `proc` and `sys` are.
+
+    Raises:
+        HostError: fewer than 1 or more than the CPUs that this process may use.
+    """
+    most = usable_cpus(root)
+    if wanted is None:
+        return max(1, min(most, _cores(root)))
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= most:
+        raise HostError(
+            f"the number of threads is {wanted!r}; this process may use {most} CPU{'s' * (most > 1)}: "
+            + ("give 1" if most == 1 else f"give a number from 1 to {most}")
+        )
+    return wanted
+
+
+def usable_cpus(root: Path = _ROOT) -> int:
+    """The CPUs that this process may use: its affinity, and no more than its control groups' time is worth."""
+    quota = cgroup_cpus(root)
+    cpus = len(_affinity())
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+def cgroup_cpus(root: Path = _ROOT) -> float | None:
+    """CPU seconds a second that this process's control groups allow it, or None if they do not limit it."""
+    limits = [limit for limit in (*_v2_limits(root), *_v1_limits(root)) if limit is not None]
+    return min(limits, default=None)
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _cores(root: Path) -> int:
+    """Cores among the usable CPUs: of those that share one, one counts. On Apple silicon, the fast ones."""
+    cpus = _affinity()
+    if sys.platform == "darwin":
+        return _performance_cores() or len(cpus)
+    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({_text(root / topology.format(cpu)) or str(cpu) for cpu in cpus})
+
+
+def _performance_cores() -> int:
+    library = ctypes.CDLL(None)
+    for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
+        value, size = ctypes.c_int32(0), ctypes.c_size_t(4)
+        if not library.sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)):
+            return value.value
+    return 0
+
+
+def _v2_limits(root: Path) -> Iterator[float | None]:
+    for folder in _group_folders(root, "cgroup2", ""):
+        quota, _, period = (_text(folder / "cpu.max") or "max").partition(" ")
+        yield _ratio(quota, period or "100000")
+
+
+def _v1_limits(root: Path) -> Iterator[float | None]:
+    for folder in _group_folders(root, "cgroup", "cpu"):
+        yield _ratio(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
+
+
+def _ratio(quota: str | None, period: str | None) -> float | None:
+    try:
+        ratio = int(quota or "") / int(period or "")
+    except (ValueError, ZeroDivisionError):
+        return None
+    return ratio if ratio > 0 else None  # v1 says -1 for no limit
+
+
+def _group_folders(root: Path, kind: str, controller: str) -> Iterator[Path]:
+    """The folder of this process's group in each hierarchy of a kind, and those of all groups around it.
+
+    A container often sees its own group as the root of what is mounted, and a path that leads nowhere there; the
+    mounted root is the last one tried.
+    """
+    groups: dict[str, str] = {}
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        groups |= {name: path for name in names.split(",")}
+    if controller not in groups:
+        return
+    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
+        place, _, rest = line.partition(" - ")
+        fields, described = place.split(), rest.split()
+        if len(fields) < 5 or len(described) < 3 or described[0] != kind:
+            continue
+        if controller and controller not in described[2].split(","):
+            continue
+        mounted, top = fields[3].rstrip("/"), root / fields[4].lstrip("/")
+        path = groups[controller]
+        inside = path.removeprefix(mounted) if path == mounted or path.startswith(f"{mounted}/") else ""
+        folder = top / inside.lstrip("/")
+        while folder != top and top in folder.parents:
+            yield folder
+            folder = folder.parent
+        yield top
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,140 @@
+"""Which C compilers there are, and how to call them.
+
+In order: `$CC`, cc, clang, and the one inside the `ziglang` wheel. Invariant: nothing here runs a compiler, so that a
+start with everything cached runs none; which of them can build a text, only building it tells.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.cpu.processor import native_flags
+from mlxr.runtime.hosts.run_compiler import zig_executable
+
+INSTALL = "pip install 'mlxr[cpu]'"
+_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    # GCC spends two thirds of its time on it, for nothing measurable: what a loop branches on is a literal anyway.
+    "-fno-unswitch-loops",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    # GCC notes that vectors wider than the CPU's registers are passed otherwise than in older versions.
+    "-Wno-psabi",
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler.
+
+    Attributes:
+        name: what to call it in messages.
+        command: the words that start it.
+        identity: tells its versions apart: the program's file, its size and its time.
+        is_chosen: the user named it.
+        extra: flags that only it needs.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    identity: str
+    is_chosen: bool = False
+    extra: tuple[str, ...] = ()
+
+    def build_command(self, source: str, output: str) -> list[str]:
+        """The command that makes a shared library of one C file."""
+        machine = machine_flags(is_zig="zig" in " ".join(self.command))
+        return [*self.command, *_FLAGS, *machine, *self.extra, *user_flags(), source, "-o", output, "-lm"]
+
+
+def find_compilers() -> list[Compiler]:
+    """The compilers of this machine, the one to prefer first; each program once.
+
+    Raises:
+        HostError: `$CC` is no command line.
+    """
+    found = [_chosen(os.environ["CC"])] if os.environ.get("CC", "").strip() else []
+    found += [_program(name) for name in ("cc", "clang")]
+    if zig := zig_executable():
+        # Without these, zig's cc traps on undefined behaviour and adds a stack protector.
+        quiet = ("-fno-sanitize=undefined", "-fno-stack-protector")
+        found.append(Compiler("python -m ziglang cc", (zig, "cc"), _identity(zig), extra=quiet))
+    unique: dict[str, Compiler] = {}
+    for compiler in found:
+        if compiler is not None:
+            unique.setdefault(compiler.identity, compiler)
+    return list(unique.values())
+
+
+def machine_flags(*, is_zig: bool = False) -> tuple[str, ...]:
+    """The flags that name the CPU: this one, or `$MLXR_CPU_ARCH`'s. Zig writes names with `_` where others have `-`.
+
+    Raises:
+        HostError: `$MLXR_CPU_ARCH` is no name.
+    """
+    arch = os.environ.get("MLXR_CPU_ARCH")
+    if not arch:
+        return native_flags()
+    if not re.fullmatch(r"[\w.+-]+", arch):
+        raise HostError(f"MLXR_CPU_ARCH={arch!r} is not the name of a CPU, such as x86-64-v3; correct or unset it")
+    option = native_flags()[0].partition("=")[0]
+    return (f"{option}={arch.replace('-', '_') if is_zig else arch}",)
+
+
+def user_flags() -> tuple[str, ...]:
+    """More flags, from `$MLXR_CPU_CFLAGS`.
+
+    Raises:
+        HostError: its quotes are unbalanced.
+    """
+    return tuple(_words("MLXR_CPU_CFLAGS", os.environ.get("MLXR_CPU_CFLAGS", "")))
+
+
+def no_compiler() -> HostError:
+    """The error to raise where there is none."""
+    return HostError(f"host cpu needs a C compiler and found none ($CC, cc, clang); this installs one: {INSTALL}")
+
+
+def _chosen(value: str) -> Compiler | None:
+    words = _words("CC", value)
+    program = shutil.which(words[0])
+    if program is None:
+        print(f"note: CC={value!r} names no program; using another compiler", file=sys.stderr)
+        return None
+    # What starts another program (`ccache gcc`, `python -m ziglang cc`) is told by that one too.
+    others = [zig_executable() if word == "ziglang" else shutil.which(word) for word in words[1:]]
+    identity = " ".join([*map(_identity, [program, *filter(None, others)]), *words[1:]])
+    return Compiler(f"$CC ({value})", (program, *words[1:]), identity, is_chosen=True)
+
+
+def _program(name: str) -> Compiler | None:
+    program = shutil.which(name)
+    return Compiler(name, (program,), _identity(program)) if program else None
+
+
+def _words(variable: str, value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise HostError(f"{variable}={value!r} is no command line ({error}); correct or unset it") from error
+
+
+def _identity(program: str) -> str:
+    """A program is told by its file, behind all links; `cc` and `gcc` are often one."""
+    real = Path(program).resolve()
+    try:
+        status = real.stat()
+    except OSError as error:
+        raise HostError(f"the compiler {program} cannot be read: {error.strerror or error}") from error
+    return f"{real} {status.st_size} {status.st_mtime_ns}"

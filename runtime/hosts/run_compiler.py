@@ -1,0 +1,105 @@
+"""Runs a compiler, and finds the one that pip installs."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+TIMEOUT_S = 600.0
+"""The largest of our files takes seconds; who needs longer than this has hung."""
+_TICK_S = 0.5
+_MOST_LINES = 40
+_MOST_CHARACTERS = 6000
+
+
+def zig_executable() -> str | None:
+    """The zig executable inside the `ziglang` wheel of this Python; its `cc` is a clang with headers and libraries."""
+    spec = importlib.util.find_spec("ziglang")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        zig = Path(folder) / "zig"
+        if zig.is_file():
+            return str(zig)
+    return None
+
+
+def run_compiler(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    cut: bool = False,
+    timeout_s: float = TIMEOUT_S,
+    tick: Callable[[float], None] | None = None,
+) -> str | None:
+    """Runs a compiler to its end.
+
+    Args:
+        command: program and arguments.
+        folder: where it runs; beside it, zig may keep its own files.
+        cut: leave out the end of very long messages.
+        timeout_s: seconds after which it is killed, with all that it started.
+        tick: called now and then with the seconds it has taken.
+
+    Returns:
+        None if it succeeded, else what it said, or how it ended.
+    """
+    environment = dict(os.environ)
+    if not environment.keys() & {"HOME", "XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"}:
+        environment["ZIG_GLOBAL_CACHE_DIR"] = str(folder.parent / "zig")  # zig has no other place for its own files
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that one signal reaches all that it starts
+        )
+    except OSError as error:
+        return f"it cannot be started: {error.strerror or error}"
+    try:
+        said = _wait(process, timeout_s, tick)
+    except BaseException:
+        _kill(process)
+        raise
+    if said is None:
+        _kill(process)
+        return f"it did not finish within {timeout_s:.0f} s"
+    said = _cut(said.strip()) if cut else said.strip()
+    if process.returncode < 0:
+        number = -process.returncode
+        return f"it was killed by signal {number} ({signal.strsignal(number) or 'unknown'})\n{said}".strip()
+    return (said or f"it ended with code {process.returncode}") if process.returncode else None
+
+
+def _wait(process: "subprocess.Popen[str]", timeout_s: float, tick: Callable[[float], None] | None) -> str | None:
+    """What the process wrote to standard error by its end, or None if time ran out."""
+    waited = 0.0
+    while True:
+        try:
+            return process.communicate(timeout=min(_TICK_S, timeout_s))[1]
+        except subprocess.TimeoutExpired:
+            waited += min(_TICK_S, timeout_s)
+            if waited >= timeout_s:
+                return None
+            if tick is not None:
+                tick(waited)
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    process.communicate()
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long message: the first error is the one to read."""
+    lines = text.splitlines()
+    short = "\n".join(lines[:_MOST_LINES])[:_MOST_CHARACTERS]
+    return text if short == text else f"{short}\n... ({len(lines)} lines in all)"

@@ -1,0 +1,1 @@
+"""What `mlxr bench` measures, and how."""

@@ -1,0 +1,70 @@
+"""A model's own files as MODEL: a GGUF file, or a folder as Hugging Face lays it out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.config import spec_from_config
+from mlxr.compiler.importers.gguf import ROPE_FACTORS, spec_from_gguf
+from mlxr.compiler.importers.imported import Imported, ImportOptions
+from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
+
+CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_ROPE_FACTORS = 4096
+
+
+def is_model_file(path: Path) -> bool:
+    """Whether a path is a GGUF file, a folder with a config.json, or a folder with one GGUF file."""
+    try:
+        if path.is_dir():
+            return (path / CONFIG).is_file() or len(list(path.glob("*.gguf"))) == 1
+        return path.suffix.lower() == ".gguf" and path.is_file()
+    except (OSError, ValueError):  # a name too long, a folder that may not be searched: find_spec says so
+        return False
+
+
+def import_model(path: Path, options: ImportOptions) -> tuple[Imported, Path]:
+    """The spec of the model in `path`, and its weights.
+
+    Raises:
+        WeightsError: the weights are corrupt, or there are none.
+        SpecError: the model is not supported; the message names what is not.
+    """
+    weights = path
+    if path.is_dir() and not (path / CONFIG).is_file():
+        weights = next(path.glob("*.gguf"))
+    file = open_weights(weights)
+    tensors = {name: TensorFact(info.shape, info.type) for name, info in file.tensors.items()}
+    name = path.absolute().name if path.is_dir() and weights == path else weights.stem
+    if file.format == "gguf":
+        factors = _rope_factors(file)
+        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, factors), weights
+    config = path / CONFIG
+    return spec_from_config(_read_config(config), tensors, name, str(config), options), weights
+
+
+def _rope_factors(file: WeightFile) -> list[float] | None:
+    info = file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return None
+    if info.num_elements > _MAX_ROPE_FACTORS or not info.element_type.is_float:
+        raise SpecError(f"{file.path}: {ROPE_FACTORS} is {list(info.shape)} {info.type}; expected floats, one a pair")
+    return [float(number) for number in file.read(ROPE_FACTORS).ravel()]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(text) > _MAX_CONFIG_BYTES:
+            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is no model's {CONFIG}")
+        config = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SpecError(f"{path}: holds no JSON object, so it is no model's {CONFIG}")
+    return config

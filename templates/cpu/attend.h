@@ -1,0 +1,370 @@
+// The arithmetic of attention on tiles of keys: softmax(q k^T) v in f32, online (Milakov and Gimelshein 2018).
+//
+// Scores are in powers of two: queries carry scale * log2(e). A row's maximum starts at MLXR_LOWEST and not at minus
+// infinity, so that a row that has seen no key yet stays a number; masked scores are minus infinity.
+#define MLXR_LOWEST (-3.0e38f)
+
+// Sums in registers: of decode, and rows x vectors of columns of prefill.
+#if defined(MLXR_AVX512)
+#define MLXR_ATTEND_SUMS 16
+#define MLXR_PRODUCT_ROWS 8
+#define MLXR_PRODUCT_VECTORS 3
+#elif defined(MLXR_NEON)
+#define MLXR_ATTEND_SUMS 16
+#define MLXR_PRODUCT_ROWS 8
+#define MLXR_PRODUCT_VECTORS 2
+#else
+#define MLXR_ATTEND_SUMS 8
+#define MLXR_PRODUCT_ROWS 4
+#define MLXR_PRODUCT_VECTORS 2
+#endif
+#define MLXR_UNROLL_4 MLXR_PRAGMA(GCC unroll 4)
+
+// 2^x for x <= 0, to 2 ulp; 0 from x = -127 down. 2^f over |f| <= 1/2 is fitted for the least relative error.
+MLXR_INLINE f32v f32_exp2_negative(f32v x) {
+    x = f32_max(f32_set1(-127.0f), x);
+    f32v shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer stands in the low bits
+    f32v f = x - (shifted - 12582912.0f);
+    f32v p = f * 1.32647273e-3f + 9.67151299e-3f;
+    p = p * f + 5.55073358e-2f;
+    p = p * f + 2.40222424e-1f;
+    p = p * f + 6.93147004e-1f;
+    p = p * f + 1.0f;
+    return f32_of_bits(f32_bits(p) + (f32_bits(shifted) << 23));
+}
+
+// Lane i is the sum of vector i's lanes.
+MLXR_INLINE f32v f32_sums(const f32v *a) {
+#if defined(MLXR_AVX512)
+    __m512 pairs[8], quads[4];
+    MLXR_UNROLL
+    for (int i = 0; i < 8; i++) {
+        __m512 x = (__m512)a[2 * i], y = (__m512)a[2 * i + 1];
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m512d x = (__m512d)pairs[2 * i], y = (__m512d)pairs[2 * i + 1];
+        quads[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(x, y), (__m512)_mm512_unpackhi_pd(x, y));
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 2; i++) {
+        __m512 x = quads[2 * i], y = quads[2 * i + 1];
+        quads[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    }
+    return (f32v)_mm512_add_ps(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88),
+                               _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+#elif defined(MLXR_AVX2)
+    __m256 halves[2];
+    MLXR_UNROLL
+    for (int i = 0; i < 2; i++)
+        halves[i] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a[4 * i], (__m256)a[4 * i + 1]),
+                                   _mm256_hadd_ps((__m256)a[4 * i + 2], (__m256)a[4 * i + 3]));
+    return (f32v)_mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
+                               _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
+#else
+    f32v x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5) + __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+    f32v y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5) + __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+#endif
+}
+
+MLXR_INLINE float f32_exp2_negative1(float x) { return f32_exp2_negative(f32_set1(x))[0]; }
+
+#if defined(MLXR_AVX512)
+// The lanes of 16 vectors exchanged with the vectors.
+MLXR_INLINE void i32_transpose(__m512i *r) {
+    __m512i s[16];
+    MLXR_UNROLL
+    for (int i = 0; i < 16; i += 2) {
+        s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
+    }
+    // Lane c of every 128 bits of r[4 g + c] is now column c of rows 4 g to 4 g + 3.
+    MLXR_UNROLL
+    for (int i = 0; i < 4; i++) {
+        s[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        s[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        s[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        s[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(s[i], s[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(s[i + 4], s[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(s[i], s[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(s[i + 4], s[i + 12], 0xdd);
+    }
+}
+#endif
+
+// --- Decode: the query heads on one KV head over a tile of keys ---
+//
+// The lanes of a vector of scores are (key, query head): MLXR_LANES / block keys of a group by `block` heads, a power of
+// two; lane k * block + h. So one softmax serves all heads, and each row of K and V is widened once.
+
+MLXR_INLINE int attend_block(int heads) { return heads > 8 ? 16 : heads > 4 ? 8 : heads > 2 ? 4 : heads; }
+
+// scores[group][lane] for the keys at rows + offsets[j], j < count; offsets hold whole groups. q: [heads][dim].
+MLXR_INLINE void attend_scores(float *scores, const float *q, int heads, const uint8_t *rows, const size_t *offsets,
+                               cache_ahead *ahead, int lines, int count, int type, int head_dim,
+                               int dim) {
+    const int block = attend_block(heads), keys = MLXR_LANES / block;
+    for (int j = 0; j < count; j += keys) {
+        cache_prefetch(ahead, keys * lines);
+        const uint8_t *row[MLXR_LANES];
+        f32v sums[MLXR_LANES];
+        MLXR_UNROLL
+        for (int i = 0; i < MLXR_LANES; i++) sums[i] = f32_zero();
+        MLXR_UNROLL
+        for (int i = 0; i < keys; i++) row[i] = rows + offsets[j + i];
+        MLXR_UNROLL_4
+        for (int c = 0; c < head_dim; c += MLXR_LANES) {
+            f32v x[MLXR_LANES];
+            MLXR_UNROLL
+            for (int i = 0; i < keys; i++) {
+                x[i] = cache_vector_at(row[i], c, type, head_dim);
+                if (type == MLXR_CACHE_Q8) x[i] *= cache_scale(row[i], type, head_dim);
+            }
+            MLXR_UNROLL
+            for (int h = 0; h < heads; h++) {
+                f32v y = f32_load(q + h * dim + c);
+                MLXR_UNROLL
+                for (int i = 0; i < keys; i++) sums[i * block + h] = f32_fma(x[i], y, sums[i * block + h]);
+            }
+        }
+        f32_store(scores + j * block, f32_sums(sums));
+    }
+}
+
+// Scores of blocks of `block` heads become weights in place; those of keys from `count` to `end` become 0. Updates the
+// heads' maxima (each in all lanes of its head) and sums (a head's sum is that of its lanes) and stores what the values
+// so far are to be multiplied by. end * block is a multiple of MLXR_LANES.
+MLXR_INLINE void attend_softmax(float *scores, int block, int count, int end, float *maxima, float *sums, float *keep,
+                                cache_ahead *ahead, int lines) {
+    for (int i = count * block; i < end * block; i++) scores[i] = -__builtin_inff();
+    const f32v before = f32_load(maxima);
+    f32v largest = before;
+    for (int i = 0; i < end * block; i += MLXR_LANES) largest = f32_max(largest, f32_load(scores + i));
+    float lanes[MLXR_LANES];
+    f32_store(lanes, largest);
+    MLXR_UNROLL
+    for (int n = MLXR_LANES / 2; n >= block; n /= 2)
+        MLXR_UNROLL
+        for (int i = 0; i < n; i++) lanes[i] = lanes[i] > lanes[i + n] ? lanes[i] : lanes[i + n];
+    MLXR_UNROLL
+    for (int i = block; i < MLXR_LANES; i++) lanes[i] = lanes[i % block];
+    const f32v now = f32_load(lanes), kept = f32_exp2_negative(before - now);
+    f32v total = f32_load(sums) * kept;
+    for (int i = 0; i < end * block; i += MLXR_LANES) {
+        cache_prefetch(ahead, lines);
+        f32v p = f32_exp2_negative(f32_load(scores + i) - now);
+        f32_store(scores + i, p);
+        total += p;
+    }
+    f32_store(maxima, now);
+    f32_store(sums, total);
+    f32_store(keep, kept);
+}
+
+// Adds up the lanes of each head: head h's sum is then lane h.
+MLXR_INLINE void attend_close(float *sums, int block) {
+    for (int h = 0; h < block; h++)
+        for (int i = h + block; i < MLXR_LANES; i += block) sums[h] += sums[i];
+}
+
+// Elements [at, at + vectors * MLXR_LANES) of values[h] = values[h] * keep[h] + sum over j < count of weight * row j.
+// heads * vectors sums stay in registers.
+MLXR_INLINE void attend_values_part(float *values, const float *keep, const float *weights, int heads,
+                                    const uint8_t *rows, const size_t *offsets, cache_ahead *ahead, int lines, int count, int type, int head_dim, int dim, int at, int vectors) {
+    const int block = attend_block(heads);
+    f32v sums[MLXR_ATTEND_SUMS];
+    MLXR_UNROLL
+    for (int h = 0; h < heads; h++)
+        MLXR_UNROLL
+        for (int c = 0; c < vectors; c++)
+            sums[h * vectors + c] = f32_load(values + h * dim + at + c * MLXR_LANES) * keep[h];
+    for (int j = 0; j < count; j++) {
+        const uint8_t *row = rows + offsets[j];
+        cache_prefetch(ahead, lines);
+        f32v x[MLXR_ATTEND_SUMS];
+        MLXR_UNROLL
+        for (int c = 0; c < vectors; c++) {
+            x[c] = cache_vector_at(row, at + c * MLXR_LANES, type, head_dim);
+            if (type == MLXR_CACHE_Q8) x[c] *= cache_scale(row, type, head_dim);
+        }
+        MLXR_UNROLL
+        for (int h = 0; h < heads; h++) {
+            f32v p = f32_set1(weights[j * block + h]);
+            MLXR_UNROLL
+            for (int c = 0; c < vectors; c++) sums[h * vectors + c] = f32_fma(p, x[c], sums[h * vectors + c]);
+        }
+    }
+    MLXR_UNROLL
+    for (int h = 0; h < heads; h++)
+        MLXR_UNROLL
+        for (int c = 0; c < vectors; c++)
+            f32_store(values + h * dim + at + c * MLXR_LANES, sums[h * vectors + c]);
+}
+
+// values[h] = values[h] * keep[h] + the weighted sum of the rows at rows + offsets[j], j < count.
+MLXR_INLINE void attend_values(float *values, const float *keep, const float *weights, int heads, const uint8_t *rows,
+                               const size_t *offsets, cache_ahead *ahead, int lines, int count,
+                               int type, int head_dim, int dim) {
+    const int all = MLXR_HEAD_VECTORS(head_dim), fit = MLXR_ATTEND_SUMS / heads, vectors = fit < all ? fit : all;
+    const int whole = all / vectors * vectors, spare = all % vectors;
+    for (int c = 0; c < whole; c += vectors)
+        attend_values_part(values, keep, weights, heads, rows, offsets, ahead, c ? 0 : lines, count, type,
+                           head_dim, dim, c * MLXR_LANES, vectors);
+    if (spare)
+        attend_values_part(values, keep, weights, heads, rows, offsets, ahead, 0, count, type, head_dim, dim,
+                           whole * MLXR_LANES, spare);
+}
+
+// A tile's keys for up to MLXR_LANES query heads: their maxima and sums, a vector each, and values are brought forward.
+MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
+                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
+                                     cache_ahead *ahead, int lines, int count, int type, int head_dim,
+                                     int dim) {
+    const int block = attend_block(heads), keys = MLXR_LANES / block;
+    float keep[MLXR_LANES];
+    attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
+    attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
+    attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, head_dim, dim);
+}
+
+// The same for any number of heads: h's maximum and sum are those of lane h % MLXR_LANES of vector h / MLXR_LANES.
+MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
+                                    const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
+                                    cache_ahead *ahead, int count, int type, int head_dim, int dim) {
+    const int whole = heads / MLXR_LANES * MLXR_LANES;
+    // Half with the scores, half with the values.
+    const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
+    for (int h = 0; h < whole; h += MLXR_LANES)
+        attend_decode_heads(values + h * dim, maxima + h, sums + h, scores, q + h * dim, MLXR_LANES, k_rows, v_rows,
+                            offsets, ahead, h ? 0 : lines, count, type, head_dim, dim);
+    if (whole < heads)
+        attend_decode_heads(values + whole * dim, maxima + whole, sums + whole, scores, q + whole * dim, heads - whole,
+                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, type, head_dim, dim);
+}
+
+MLXR_INLINE void attend_decode_close(float *sums, int heads) {
+    for (int h = 0; h < heads; h += MLXR_LANES)
+        attend_close(sums + h, attend_block(heads - h < MLXR_LANES ? heads - h : MLXR_LANES));
+}
+
+// --- Prefill: a tile of queries, one a lane, over a tile of keys ---
+
+// c[i][v] = c[i][v] * keep[v] + sum over k < depth of a[i * a_row + k * a_step] * b[k][v]; keep NULL: without c's old
+// value. c and b have rows of `stride` floats. i < rows and `vectors` of v: small literals.
+MLXR_INLINE void attend_product_block(float *c, const float *keep, const float *a, int a_row, int a_step,
+                                      const float *b, int stride, int depth, int rows, int vectors) {
+    f32v sums[MLXR_PRODUCT_ROWS * MLXR_PRODUCT_VECTORS];
+    MLXR_UNROLL
+    for (int i = 0; i < rows; i++)
+        MLXR_UNROLL
+        for (int v = 0; v < vectors; v++)
+            sums[i * vectors + v] = keep ? f32_load(c + (size_t)i * stride + v * MLXR_LANES) * f32_load(keep + v * MLXR_LANES)
+                                         : f32_zero();
+    for (int k = 0; k < depth; k++) {
+        f32v x[MLXR_PRODUCT_VECTORS];
+        MLXR_UNROLL
+        for (int v = 0; v < vectors; v++) x[v] = f32_load(b + (size_t)k * stride + v * MLXR_LANES);
+        MLXR_UNROLL
+        for (int i = 0; i < rows; i++) {
+            f32v y = f32_set1(a[(size_t)i * a_row + (size_t)k * a_step]);
+            MLXR_UNROLL
+            for (int v = 0; v < vectors; v++) sums[i * vectors + v] = f32_fma(y, x[v], sums[i * vectors + v]);
+        }
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < rows; i++)
+        MLXR_UNROLL
+        for (int v = 0; v < vectors; v++) f32_store(c + (size_t)i * stride + v * MLXR_LANES, sums[i * vectors + v]);
+}
+
+MLXR_INLINE void attend_product_columns(float *c, const float *keep, const float *a, int a_row, int a_step,
+                                        const float *b, int stride, int depth, int rows, int vectors) {
+    for (int i = 0; i < rows; i += MLXR_PRODUCT_ROWS)
+        attend_product_block(c + (size_t)i * stride, keep, a + (size_t)i * a_row, a_row, a_step, b, stride, depth,
+                             MLXR_PRODUCT_ROWS, vectors);
+}
+
+// The same for any multiple of 8 rows and any multiple of 16 columns.
+MLXR_INLINE void attend_product(float *c, const float *keep, const float *a, int a_row, int a_step, const float *b,
+                                int stride, int depth, int rows, int columns) {
+    int v = 0;
+    for (; v + MLXR_PRODUCT_VECTORS * MLXR_LANES <= columns; v += MLXR_PRODUCT_VECTORS * MLXR_LANES)
+        attend_product_columns(c + v, keep ? keep + v : NULL, a, a_row, a_step, b + v, stride, depth, rows,
+                               MLXR_PRODUCT_VECTORS);
+    if (MLXR_PRODUCT_VECTORS > 2 && columns - v == 2 * MLXR_LANES)
+        attend_product_columns(c + v, keep ? keep + v : NULL, a, a_row, a_step, b + v, stride, depth, rows, 2);
+    if (columns - v == MLXR_LANES)
+        attend_product_columns(c + v, keep ? keep + v : NULL, a, a_row, a_step, b + v, stride, depth, rows, 1);
+}
+
+// Scores [count][stride] of keys that a query does not see become minus infinity: key j of the tile has position
+// first + j; column v has positions[v] and sees `window` keys up to it (0: all).
+MLXR_INLINE void attend_mask(float *scores, int stride, const int32_t *positions, int first, int count, int columns,
+                             int window) {
+    const f32v hidden = f32_set1(-__builtin_inff());
+    for (int j = 0; j < count; j++)
+        for (int v = 0; v < columns; v += MLXR_LANES) {
+            i32v distance = i32_load(positions + v) - (first + j);
+            i32v unseen = distance < 0;
+            if (window) unseen |= distance >= window;
+            float *p = scores + (size_t)j * stride + v;
+            f32_store(p, f32_select(unseen, hidden, f32_load(p)));
+        }
+}
+
+// Scores become weights in place, column by column; keep receives what the values so far are to be multiplied by.
+MLXR_INLINE void attend_softmax_columns(float *scores, int stride, int count, int columns, float *maximum, float *sum,
+                                        float *keep) {
+    for (int v = 0; v < columns; v += MLXR_LANES) {
+        const f32v before = f32_load(maximum + v);
+        f32v now = before;
+        for (int j = 0; j < count; j++) now = f32_max(now, f32_load(scores + (size_t)j * stride + v));
+        const f32v kept = f32_exp2_negative(before - now);
+        f32v total = f32_load(sum + v) * kept;
+        for (int j = 0; j < count; j++) {
+            float *at = scores + (size_t)j * stride + v;
+            f32v p = f32_exp2_negative(f32_load(at) - now);
+            f32_store(at, p);
+            total += p;
+        }
+        f32_store(maximum + v, now);
+        f32_store(sum + v, total);
+        f32_store(keep + v, kept);
+    }
+}
+
+// Columns [0, count) of values [head_dim][width], times weights[column], as rows: column i goes to to[i]. count <= 16.
+MLXR_INLINE void attend_results(float *const *to, int count, const float *values, int width, const float *weights,
+                                int head_dim) {
+#if defined(MLXR_AVX512)
+    const __m512 factor = _mm512_loadu_ps(weights);
+    for (int d = 0; d < head_dim; d += 16) {
+        const int rows = head_dim - d < 16 ? 8 : 16;
+        __m512i r[16];
+        MLXR_UNROLL
+        for (int i = 0; i < 16; i++)
+            r[i] = i < rows ? (__m512i)_mm512_mul_ps(_mm512_loadu_ps(values + (size_t)(d + i) * width), factor)
+                            : _mm512_setzero_si512();
+        i32_transpose(r);
+        MLXR_UNROLL
+        for (int i = 0; i < 16; i++)
+            if (i < count) _mm512_mask_storeu_epi32(to[i] + d, (__mmask16)((1u << rows) - 1u), r[i]);
+    }
+#else
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < head_dim; d++) to[i][d] = values[(size_t)d * width + i] * weights[i];
+#endif
+}

@@ -1,0 +1,162 @@
+// Rows of the KV cache: head_dim elements of one token and one KV head, as the arena holds them. In q8 int8 numbers and
+// then their f32 scale, absmax / 127; a row that is not finite has the scale NaN. Rows need no alignment.
+//
+// In scratch a head is f32, `padded` elements long (head_dim rounded up to 16), so that vectors of any width fit.
+#include <math.h>
+
+#define MLXR_CACHE_F32 0
+#define MLXR_CACHE_F16 1
+#define MLXR_CACHE_BF16 2
+#define MLXR_CACHE_Q8 3
+
+// Vectors of a head, the last one perhaps half full; then its other half is zeros in scratch.
+#define MLXR_HEAD_VECTORS(head_dim) (((head_dim) + MLXR_LANES - 1) / MLXR_LANES)
+
+typedef int8_t i8_quarter __attribute__((vector_size(MLXR_LANES), aligned(1), may_alias));
+typedef float f32_any __attribute__((aligned(1), may_alias));
+
+MLXR_INLINE int mlxr_least(int a, int b) { return a < b ? a : b; }
+
+// Brings the cache line at p into the second level cache.
+MLXR_INLINE void prefetch_l2(const void *p) { __builtin_prefetch(p, 0, 2); }
+
+MLXR_INLINE int cache_element_bytes(int type) {
+    return type == MLXR_CACHE_F32 ? 4 : type == MLXR_CACHE_Q8 ? 1 : 2;
+}
+
+// MLXR_LANES elements at p, without a scale.
+MLXR_INLINE f32v cache_vector(const uint8_t *p, int type) {
+    if (type == MLXR_CACHE_F32) return f32_load((const float *)p);
+    if (type == MLXR_CACHE_F16) return f16_load(p);
+#if defined(MLXR_AVX512)
+    // GCC would widen each half on its own.
+    if (type == MLXR_CACHE_BF16)
+        return (f32v)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+    return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(MLXR_AVX2)
+    if (type == MLXR_CACHE_BF16)
+        return (f32v)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+    return (f32v)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    if (type == MLXR_CACHE_BF16) return bf16_load(p);
+    return f32_of_i32(__builtin_convertvector(*(const i8_quarter *)p, i32v));
+#endif
+}
+
+// Elements [at, at + MLXR_LANES) of a row; zeros past its end. at is a multiple of 8, and so is head_dim.
+MLXR_INLINE f32v cache_vector_at(const uint8_t *row, int at, int type, int head_dim) {
+    const uint8_t *p = row + at * cache_element_bytes(type);
+    if (at + MLXR_LANES <= head_dim) return cache_vector(p, type);
+#if defined(MLXR_AVX512)
+    if (type == MLXR_CACHE_F32) return (f32v)_mm512_maskz_loadu_ps(0xff, p);
+    if (type == MLXR_CACHE_Q8)
+        return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+    __m256i half = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    if (type == MLXR_CACHE_F16) return (f32v)_mm512_cvtph_ps(half);
+    return (f32v)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
+    return f32_zero();  // narrower vectors divide 8
+#endif
+}
+
+// What a row's elements are to be multiplied by.
+MLXR_INLINE float cache_scale(const uint8_t *row, int type, int head_dim) {
+    return type == MLXR_CACHE_Q8 ? *(const f32_any *)(row + head_dim) : 1.0f;
+}
+
+// What is read next: bytes [begin, end) of K's and of V's rows of `count` tokens at `offsets`, and how far they have been
+// brought into the second level cache, in the order of the arena's bytes.
+typedef struct {
+    const uint8_t *k, *v;
+    const size_t *offsets;
+    int begin, end, count, key, byte;
+} cache_ahead;
+
+// Brings the next `lines` cache lines of K, and of V, closer.
+MLXR_INLINE void cache_prefetch(cache_ahead *ahead, int lines) {
+    for (int i = 0; i < lines && ahead->key < ahead->count; i++) {
+        const size_t at = ahead->offsets[ahead->key] + (size_t)ahead->byte;
+        prefetch_l2(ahead->k + at);
+        prefetch_l2(ahead->v + at);
+        ahead->byte += 64;
+        if (ahead->byte >= ahead->end) ahead->byte = ahead->begin, ahead->key++;
+    }
+}
+
+// A row as f32 into scratch. type and head_dim are literals.
+MLXR_INLINE void cache_load(float *dst, const uint8_t *row, int type, int head_dim) {
+    const f32v scale = f32_set1(cache_scale(row, type, head_dim));
+    MLXR_UNROLL
+    for (int i = 0; i < MLXR_HEAD_VECTORS(head_dim); i++) {
+        f32v x = cache_vector_at(row, i * MLXR_LANES, type, head_dim);
+        f32_store(dst + i * MLXR_LANES, type == MLXR_CACHE_Q8 ? x * scale : x);
+    }
+}
+
+MLXR_INLINE void cache_store_q8(uint8_t *row, const float *src, int head_dim) {
+    f32v greatest = f32_zero(), other = f32_zero();
+    for (int at = 0; at < head_dim; at += MLXR_LANES) {
+        f32v x = cache_vector_at((const uint8_t *)src, at, MLXR_CACHE_F32, head_dim);
+        greatest = f32_max(greatest, f32_abs(x));
+        other += x * 0.0f;  // NaN where x is infinite or not a number
+    }
+    const float scale = f32_greatest(greatest) / 127.0f + f32_sum(other);
+    const f32v divisor = f32_set1(scale > 0.0f ? scale : 1.0f), bound = f32_set1(scale > 0.0f ? 127.0f : 0.0f);
+    for (int at = 0; at < head_dim; at += MLXR_LANES) {
+        // Where the scale is subnormal it is coarse, and x / scale may exceed 127.
+        f32v x = cache_vector_at((const uint8_t *)src, at, MLXR_CACHE_F32, head_dim) / divisor;
+        i8_quarter numbers = __builtin_convertvector(i32_round(f32_max(-bound, f32_min(bound, x))), i8_quarter);
+        memcpy(row + at, &numbers, (size_t)(head_dim - at < MLXR_LANES ? head_dim - at : MLXR_LANES));
+    }
+    *(f32_any *)(row + head_dim) = scale;
+}
+
+// A row of f32, in scratch or not, into the arena. type and head_dim are literals.
+MLXR_INLINE void cache_store(uint8_t *row, const float *src, int type, int head_dim) {
+    if (type == MLXR_CACHE_Q8) {
+        cache_store_q8(row, src, head_dim);
+        return;
+    }
+    const int size = cache_element_bytes(type);
+    for (int at = 0; at < head_dim; at += MLXR_LANES) {
+        const int count = head_dim - at < MLXR_LANES ? head_dim - at : MLXR_LANES;
+        uint8_t part[4 * MLXR_LANES];
+        float numbers[MLXR_LANES] = {0};
+        memcpy(numbers, src + at, (size_t)count * 4);
+        f32v x = f32_load(numbers);
+        if (type == MLXR_CACHE_F32) f32_store((float *)part, x);
+        if (type == MLXR_CACHE_F16) f16_store(part, x);
+        if (type == MLXR_CACHE_BF16) bf16_store(part, x);
+        memcpy(row + at * size, part, (size_t)(count * size));
+    }
+}
+
+// Byte offsets of the rows of positions [first, first + count) of one sequence, from the layer's first row. Entries up
+// to the next multiple of 32 repeat the last one, so that whole tiles may be read. table is NULL where a position's block
+// is its own number.
+MLXR_INLINE void cache_offsets(size_t *offsets, const int32_t *table, int first, int count, int block_size,
+                               size_t block_stride, size_t token_bytes) {
+    for (int i = 0; i < count;) {
+        const int position = first + i, block = position / block_size, start = position % block_size;
+        const int rest = block_size - start, run = rest < count - i ? rest : count - i;
+        const size_t base = (size_t)(table ? table[block] : block) * block_stride + (size_t)start * token_bytes;
+        for (int j = 0; j < run; j++) offsets[i + j] = base + (size_t)j * token_bytes;
+        i += run;
+    }
+    for (int i = count; i % 32; i++) offsets[i] = offsets[count - 1];
+}
+
+// A head rotated and scaled into scratch. rotation: rotary_dim / 2 cosines, then as many sines. The dims are literals.
+MLXR_INLINE void rope_head(float *restrict dst, const float *restrict head, const float *restrict rotation,
+                           int head_dim, int rotary_dim, int interleaved, float scale) {
+    const int pairs = rotary_dim / 2;
+    const float *cosines = rotation, *sines = rotation + pairs;
+    for (int i = 0; i < pairs; i++) {
+        const int first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + pairs;
+        const float a = head[first], b = head[second];
+        dst[first] = (a * cosines[i] - b * sines[i]) * scale;
+        dst[second] = (b * cosines[i] + a * sines[i]) * scale;
+    }
+    for (int i = rotary_dim; i < head_dim; i++) dst[i] = head[i] * scale;
+    for (int i = head_dim; i < (head_dim + 15) / 16 * 16; i++) dst[i] = 0.0f;
+}

@@ -1,0 +1,34 @@
+// Q4_K: 256 columns: 8 times 32 numbers w of 4 bits with a scale and a minimum: d * w - m.
+//
+// Packed: the scales (k_scales.h) | 8 x 4 vectors of two groups.
+enum { Q4_K_BYTES = 144, Q4_K_STEP = 256 };
+
+MLXR_INLINE void q4_k_open(const uint8_t *panel, int b, mlxr_block *at) {
+    const uint8_t *packed = panel + (size_t)b * 16 * Q4_K_BYTES;
+    at->body = packed + K_SCALES_BYTES;
+    open_k_scales(packed, at);
+}
+
+MLXR_INLINE void q4_k_read(const mlxr_block *at, int s, int part, mlxr_weights *out) {
+    read_k_scales(at, s, part, out);
+    unpack_nibbles(at->body + Q4_K_STEP * s, part, out->w);
+}
+
+// The low (s even) or high halves of 32 native bytes, which two times 32 columns share.
+MLXR_INLINE void k_nibbles(const uint8_t *native, int s, uint32_t nibbles[8]) {
+    for (int g = 0; g < 8; g++) nibbles[g] = dword_at(native + 32 * (s / 2), g) >> 4 * (s & 1) & 0x0f0f0f0f;
+}
+
+MLXR_INLINE void q4_k_pack_panel(uint8_t *dst, const uint8_t *const rows[16], int blocks) {
+    for (int b = 0; b < blocks; b++, dst += 16 * Q4_K_BYTES) {
+        for (int row = 0; row < 16; row++) {
+            const uint8_t *native = native_block(rows[row], b, Q4_K_BYTES);
+            pack_k_scales(dst, row, native);
+            for (int s = 0; s < 8; s++) {
+                uint32_t nibbles[8];
+                k_nibbles(native + 16, s, nibbles);
+                pack_nibbles(dst + K_SCALES_BYTES + Q4_K_STEP * s, row, nibbles);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+"""What MODEL may be: a GGUF file, a folder, an artifact that options change; and what is cached of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.cli import main
+from mlxr.cli.model_source import Changes, resolve_artifact
+from mlxr.compiler.errors import MlxrError, SpecError
+from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER
+
+TINY = GOLDEN / "tiny-Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize("host", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["f32", "Q8_0", "Q4_K_M"])
+def test_a_gguf_file_gives_what_llama_cpp_gives(tmp_path: Path, name: str, host: str) -> None:
+    golden = np.load(GOLDEN / "tiny-llamacpp.npz")
+    tokens = " ".join(map(str, golden["tokens"]))
+    path = tmp_path / "logits.npy"
+    arguments = ["logits", str(GOLDEN / f"tiny-{name}.gguf"), "--tokens", tokens, "-o", str(path)]
+    assert main([*arguments, "--host", host, "--compute", "exact"]) == 0
+    got, expected = np.load(path), golden[f"logits_{name}"]
+    # llama.cpp rounds activations to 8 bits, but not of f32 weights.
+    limit = 1e-3 if name == "f32" else 0.04
+    assert np.linalg.norm(got - expected) < limit * np.linalg.norm(expected)
+
+
+def test_a_gguf_file_runs_with_its_own_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    golden = json.loads((GOLDEN / "storyteller-golden.json").read_text())[0]
+    arguments = ["run", str(Q8_0), "--prompt", golden["prompt"], "--max-tokens", "6", "--json", "--host", "reference"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == golden["greedy_fp32"][:6]
+
+
+def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hugging_face, gguf, both = tmp_path / "hf", tmp_path / "gguf", tmp_path / "two"
+    for folder in (hugging_face, gguf, both):
+        folder.mkdir()
+    for path in (BF16, BF16.with_name("config.json"), TOKENIZER):
+        shutil.copy(path, hugging_face)
+    shutil.copy(TINY, gguf)
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(TINY, both / name)
+    artifact, weights = resolve_artifact(str(hugging_face))
+    assert (artifact.spec.name, weights) == ("hf", hugging_face)
+    artifact, weights = resolve_artifact(str(gguf))
+    assert (artifact.spec.name, weights) == ("tiny-Q4_K_M", gguf / TINY.name)
+    assert main(["run", str(both), "--prompt", "A"]) == 1
+    assert "is no artifact" in capsys.readouterr().err
+    arguments = ["run", str(hugging_face), "--prompt", "Once upon a time", "--max-tokens", "4", "--host", "reference"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == " I was sitting in\n"
+
+
+def test_widened_tensors_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
+
+    source = GGUFReader(GOLDEN / "tiny-f32.gguf")
+    path = tmp_path / "tiny-Q5_1.gguf"
+    writer = GGUFWriter(path, "llama")
+    for field in source.fields.values():
+        if field.name.startswith("llama."):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in source.tensors:
+        held = GGMLQuantizationType.Q5_1 if len(tensor.data.shape) > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, quants.quantize(tensor.data, held), raw_dtype=held)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    logits = tmp_path / "logits.npy"
+    assert main(["logits", str(path), "--tokens", "1 5", "-o", str(logits), "--host", "reference"]) == 0
+    assert "tensors of type Q5_1 are widened to f16 at load" in capsys.readouterr().err
+
+
+def test_compute_and_context_are_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("storyteller", str(TINY)):
+        spec = resolve_artifact(name, Changes(context=100, compute="exact"))[0].spec
+        assert (spec.model.context, spec.compute) == (100, "exact")
+        assert resolve_artifact(name)[0].spec.compute == "fast"
+    arguments = ["run", str(TINY), "--host", "reference", "--prompt", "A", "--max-tokens", "1"]
+    assert main([*arguments, "--context", "513"]) == 1
+    assert "the model's own context is 512 tokens; 513 are asked for" in capsys.readouterr().err
+    assert main([*arguments, "--context", "0"]) == 1
+    assert "--context is 0; expected at least 1" in capsys.readouterr().err
+
+
+def test_an_artifact_that_options_change_is_compiled_again_from_its_spec(tmp_path: Path) -> None:
+    folder = tmp_path / "storyteller"
+    mlxr.compile("storyteller").write(folder)
+    same, weights = resolve_artifact(str(folder), Changes(compute="fast"))
+    assert weights is None
+    assert same.digest == mlxr.compile("storyteller").digest
+    other, _ = resolve_artifact(str(folder), Changes(compute="exact", sequences=2))
+    assert (other.spec.compute, other.spec.cache.max_sequences) == ("exact", 2)
+    assert other.plan.arena.max_sequences == 2
+
+
+def test_changes_that_contradict_the_spec_are_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "one.yaml"
+    text = (Path(__file__).parents[2] / "models/storyteller/storyteller.yaml").read_text()
+    spec.write_text(text.replace("mode: paged", "mode: contiguous"))
+    with pytest.raises(SpecError, match="mode contiguous holds one sequence, got max_sequences 2"):
+        resolve_artifact(str(spec), Changes(sequences=2))
+
+
+def test_what_is_compiled_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        resolve_artifact(str(TINY))
+        resolve_artifact(str(TINY), Changes(compute="exact"))
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "holds no JSON object"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        (" " * 2_000_000, "larger than 1048576 bytes"),
+        ("{}", "model_type does not say; supported: llama, mistral"),
+    ],
+)
+def test_a_faulty_config_is_refused(tmp_path: Path, config: str, message: str) -> None:
+    shutil.copy(BF16, tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(MlxrError, match=message):
+        resolve_artifact(str(tmp_path))
+
+
+def test_cut_files_are_refused(tmp_path: Path) -> None:
+    data = TINY.read_bytes()
+    path = tmp_path / "cut.gguf"
+    for percent in range(0, 100, 7):
+        path.write_bytes(data[: len(data) * percent // 100])
+        with pytest.raises(MlxrError, match=r"cut\.gguf"):
+            resolve_artifact(str(path))

@@ -1,0 +1,85 @@
+"""Weight formats of a spec: classes, exceptions by name, and what cannot be held."""
+
+import gguf
+import pytest
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.spec.load import dump_spec, parse_spec
+from mlxr_tests.specs import small_spec
+
+QUANTISED = [held for held in WeightFormat if held.is_quantised]
+TEXT = """\
+name: formats
+model:
+  vocab_size: 64
+  hidden_size: 256
+  num_layers: 3
+  context: 32
+  attention: {num_heads: 4, num_kv_heads: 2}
+  mlp: {intermediate_size: 512}
+weights:
+  default: q4_k
+  norm: f16
+  output: q8_0
+  tensors:
+    "layers.[02].attention.v": q6_k
+    "layers.*.mlp.down": q5_k
+    "layers.2.*": bf16
+"""
+
+
+@pytest.mark.parametrize("held", QUANTISED)
+def test_blocks_are_those_of_gguf(held: WeightFormat) -> None:
+    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[held.gguf]]
+    assert (held.block_elements, held.block_bytes) == sizes
+    assert held.dtype == "f32" and held.row_bytes(512) == 512 // sizes[0] * sizes[1]
+
+
+@pytest.mark.parametrize("held", ["f32", "f16", "bf16"])
+def test_float_formats_are_their_own_type(held: str) -> None:
+    found = WeightFormat(held)
+    assert found.dtype == held and not found.is_quantised and found.row_bytes(3) == 3 * found.dtype.size_bytes
+
+
+def test_the_first_pattern_that_matches_counts() -> None:
+    weights = parse_spec(TEXT, "spec.yaml").weights
+    wanted = {
+        "embedding": "q4_k",
+        "output": "q8_0",
+        "layers.0.attention.q": "q4_k",
+        "layers.0.attention.v": "q6_k",
+        "layers.1.attention.v": "q4_k",
+        "layers.2.attention.v": "q6_k",
+        "layers.1.mlp.down": "q5_k",
+        "layers.2.mlp.down": "q5_k",
+        "layers.2.mlp.up": "bf16",
+    }
+    assert {name: weights.of_tensor(name) for name in wanted} == wanted
+
+
+def test_vectors_are_never_quantised() -> None:
+    weights = parse_spec(TEXT, "spec.yaml").weights
+    assert weights.of_vector("layers.0.attention.norm") == "f16"
+    assert weights.of_vector("layers.0.attention.q_bias") == "f32"
+
+
+def test_formats_survive_a_round_trip() -> None:
+    spec = parse_spec(TEXT, "spec.yaml")
+    assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(SpecError, match=r'(?s)"layers.9.mlp.down" matches no matrix of the model.*layers.0.mlp.down'):
+        parse_spec(TEXT.replace("layers.*.mlp.down", "layers.9.mlp.down"), "spec.yaml")
+
+
+@pytest.mark.parametrize(("held", "block"), [("q8_0", 32), ("q4_k", 256)])
+def test_rows_that_blocks_do_not_fill_are_refused(held: str, block: int) -> None:
+    with pytest.raises(ValueError, match=f"has rows of 48 elements, which {held} cannot hold: its blocks have {block}"):
+        small_spec(weights={"default": held})
+
+
+def test_an_unknown_format_names_the_known_ones() -> None:
+    with pytest.raises(SpecError, match="q4_0"):
+        parse_spec(TEXT.replace("default: q4_k", "default: q4_1"), "spec.yaml")

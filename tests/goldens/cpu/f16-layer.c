@@ -1,0 +1,703 @@
+// ==== parts that several kernels share
+// f16 matrices of 48 columns, exact: panels of 1536 bytes.
+MLXR_OUTLINE void f16_48_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
+    const float *rows = (const float *)x;
+    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 48) / 4;
+    for (int i = 0; i < m; i += 8, rows += 8 * stride)
+        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F16, panel, 48, valid, rows, stride, MLXR_M, y + i))
+}
+
+MLXR_OUTLINE void f16_48_exact_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
+    float_panel_f32(MLXR_F16, panel, 48, valid, k0, k1, (float *)dst);
+}
+
+static const mlxr_matrix f16_48_exact = { f16_48_exact_dot, f16_48_exact_unpack, 1536, MLXR_ROWS_F32 };
+
+MLXR_OUTLINE void finish_bias(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
+                  const float (*u)[16]) {
+    mlxr_finish_rows(MLXR_NO_ACTIVATION, 1, 0, out, row, count, column, valid, y, u);
+}
+
+// f16 matrices of 512 columns, exact: panels of 16384 bytes.
+MLXR_OUTLINE void f16_512_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
+    const float *rows = (const float *)x;
+    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 512) / 4;
+    for (int i = 0; i < m; i += 8, rows += 8 * stride)
+        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F16, panel, 512, valid, rows, stride, MLXR_M, y + i))
+}
+
+MLXR_OUTLINE void f16_512_exact_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
+    float_panel_f32(MLXR_F16, panel, 512, valid, k0, k1, (float *)dst);
+}
+
+static const mlxr_matrix f16_512_exact = { f16_512_exact_dot, f16_512_exact_unpack, 16384, MLXR_ROWS_F32 };
+
+MLXR_OUTLINE void finish_bias_residual(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
+                  const float (*u)[16]) {
+    mlxr_finish_rows(MLXR_NO_ACTIVATION, 1, 1, out, row, count, column, valid, y, u);
+}
+
+MLXR_OUTLINE void finish_bias_gelu(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
+                  const float (*u)[16]) {
+    mlxr_finish_rows(MLXR_GELU, 1, 0, out, row, count, column, valid, y, u);
+}
+
+// f16 matrices of 136 columns, exact: panels of 4352 bytes.
+MLXR_OUTLINE void f16_136_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
+    const float *rows = (const float *)x;
+    const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 136) / 4;
+    for (int i = 0; i < m; i += 8, rows += 8 * stride)
+        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F16, panel, 136, valid, rows, stride, MLXR_M, y + i))
+}
+
+MLXR_OUTLINE void f16_136_exact_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
+    float_panel_f32(MLXR_F16, panel, 136, valid, k0, k1, (float *)dst);
+}
+
+static const mlxr_matrix f16_136_exact = { f16_136_exact_dot, f16_136_exact_unpack, 4352, MLXR_ROWS_F32 };
+
+MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
+                  const float (*u)[16]) {
+    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 0, out, row, count, column, valid, y, u);
+}
+
+// ==== kernels
+// Cosines and sines of the step's positions, for all layers. The angle is an f32 product, as the reference rounds it;
+// its cosine and sine are those of double precision, rounded once. Threads split the (token, pair)s.
+//   out  [tokens, 64] f32: 32 cosines, then 32 sines
+static void rope_table_5a8f83dd(mlxr_worker *w, const mlxr_batch *b, float *out) {
+    static const float frequencies[32] = {
+        1.0f, 0.749894202f, 0.562341332f, 0.421696514f, 0.316227764f, 0.237137377f,
+        0.177827939f, 0.133352146f, 0.100000001f, 0.0749894232f, 0.0562341325f, 0.0421696492f,
+        0.0316227749f, 0.0237137377f, 0.0177827943f, 0.013335214f, 0.00999999978f, 0.00749894232f,
+        0.00562341325f, 0.00421696482f, 0.00316227763f, 0.00237137382f, 0.00177827943f, 0.00133352145f,
+        0.00100000005f, 0.000749894185f, 0.000562341302f, 0.000421696517f, 0.000316227757f, 0.00023713737f,
+        0.00017782794f, 0.00013335215f,
+    };
+    int first, last;
+    mlxr_share(w, b->tokens * 32, &first, &last);
+    for (int i = first; i < last; i++) {
+        const int token = i / 32, pair = i % 32;
+        const float angle = (float)b->positions[token] * frequencies[pair];
+        float *row = out + (size_t)token * 64;
+        row[pair] = (float)cos((double)angle);
+        row[pair + 32] = (float)sin((double)angle);
+    }
+}
+
+// out = table[token_ids]
+//   table [61, 48] f16, rows
+//   out   [tokens, 48] f32
+static void embed_ee319f0b(mlxr_worker *w, const mlxr_batch *b, const uint8_t *table, float *out) {
+    int first, last;
+    mlxr_share(w, b->tokens, &first, &last);
+    for (int t = first; t < last; t++) {
+        const int row = b->token_ids[t];
+        float *to = out + (size_t)t * 48;
+        float_row(MLXR_F16, table + (size_t)row * 96, 48, to);
+    }
+}
+
+// qkv: out = rms_norm(x) @ W.T + bias
+//   x        [tokens, 48] f32
+//   norm     [48] f32
+//   w0       [512, 48] f16
+//   w1       [64, 48] f16
+//   w2       [64, 48] f16
+//   bias     [640] f32
+//   out      [tokens, 640] f32
+static void qkv_f54447a1(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, const float *bias, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = norm,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 48,
+        .eps = 9.99999975e-06f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f16_48_exact,
+            .w = w0,
+            .rows = 512,
+        },
+        {
+            .matrix = &f16_48_exact,
+            .w = w1,
+            .rows = 64,
+        },
+        {
+            .matrix = &f16_48_exact,
+            .w = w2,
+            .rows = 64,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = bias,
+        .residual = NULL,
+        .width = 640,
+        .finish = finish_bias,
+    };
+    mlxr_project(w, &in, segments, 3, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}
+
+// Decode: RoPE, cache write and attention of one new token a sequence.
+//
+// A thread walks its keys a tile of 64 at a time, for all KV heads in turn: so it reads the arena in the order of its
+// bytes, and each of them once. K, then V, of a tile and head are widened to f32 in scratch, and serve all 8 query
+// heads on that KV head. Where there is much to read, threads share the keys of all sequences evenly, in units of 16; of
+// a sequence that falls to several of them each leaves a partial result, and these are merged (split-KV, as in
+// FlashDecoding). Else they share the KV heads, and need not wait for each other.
+// The thread that has a sequence's last keys stores the new token's K and V first; no other reads them.
+//   qkv         [tokens, 640] f32: 8 query, 1 key, 1 value heads of 64
+//   rope_table  [tokens, 64] f32: cosines, then sines
+//   K, V        [2, 160, 1, 1, 64] f16
+//   out         [tokens, 512] f32
+
+// Keys that a sequence sees: [first, context_len).
+static inline int attend_decode_3bf85044_first(const mlxr_batch *b, int seq) {
+    const int length = b->context_lens[seq];
+    return length > 7 ? length - 7 : 0;
+}
+
+static inline int attend_decode_3bf85044_units(const mlxr_batch *b, int seq) {
+    return (b->context_lens[seq] - attend_decode_3bf85044_first(b, seq) + 15) / 16;
+}
+
+// K and V of a sequence's new token, of some KV heads, into the arena.
+static void attend_decode_3bf85044_store(mlxr_worker *w, const mlxr_batch *b, int seq, int first_head, int last_head, const float *qkv,
+        const float *rope_table, int layer) {
+    const float *keys = qkv + (size_t)seq * 640 + 512;
+    const float *rotation = rope_table + (size_t)seq * 64;
+    const size_t row = (size_t)layer * 20480u + (size_t)(b->slots[seq] / 1) * 128u + (size_t)(b->slots[seq] % 1) * 128u;
+    for (int head = first_head; head < last_head; head++) {
+        float rotated[64];
+        rope_head(rotated, keys + head * 64, rotation, 64, 64, 0, 1.0f);
+        cache_store(w->model->k_arena + row + head * 128, rotated, MLXR_CACHE_F16, 64);
+        cache_store(w->model->v_arena + row + head * 128, keys + (head + 1) * 64, MLXR_CACHE_F16, 64);
+    }
+}
+
+// Attention of a sequence's new token to its keys [first, last), of some KV heads: sums weighted by 2^(score - maximum)
+// into partial result `part` of this thread's scratch.
+static void attend_decode_3bf85044_attend(mlxr_worker *w, const mlxr_batch *b, int seq, int first, int last, int first_head, int last_head,
+        const float *qkv, const float *rope_table, int layer, int part) {
+    float *const queries = (float *)(w->scratch + 0);  // [8, 64]
+    float *const values = (float *)(w->scratch + 2048);  // [2, 8, 64]
+    float *const maxima = (float *)(w->scratch + 6144);  // [2, 1, 16]
+    float *const sums = (float *)(w->scratch + 6272);  // [2, 1, 16]
+    float *const scores = (float *)(w->scratch + 6400);  // [96, 16]
+
+    float *own_values = values + part * 512;
+    float *own_maxima = maxima + part * 16, *own_sums = sums + part * 16;
+    const uint8_t *k_rows = w->model->k_arena + (size_t)layer * 20480u;
+    const uint8_t *v_rows = w->model->v_arena + (size_t)layer * 20480u;
+    const int32_t *table = b->block_tables + (size_t)seq * b->max_blocks;
+    const float *input = qkv + (size_t)seq * 640, *rotation = rope_table + (size_t)seq * 64;
+    size_t offsets[2][64];
+    int now = 0, count = mlxr_least(last - first, 64);
+    cache_offsets(offsets[now], table, first, count, 1, 128u, 128u);
+    const int begin = first_head * 128, end = last_head * 128;
+    cache_ahead start = {k_rows, v_rows, offsets[now], begin, end, count, 0, begin};
+    cache_prefetch(&start, 192);
+    for (int h = first_head * 8; h < last_head * 8; h++) {
+        rope_head(queries + h * 64, input + h * 64, rotation, 64, 64, 0, 0.180336878f);
+        memset(own_values + h * 64, 0, 256);
+    }
+    for (int i = first_head * 16; i < last_head * 16; i++) own_maxima[i] = MLXR_LOWEST, own_sums[i] = 0.0f;
+    for (int at = first; at < last; at += 64) {
+        const int next_count = mlxr_least(last - at - count, 64);
+        if (next_count > 0) cache_offsets(offsets[!now], table, at + count, next_count, 1, 128u, 128u);
+        cache_ahead ahead = {k_rows, v_rows, offsets[!now], begin, end, next_count, 0, begin};
+        for (int head = first_head; head < last_head; head++) {
+            const int h = head * 8, state = head * 16;
+            const uint8_t *keys = k_rows + head * 128, *summed = v_rows + head * 128;
+            attend_decode_tile(own_values + h * 64, own_maxima + state, own_sums + state, scores, queries + h * 64, 8,
+                    keys, summed, offsets[now], &ahead, count, MLXR_CACHE_F16, 64, 64);
+        }
+        now = !now;
+        count = next_count;
+    }
+    for (int head = first_head; head < last_head; head++) attend_decode_close(own_sums + head * 16, 8);
+}
+
+// Results of some query heads of a sequence, from the partial results of threads [first, last]. `first_part` is the first
+// one's; every other thread's range begins with this sequence.
+static void attend_decode_3bf85044_finish(mlxr_worker *w, int seq, int first_head, int last_head, int first, int last, int first_part,
+        float *out) {
+    for (int h = first_head; h < last_head; h++) {
+        float *result = out + (size_t)seq * 512 + h * 64;
+        float merged[64] = {0}, largest = MLXR_LOWEST, total = 0.0f;
+        for (int t = first; t <= last; t++) {
+    float *const values = (float *)(w->model->workers[t].scratch + 2048);  // [2, 8, 64]
+    float *const maxima = (float *)(w->model->workers[t].scratch + 6144);  // [2, 1, 16]
+    float *const sums = (float *)(w->model->workers[t].scratch + 6272);  // [2, 1, 16]
+
+            const int part = t == first ? first_part : 0;
+            const int group = h / 8, place = (part * 1 + group) * 16;
+            const float maximum = maxima[place + h % 8];
+            const float now = maximum > largest ? maximum : largest;
+            const float keep = f32_exp2_negative1(largest - now), weight = f32_exp2_negative1(maximum - now);
+            const float *own = values + (part * 8 + h) * 64;
+            for (int d = 0; d < 64; d++) merged[d] = merged[d] * keep + own[d] * weight;
+            total = total * keep + sums[place + h % 8] * weight;
+            largest = now;
+        }
+        for (int d = 0; d < 64; d++) result[d] = merged[d] / total;
+    }
+}
+
+static void attend_decode_3bf85044(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    int64_t units = 0;
+    for (int seq = 0; seq < b->seqs; seq++) units += attend_decode_3bf85044_units(b, seq);
+    if (w->threads > 1 && units < (int64_t)4 * w->threads) {
+        int item, last;
+        mlxr_share(w, b->seqs * 1, &item, &last);
+        for (; item < last; item++) {
+            const int seq = item / 1, head = item % 1;
+            attend_decode_3bf85044_store(w, b, seq, head, head + 1, qkv, rope_table, layer);
+            attend_decode_3bf85044_attend(w, b, seq, attend_decode_3bf85044_first(b, seq), b->context_lens[seq], head, head + 1, qkv, rope_table, layer, 0);
+            attend_decode_3bf85044_finish(w, seq, head * 8, (head + 1) * 8, w->tid, w->tid, 0, out);
+        }
+        return;
+    }
+    const int64_t first = units * w->tid / w->threads, last = units * (w->tid + 1) / w->threads;
+    int64_t start = 0;
+    for (int seq = 0; seq < b->seqs; seq++) {
+        const int64_t end = start + attend_decode_3bf85044_units(b, seq);
+        if (first < end && last > start) {
+            const int part = first < start, origin = attend_decode_3bf85044_first(b, seq), length = b->context_lens[seq];
+            const int from = first > start ? origin + 16 * (int)(first - start) : origin;
+            const int to = last < end ? origin + 16 * (int)(last - start) : length;
+            if (to == length) attend_decode_3bf85044_store(w, b, seq, 0, 1, qkv, rope_table, layer);
+            attend_decode_3bf85044_attend(w, b, seq, from, to, 0, 1, qkv, rope_table, layer, part);
+            if (first <= start && last >= end) attend_decode_3bf85044_finish(w, seq, 0, 8, w->tid, w->tid, part, out);
+        }
+        start = end;
+    }
+    if (w->threads == 1) return;
+    mlxr_barrier(w);
+    // Sequences of several threads: everyone merges a share of the heads.
+    int first_head, last_head;
+    mlxr_share(w, 8, &first_head, &last_head);
+    start = 0;
+    for (int seq = 0; seq < b->seqs; seq++) {
+        const int64_t end = start + attend_decode_3bf85044_units(b, seq);
+        // Thread t has units [units * t / threads, units * (t + 1) / threads).
+        const int from = (int)(((start + 1) * w->threads - 1) / units), to = (int)((end * w->threads - 1) / units);
+        if (from < to)
+            attend_decode_3bf85044_finish(w, seq, first_head, last_head, from, to, units * from / w->threads < start, out);
+        start = end;
+    }
+}
+
+// o: out = x @ W.T + bias + residual
+//   x        [tokens, 512] f32
+//   w0       [48, 512] f16
+//   bias     [48] f32
+//   residual [tokens, 48] f32
+//   out      [tokens, 48] f32
+static void o_b669b921(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = NULL,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 512,
+        .eps = 0.0f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f16_512_exact,
+            .w = w0,
+            .rows = 48,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = bias,
+        .residual = residual,
+        .width = 48,
+        .finish = finish_bias_residual,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}
+
+// gate_up: out = gelu(rms_norm(x) @ w0.T + bias) * (rms_norm(x) @ w1.T + bias)
+//   x        [tokens, 48] f32
+//   norm     [48] f32
+//   w0       [136, 48] f16
+//   w1       [136, 48] f16
+//   bias     [272] f32
+//   out      [tokens, 136] f32
+static void gate_up_39ddce33(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = norm,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 48,
+        .eps = 9.99999975e-06f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f16_48_exact,
+            .w = w0,
+            .up_matrix = &f16_48_exact,
+            .up = w1,
+            .rows = 136,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = bias,
+        .residual = NULL,
+        .width = 136,
+        .finish = finish_bias_gelu,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}
+
+// down: out = x @ W.T + bias + residual
+//   x        [tokens, 136] f32
+//   w0       [48, 136] f16
+//   bias     [48] f32
+//   residual [tokens, 48] f32
+//   out      [tokens, 48] f32
+static void down_25fde0e5(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = NULL,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 136,
+        .eps = 0.0f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f16_136_exact,
+            .w = w0,
+            .rows = 48,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = bias,
+        .residual = residual,
+        .width = 48,
+        .finish = finish_bias_residual,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}
+
+// logits: out = rms_norm(x[logit_rows]) @ W.T
+//   x        [tokens, 48] f32
+//   norm     [48] f32
+//   w0       [61, 48] f16
+//   out      [rows, 61] f32
+static void logits_306bbe4c(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = norm,
+        .gather = b->logit_rows,
+        .rows = b->rows,
+        .columns = 48,
+        .eps = 9.99999975e-06f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f16_48_exact,
+            .w = w0,
+            .rows = 61,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = NULL,
+        .residual = NULL,
+        .width = 61,
+        .finish = finish,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}
+
+// Prefill: K is rotated, then K and V of each token go to the token's slot. Threads split the tokens.
+//   qkv         [tokens, 640] f32: 8 query, 1 key, 1 value heads of 64
+//   rope_table  [tokens, 64] f32: cosines, then sines
+//   K, V        [2, 160, 1, 1, 64] f16
+static void cache_write_9cf7bdd2(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer) {
+    int first, last;
+    mlxr_share(w, b->tokens, &first, &last);
+    for (int t = first; t < last; t++) {
+        const float *keys = qkv + (size_t)t * 640 + 512;
+        const float *rotation = rope_table + (size_t)t * 64;
+        const size_t row = (size_t)layer * 20480u + (size_t)(b->slots[t] / 1) * 128u + (size_t)(b->slots[t] % 1) * 128u;
+        for (int head = 0; head < 1; head++) {
+            float rotated[64];
+            rope_head(rotated, keys + head * 64, rotation, 64, 64, 0, 1.0f);
+            cache_store(w->model->k_arena + row + head * 128, rotated, MLXR_CACHE_F16, 64);
+            cache_store(w->model->v_arena + row + head * 128, keys + (head + 1) * 64, MLXR_CACHE_F16, 64);
+        }
+    }
+}
+
+// Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
+//
+// An item is a tile of 12 query tokens of one sequence with the 8 query heads on one KV head: 96 columns (token, query
+// head), one a lane. It walks the context 64 keys at a time: K of the tile is widened to f32 in scratch, scores are
+// K x queries, the softmax runs down each lane, and the values are V^T x weights. So nothing is summed across lanes.
+// Threads take adjacent items of equal cost in all.
+// Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
+//   qkv         [tokens, 640] f32: 8 query, 1 key, 1 value heads of 64
+//   rope_table  [tokens, 64] f32: cosines, then sines
+//   K, V        [2, 160, 1, 1, 64] f16
+//   out         [tokens, 512] f32
+
+// Query tokens [first, last) of a sequence; the first is its token `start` and has `position`.
+typedef struct {
+    int seq, head, first, last, position, begin;
+} attend_prefill_1a949af1_item;
+
+// Columns [column, column + 16) of an item as rows [16][64]; those past the last query are zeros that see what the
+// last token sees.
+static void attend_prefill_1a949af1_queries(const attend_prefill_1a949af1_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+        int32_t *positions) {
+    for (int i = 0; i < 16; i++) {
+        const int t = item->first + (column + i) / 8, h = item->head * 8 + (column + i) % 8;
+        positions[column + i] = item->position + mlxr_least(t, item->last - 1) - item->first;
+        if (t < item->last)
+            rope_head(rows + i * 64, qkv + (size_t)t * 640 + h * 64, rope_table + (size_t)t * 64, 64, 64, 0, 0.180336878f);
+        else
+            memset(rows + i * 64, 0, 256);
+    }
+}
+
+// Values [64][96] over their sums, to the heads' places.
+static void attend_prefill_1a949af1_results(const attend_prefill_1a949af1_item *item, const float *values, float *sums, float *out) {
+    const int queried = (item->last - item->first) * 8;
+    for (int column = 0; column < queried; column += 16) {
+        float *to[16];
+        for (int i = 0; i < 16; i++) {
+            const int t = item->first + (column + i) / 8, h = item->head * 8 + (column + i) % 8;
+            to[i] = out + (size_t)t * 512 + h * 64;
+            sums[column + i] = 1.0f / sums[column + i];
+        }
+        attend_results(to, mlxr_least(queried - column, 16), values + column, 96, sums + column, 64);
+    }
+}
+
+static void attend_prefill_1a949af1_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_1a949af1_item *item, const float *qkv, const float *rope_table,
+        int layer, float *out) {
+    float *const rows = (float *)(w->scratch + 0);  // [16, 64]
+    float *const queries = (float *)(w->scratch + 4096);  // [64, 96]
+    float *const scores = (float *)(w->scratch + 28672);  // [64, 96]
+    float *const values = (float *)(w->scratch + 53248);  // [64, 96]
+    float *const keys = (float *)(w->scratch + 77824);  // [64, 64]
+    float *const keep = (float *)(w->scratch + 94208);  // [96]
+    float *const maxima = (float *)(w->scratch + 94592);  // [96]
+    float *const sums = (float *)(w->scratch + 94976);  // [96]
+    int32_t *const positions = (int32_t *)(w->scratch + 95360);  // [96]
+
+    const uint8_t *k_rows = w->model->k_arena + (size_t)layer * 20480u + item->head * 128;
+    const uint8_t *v_rows = w->model->v_arena + (size_t)layer * 20480u + item->head * 128;
+    const int32_t *table = b->block_tables + (size_t)item->seq * b->max_blocks;
+    const int queried = (item->last - item->first) * 8, columns = (queried + 15) / 16 * 16;
+    for (int i = 0; i < columns; i += 16) {
+        attend_prefill_1a949af1_queries(item, i, qkv, rope_table, rows, positions);
+        for (int d = 0; d < 64; d++)
+            for (int v = 0; v < 16; v++) queries[d * 96 + i + v] = rows[v * 64 + d];
+    }
+    for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
+    for (int d = 0; d < 64; d++) memset(values + d * 96, 0, (size_t)columns * 4);
+
+    const int end = item->position + item->last - item->first;
+    for (int at = item->begin; at < end; at += 64) {
+        const int count = mlxr_least(end - at, 64), rounded = (count + 15) / 16 * 16;
+        size_t offsets[64];
+        cache_offsets(offsets, table, at, count, 1, 128u, 128u);
+        for (int j = 0; j < rounded; j++) cache_load(keys + j * 64, k_rows + offsets[j], MLXR_CACHE_F16, 64);
+        attend_product(scores, NULL, keys, 64, 1, queries, 96, 64, rounded, columns);
+        if (at + count - 1 > item->position || at + 7 < end)
+            attend_mask(scores, 96, positions, at, count, columns, 7);
+        attend_softmax_columns(scores, 96, count, columns, maxima, sums, keep);
+        for (int j = 0; j < count; j++) cache_load(keys + j * 64, v_rows + offsets[j], MLXR_CACHE_F16, 64);
+        attend_product(values, keep, keys, 1, 64, scores, 96, count, 64, columns);
+    }
+
+    attend_prefill_1a949af1_results(item, values, sums, out);
+}
+
+// The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
+static int64_t attend_prefill_1a949af1_tile(const mlxr_batch *b, int seq, int first, attend_prefill_1a949af1_item *item) {
+    const int start = b->query_start[seq], stop = b->query_start[seq + 1];
+    item->seq = seq;
+    item->first = first;
+    item->last = mlxr_least(first + 12, stop);
+    item->position = b->context_lens[seq] - (stop - start) + (first - start);
+    item->begin = item->position >= 7 ? item->position - 6 : 0;
+    const int keys = item->position + item->last - item->first - item->begin;
+    return (int64_t)(keys + 16) * (((item->last - item->first) * 8 + 15) / 16);
+}
+
+static void attend_prefill_1a949af1(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    attend_prefill_1a949af1_item item;
+    int64_t all = 0, done = 0;
+    for (int seq = 0; seq < b->seqs; seq++)
+        for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 12)
+            all += 1 * attend_prefill_1a949af1_tile(b, seq, t, &item);
+    for (int seq = 0; seq < b->seqs; seq++)
+        for (int head = 0; head < 1; head++)
+            for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 12) {
+                const int64_t cost = attend_prefill_1a949af1_tile(b, seq, t, &item);
+                item.head = head;
+                // The thread in whose share of all cost the item's middle lies.
+                if ((2 * done + cost) * w->threads / (2 * all) == w->tid)
+                    attend_prefill_1a949af1_attend(w, b, &item, qkv, rope_table, layer, out);
+                done += cost;
+            }
+}
+
+// Copy-on-write: copies whole blocks of the arena, every layer, before the step that writes into the copies.
+//   pairs  [count, 2] i32: source and target block, copied in order
+//   K, V   [2, 160, 1, 1, 64] f16
+static void copy_blocks_870779ab(mlxr_model *m, const int32_t *pairs, int count) {
+    uint8_t *arenas[2] = {m->k_arena, m->v_arena};
+    for (int i = 0; i < 2 * count; i++) {
+        const uint8_t *source = arenas[i % 2] + (size_t)pairs[i / 2 * 2] * 128u;
+        uint8_t *target = arenas[i % 2] + (size_t)pairs[i / 2 * 2 + 1] * 128u;
+        for (size_t layer = 0; layer < 2; layer++)
+            memcpy(target + layer * 20480u, source + layer * 20480u, 128u);
+    }
+}
+
+
+// ==== programs
+// t: tensors, a: activations
+static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
+    const uint8_t *const *t = w->model->tensors;
+    uint8_t *a = w->model->activations;
+    uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
+    // rope_table
+    if (launches) ++launches[0];
+    rope_table_5a8f83dd(w, b, (float *)(a + 0));
+    mlxr_barrier(w);
+    // embedded
+    if (launches) ++launches[1];
+    embed_ee319f0b(w, b, t[0], (float *)(a + 1024));
+    mlxr_barrier(w);
+    // layers.0.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.0.attention.attended
+    if (launches) ++launches[3];
+    attend_decode_3bf85044(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    mlxr_barrier(w);
+    // layers.0.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 12032), t[2], (const float *)t[3], (float *)(a + 1024), (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.0.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
+    mlxr_barrier(w);
+    // layers.0.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 2560), t[5], (const float *)t[6], (float *)(a + 1792), (float *)(a + 1024));
+    mlxr_barrier(w);
+    // layers.1.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.1.attention.attended
+    if (launches) ++launches[3];
+    attend_decode_3bf85044(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    mlxr_barrier(w);
+    // layers.1.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 12032), t[8], (const float *)t[9], (float *)(a + 1024), (float *)(a + 0));
+    mlxr_barrier(w);
+    // layers.1.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
+    mlxr_barrier(w);
+    // layers.1.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 768), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 3072));
+    mlxr_barrier(w);
+    // logits_of_all_tokens
+    if (b->rows) {
+        if (launches) ++launches[7];
+        logits_306bbe4c(w, b, (float *)(a + 3072), (const float *)t[13], t[14], b->logits);
+    }
+}
+
+// t: tensors, a: activations
+static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
+    const uint8_t *const *t = w->model->tensors;
+    uint8_t *a = w->model->activations;
+    uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
+    // rope_table
+    if (launches) ++launches[0];
+    rope_table_5a8f83dd(w, b, (float *)(a + 0));
+    mlxr_barrier(w);
+    // embedded
+    if (launches) ++launches[1];
+    embed_ee319f0b(w, b, t[0], (float *)(a + 8192));
+    mlxr_barrier(w);
+    // layers.0.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.0.attention.cache_write
+    if (launches) ++launches[8];
+    cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 0);
+    mlxr_barrier(w);
+    // layers.0.attention.attended
+    if (launches) ++launches[9];
+    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
+    mlxr_barrier(w);
+    // layers.0.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 96256), t[2], (const float *)t[3], (float *)(a + 8192), (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.0.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
+    mlxr_barrier(w);
+    // layers.0.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 20480), t[5], (const float *)t[6], (float *)(a + 14336), (float *)(a + 8192));
+    mlxr_barrier(w);
+    // layers.1.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.1.attention.cache_write
+    if (launches) ++launches[8];
+    cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 1);
+    mlxr_barrier(w);
+    // layers.1.attention.attended
+    if (launches) ++launches[9];
+    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
+    mlxr_barrier(w);
+    // layers.1.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 96256), t[8], (const float *)t[9], (float *)(a + 8192), (float *)(a + 0));
+    mlxr_barrier(w);
+    // layers.1.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
+    mlxr_barrier(w);
+    // layers.1.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 6144), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 23552));
+    mlxr_barrier(w);
+    // logits_of_all_tokens
+    if (b->rows) {
+        if (launches) ++launches[7];
+        logits_306bbe4c(w, b, (float *)(a + 23552), (const float *)t[13], t[14], b->logits);
+    }
+}
+

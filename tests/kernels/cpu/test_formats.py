@@ -1,0 +1,162 @@
+"""Packed weight formats against gguf's own dequantising, with each instruction set here, by each compiler."""
+
+import numpy as np
+import pytest
+
+from mlxr_tests.c_harness import address, check_cross_compiles, compilers, marches
+from mlxr_tests.packed import (
+    ACT_BLOCK,
+    DOT_ROWS,
+    EXACT_ROWS,
+    FORMATS,
+    HEADERS,
+    SNIPPET,
+    dequantised,
+    library,
+    pack,
+    quantise,
+    random_blocks,
+    read_back,
+)
+
+BUILDS = [(march, compiler) for compiler in compilers() for march in marches("alderlake")]
+# Unequal numbers of blocks, odd ones too (pairs), and panels with rows missing.
+SHAPES = {256: ((16, 512), (11, 768), (3, 256)), 32: ((16, 128), (11, 96), (3, 32), (13, 320))}
+
+
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+def lib(request):
+    return library(*request.param)
+
+
+@pytest.fixture(params=FORMATS, ids=str)
+def format(request):
+    return request.param
+
+
+def panels(lib, format):
+    """Panels, their dense numbers with zeros for the missing rows [16, K], and K."""
+    for seed, (rows, columns) in enumerate(SHAPES[format.block_elements]):
+        native = random_blocks(format, rows, columns, seed)
+        dense = np.zeros((16, columns), np.float32)
+        dense[:rows] = dequantised(format, native)
+        yield pack(lib, format, native), dense, columns
+
+
+def rounded_to_bf16(x):
+    bits = x.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def activations(rows, columns, seed):
+    """Rows whose blocks differ much in size; one block is zero."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, columns)) * np.repeat(np.exp(rng.normal(size=(rows, columns // 32)) * 2), 32, axis=1)
+    x[0, :32] = 0
+    return x.astype(np.float32)
+
+
+def check_close(got, weights, x, limit):
+    """Checks products [rows, 16] against exact ones, relative to the sum of the magnitudes."""
+    exact = x.astype(np.float64) @ weights.astype(np.float64).T
+    scale = np.abs(x).astype(np.float64) @ np.abs(weights).astype(np.float64).T
+    worst = np.max(np.abs(got - exact) / np.maximum(scale, 1e-30))
+    assert worst < limit, f"off by {worst:.2e} of the sum of magnitudes"
+
+
+def test_panels_hold_what_gguf_reads(lib, format):
+    for panel, dense, columns in panels(lib, format):
+        ranges = {(0, columns), (32 * (columns // 64), columns), (0, 32), (columns - 32, columns)}
+        for first, last in ranges:
+            f32 = np.full((last - first, 16), np.nan, np.float32)
+            getattr(lib, f"{format}_f32")(address(panel), columns, first, last, address(f32))
+            assert np.array_equal(f32.T, dense[:, first:last])
+            pairs = np.zeros(((last - first) // 2, 16, 2), np.uint16)
+            getattr(lib, f"{format}_bf16")(address(panel), columns, first, last, address(pairs))
+            wanted = rounded_to_bf16(np.ascontiguousarray(dense[:, first:last]) + np.float32(0))
+            got = pairs.transpose(1, 0, 2).reshape(16, -1)
+            # -0 and 0 are the same weight.
+            assert np.array_equal(np.where(got == 0x8000, 0, got), np.where(wanted == 0x8000, 0, wanted))
+
+
+def test_panels_are_the_same_bytes_everywhere(lib, format):
+    reference = library(*BUILDS[0])
+    for (panel, _, _), (other, _, _) in zip(panels(lib, format), panels(reference, format), strict=True):
+        assert np.array_equal(panel, other)
+
+
+def test_integer_dot(lib, format):
+    for panel, dense, columns in panels(lib, format):
+        for rows in DOT_ROWS:
+            acts = quantise(lib, activations(rows, columns, seed=rows))
+            out = np.full((rows + 1, 16), 7, np.float32)
+            getattr(lib, f"{format}_act_dot")(address(panel), columns, address(acts), rows, address(out))
+            check_close(out[:rows], dense, read_back(acts, columns), 1e-6)
+            assert np.all(out[rows] == 7)
+
+
+def test_integer_dot_of_the_greatest_numbers(lib, format):
+    """Where 16-bit sums of products would overflow first: weights of the greatest magnitude, activations of +-127."""
+    columns = 2 * format.block_elements
+    for byte in (0x7F, 0x80, 0x00, 0xFF):
+        native = random_blocks(format, 16, columns)
+        blocks = native.reshape(16, -1, format.block_bytes)
+        halves = {"q4_k": (0, 4), "q5_k": (0, 4), "q6_k": (208, 210)}.get(format, (0, 2))
+        kept = blocks[:, :, slice(*halves)].copy()
+        blocks[:] = byte
+        blocks[:, :, slice(*halves)] = kept
+        x = np.where(np.arange(columns) % 64 < 40, 1, -1).astype(np.float32)[None]
+        acts = quantise(lib, x)
+        out = np.zeros((1, 16), np.float32)
+        getattr(lib, f"{format}_act_dot")(address(pack(lib, format, native)), columns, address(acts), 1, address(out))
+        check_close(out, dequantised(format, native), read_back(acts, columns), 1e-6)
+
+
+def test_exact_dot(lib, format):
+    for panel, dense, columns in panels(lib, format):
+        for rows in EXACT_ROWS:
+            x = activations(rows, columns, seed=rows)
+            out = np.full((rows + 1, 16), 7, np.float32)
+            getattr(lib, f"{format}_f32_dot")(address(panel), columns, address(x), rows, address(out))
+            check_close(out[:rows], dense, x, 1e-6)
+            assert np.all(out[rows] == 7)
+
+
+def test_activations(lib):
+    x = activations(3, 160, seed=1)
+    x[1, 32:64] = np.arange(32) - 15.5  # halves, and the greatest at the end
+    acts = quantise(lib, x)
+    assert ACT_BLOCK.itemsize == 64 and lib.act_bytes(160) == 5 * 64 and lib.act_bytes(128) == 5 * 64
+    blocks = x.reshape(3, 5, 32)
+    greatest = np.abs(blocks).max(axis=-1)
+    inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=greatest > 0)
+    q = np.rint(blocks * inverse[..., None]).astype(np.int32)
+    assert np.array_equal(acts["q"], q) and np.abs(q).max() == 127
+    assert np.array_equal(acts["d"], greatest / np.float32(127))
+    sums = q.sum(axis=-1)
+    assert np.array_equal(acts["sum"], acts["d"] * sums.astype(np.float32))
+    assert np.array_equal(acts["start8"], -8 * sums) and np.array_equal(acts["start128"], -128 * sums)
+    assert np.array_equal(acts["start32"], -32 * q.reshape(3, 5, 2, 16).sum(axis=-1))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_stay_visible(lib, format, bad):
+    columns = 2 * format.block_elements
+    x = activations(1, columns, seed=3)
+    x[0, 33] = bad
+    acts = quantise(lib, x)
+    assert not np.isfinite(acts["d"][0, 1]) and np.all(np.isfinite(acts["d"][0, 2:]))
+    out = np.zeros((1, 16), np.float32)
+    panel = pack(lib, format, random_blocks(format, 16, columns))
+    getattr(lib, f"{format}_act_dot")(address(panel), columns, address(acts), 1, address(out))
+    assert not np.any(np.isfinite(out))
+
+
+def test_tiny_activations_are_zero(lib):
+    acts = quantise(lib, np.full((1, 32), 1e-38, np.float32))
+    assert not acts["q"].any() and acts["sum"][0, 0] == 0
+
+
+@pytest.mark.parametrize("cpu", ["generic", "apple_m1", "neoverse_v1"])
+def test_compiles_for_arm(cpu):
+    check_cross_compiles(HEADERS, SNIPPET, "aarch64-linux-gnu", cpu)

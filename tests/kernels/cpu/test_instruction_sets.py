@@ -1,0 +1,33 @@
+"""The C program held to less than this CPU has, and built by the other compiler: same numbers, other code."""
+
+import pytest
+
+from mlxr_tests.c_harness import CC, ZIG, compilers, marches
+from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.schedules import SCHEDULES
+from mlxr_tests.specs import compiled, small_spec
+
+LEAST = [march for march in marches() if march != "native"]
+CHOSEN = ("f16-layer", "mixed-floats", "contiguous-q8", "q4_k_m", "fast-q8_0", "fast-q4_0", "fast-q4_k_m", "fast-bf16")
+
+
+def run(name: str) -> None:
+    pair = HostPair(compiled(small_spec(**SPECS[name]), target="cpu"), threads=2)
+    for schedule in ("one-sequence", "mixed-batches"):
+        if schedule == "one-sequence" or pair.plan.arena.max_sequences > 1:
+            SCHEDULES[schedule](pair)
+
+
+@pytest.mark.parametrize("march", LEAST)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
+    monkeypatch.setenv("MLXR_CPU_ARCH", march)
+    run(name)
+
+
+@pytest.mark.skipif(not {CC, ZIG} <= set(compilers()), reason="there is one compiler")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_ziglang_where_there_is_another_compiler(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("CC", " ".join(ZIG))
+    run(name)

@@ -1,0 +1,133 @@
+"""C snippets made of the CPU templates' headers, compiled and loaded with ctypes.
+
+    library = c_library(["common.h", "simd.h"], "void f(float *x) { ... }", march="x86-64-v3")
+    library.f(address(x))
+
+Exported functions are the snippet's non-static ones; they return int unless `restype` says otherwise. Libraries are
+built once a process and live in a folder that goes with it. MLXR_CPU_CFLAGS adds flags, for the first compiler alone:
+-fsanitize=undefined as it is, -fsanitize=address with LD_PRELOAD=libasan.so and ASAN_OPTIONS=detect_leaks=0.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+FLAGS = (
+    *("-std=gnu11", "-O3", "-Wall", "-Wno-psabi", "-Wno-unused-function", "-Werror", "-g0"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread"),
+)
+
+# What each instruction set needs of /proc/cpuinfo.
+_NEEDS = {
+    "x86-64-v2": {"ssse3", "sse4_2"},
+    "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "native": set(),
+    "alderlake": {"avx2", "fma", "f16c", "bmi2", "avx_vnni", "gfni", "vaes", "movdiri"},
+}
+_USUAL = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "native")
+_X86 = platform.machine() in {"x86_64", "AMD64"}
+
+CC: tuple[str, ...] = ("cc",)
+ZIG: tuple[str, ...] = (sys.executable, "-m", "ziglang", "cc")
+
+
+def compilers() -> list[tuple[str, ...]]:
+    """The commands of the compilers on this machine."""
+    found = [CC] if shutil.which("cc") else []
+    found += [ZIG] if importlib.util.find_spec("ziglang") else []
+    return found[:1] if _added_flags() else found
+
+
+def _added_flags() -> list[str]:
+    return os.environ.get("MLXR_CPU_CFLAGS", "").split()
+
+
+def marches(*more: str) -> list[str]:
+    """The values of -march that this machine can run: the usual ones, least first, then such as "alderlake"."""
+    if not _X86:
+        return ["native"]
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text(encoding="ascii").split()) if cpuinfo.exists() else set()
+    return [march for march in (*_USUAL, *more) if _NEEDS[march] <= flags]
+
+
+def text_of(headers: Sequence[str], code: str) -> str:
+    """The headers of templates/cpu, verbatim and in order, then the code."""
+    root = files("mlxr.templates") / "cpu"
+    parts = [f'#line 1 "{name}"\n' + (root / name).read_text(encoding="ascii") for name in headers]
+    return "\n".join([*parts, '#line 1 "snippet"', code]) + "\n"
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="mlxr-c-")
+
+
+def compile_text(text: str, output: str, command: Sequence[str], *flags: str) -> Path:
+    """Compiles C text to a file in this process's folder.
+
+    Raises:
+        AssertionError: the compiler failed or warned; its message is in there.
+    """
+    key = hashlib.sha256("\0".join([text, output, *command, *flags]).encode()).hexdigest()[:16]
+    path = Path(_folder().name) / f"{key}-{output}"
+    if not path.exists():
+        source = path.with_suffix(".c")
+        source.write_text(text, encoding="ascii")
+        arguments = [*command, *FLAGS, *flags, *_added_flags(), "-o", str(path), str(source), "-lm"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stderr[:8000]}"
+    return path
+
+
+def c_library(
+    headers: Sequence[str],
+    code: str,
+    march: str = "native",
+    compiler: tuple[str, ...] | None = None,
+    flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
+    """A snippet's library. `compiler` is one of `compilers()`, the first of them if None."""
+    command = compiler or compilers()[0]
+    if command == ZIG:
+        march = march.replace("-", "_")  # zig's own names of CPUs
+    path = compile_text(text_of(headers, code), "library.so", command, f"-march={march}", "-shared", *flags)
+    return ctypes.CDLL(str(path))
+
+
+def check_cross_compiles(headers: Sequence[str], code: str, target: str, cpu: str) -> None:
+    """Compiles a snippet for another machine, with ziglang; skips the test where that is not installed."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed")
+    compile_text(text_of(headers, code), "object.o", ZIG, "-target", target, f"-mcpu={cpu}", "-c")
+
+
+def address(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> ctypes.c_void_p:
+    """The address of a C-contiguous array's first byte, as an argument of a function; it keeps the array alive."""
+    assert array.flags.c_contiguous, "the array is not contiguous"
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def aligned(
+    shape: Sequence[int] | int, dtype: npt.DTypeLike, byte: int = 64
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    """A zeroed array whose first byte lies at a multiple of `byte`."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + byte, np.uint8)
+    start = -raw.ctypes.data % byte
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,265 @@
+"""The C kernels around the KV cache, each alone: built for one case, run by their own threads, next to the reference.
+
+The arena is NaN wherever no sequence of the batch has tokens, and so is all scratch, so that a kernel that reads what
+nobody wrote makes NaN. Everything that a kernel writes is compared, bit by bit outside the slots of the new tokens.
+"""
+
+import ctypes
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.codegen.cpu.attention import (
+    CpuAttendDecode,
+    CpuAttendPrefill,
+    CpuCacheWrite,
+    CpuCopyBlocks,
+    CpuRopeTable,
+)
+from mlxr.compiler.codegen.cpu.kernel import CpuKernel
+from mlxr.compiler.codegen.environment import environment
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.mlx_ops import evaluate
+from mlxr.runtime.pager import Pager
+from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.attention_cases import Case
+from mlxr_tests.c_harness import address, aligned, c_library
+from mlxr_tests.op_bench import scatter
+from mlxr_tests.specs import compiled, floats
+from mlxr_tests.tolerances import SUM_ERROR, check_op
+
+Compute = Literal["exact", "fast"]
+LAYER = 1
+FAST_ERROR = 1.5e-2
+"""Error of attention whose queries and weights were rounded to bf16, relative to the largest element of the result."""
+HEADERS = (
+    *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "gemm.h"),
+    *("cache.h", "attend.h", "attend_tiles.h", "prefill_tiles.h"),
+)
+DRIVER = """
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#if defined(MLXR_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+int ask_for_tiles(void) { return (int)syscall(SYS_arch_prctl, 0x1023, 18); }
+#else
+int ask_for_tiles(void) { return 0; }
+#endif
+enum { MOST_THREADS = 16 };
+static pthread_barrier_t waiting;
+static int barriers[MOST_THREADS];
+void mlxr_barrier(mlxr_worker *w) {
+    barriers[w->tid]++;
+    pthread_barrier_wait(&waiting);
+}
+typedef struct {
+    mlxr_worker *w;
+    const mlxr_batch *b;
+    const float *qkv;
+    float *table, *out;
+    int layer, kernel;
+} job;
+static void *run_one(void *argument) {
+    const job *j = argument;
+    switch (j->kernel) {
+        case 0: rope_table(j->w, j->b, j->table); break;
+        case 1: cache_write(j->w, j->b, j->qkv, j->table, j->layer); break;
+        case 2: attend_prefill(j->w, j->b, j->qkv, j->table, j->layer, j->out); break;
+        default: attend_decode(j->w, j->b, j->qkv, j->table, j->layer, j->out);
+    }
+    return NULL;
+}
+// Runs a kernel; 0, or 1 if threads waited for each other a different number of times.
+int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, const float *qkv, float *table, int layer,
+        float *out, void *k, void *v) {
+    mlxr_worker workers[MOST_THREADS];
+    mlxr_model model = {.k_arena = k, .v_arena = v, .workers = workers, .threads = threads};
+    job jobs[MOST_THREADS];
+    pthread_t ids[MOST_THREADS];
+    pthread_barrier_init(&waiting, NULL, (unsigned)threads);
+    for (int t = 0; t < threads; t++) {
+        workers[t] = (mlxr_worker){.model = &model, .tid = t, .threads = threads};
+        if (posix_memalign((void **)&workers[t].scratch, 64, scratch_bytes + 64)) abort();
+        memset(workers[t].scratch, 0xff, scratch_bytes);
+        barriers[t] = 0;
+        jobs[t] = (job){&workers[t], b, qkv, table, out, layer, kernel};
+    }
+    for (int t = 1; t < threads; t++)
+        if (pthread_create(&ids[t], NULL, run_one, &jobs[t])) abort();
+    run_one(&jobs[0]);
+    // Threads read each other's scratch to the end.
+    for (int t = 1; t < threads; t++) pthread_join(ids[t], NULL);
+    int unequal = 0;
+    for (int t = 0; t < threads; t++) {
+        unequal |= barriers[t] != barriers[0];
+        free(workers[t].scratch);
+    }
+    pthread_barrier_destroy(&waiting);
+    return unequal;
+}
+void copy(const int32_t *pairs, int count, void *k, void *v) {
+    mlxr_model model = {.k_arena = k, .v_arena = v};
+    copy_blocks(&model, pairs, count);
+}
+"""
+_KERNELS = ("rope_table", "cache_write", "attend_prefill", "attend_decode")
+_PLACES = ("positions", "slots", "query_start", "context_lens", "block_tables")
+
+
+class _CBatch(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("program", "tokens", "seqs", "rows", "max_blocks")] + [
+        (name, ctypes.c_void_p) for name in ("token_ids", *_PLACES, "logit_rows", "logits")
+    ]
+
+
+def kernels_of(
+    arena: ArenaGeometry,
+    attrs: Any,
+    frequencies: Sequence[float],
+    compute: Compute,
+) -> dict[str, CpuKernel]:
+    """The kernels of a layer by name. `attrs` are those of its decode attention."""
+    heads = {name: attrs[name] for name in ("num_heads", "rotary_dim", "rope_layout")}
+    softmax = {"scale": attrs["scale"], "window": attrs["window"], "compute": compute}
+    return {
+        "rope_table": CpuRopeTable("rope_table", tuple(frequencies)),
+        "cache_write": CpuCacheWrite("cache_write", arena, **heads),
+        "attend_prefill": CpuAttendPrefill("attend_prefill", arena, **heads, **softmax),
+        "attend_decode": CpuAttendDecode("attend_decode", arena, **heads, **softmax),
+        "copy_blocks": CpuCopyBlocks("copy_blocks", arena),
+    }
+
+
+def text_of_kernels(kernels: dict[str, CpuKernel]) -> str:
+    """Their C text, without headers."""
+    rendered = [environment().get_template(f"cpu/{k.template}").render(k=k, name=name) for name, k in kernels.items()]
+    return "\n".join(["void mlxr_barrier(mlxr_worker *w);", *rendered])
+
+
+@functools.lru_cache(maxsize=64)
+def _library(text: str, march: str, compiler: tuple[str, ...] | None) -> ctypes.CDLL:
+    library = c_library(HEADERS, text, march, compiler)
+    assert library.ask_for_tiles() == 0, "the system grants no matrix tiles"
+    return library
+
+
+def decode_attention(case: Case) -> tuple[Artifact, Any, "np.ndarray[Any, np.dtype[np.float32]]"]:
+    """A case's artifact, the attributes of its decode attention in LAYER, and its frequencies."""
+    artifact = compiled(dataclasses.replace(case, activation="f32").spec, target="cpu")
+    graph = artifact.graph("decode")
+    op = next(op for op in graph.ops if op.kind == "rope_write_attention" and op.attrs["layer"] == LAYER)
+    return artifact, op.attrs, np.asarray(graph.value(op.inputs["frequencies"]).data, dtype=np.float32)
+
+
+class AttentionBench:
+    """A case's kernels with a pager and two arenas of the same content, the kernels' and the reference's.
+
+    Args:
+        case: the variant; its activation type is not used, activations are f32 here.
+        compute: how the attention kernels compute.
+        march: the instruction set.
+        compiler: one of `c_harness.compilers()`; None: the first.
+        scale: size of queries, keys and values.
+        sum_error: see the tolerance table; None: that of the way of computing.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        compute: Compute = "exact",
+        march: str = "native",
+        compiler: tuple[str, ...] | None = None,
+        *,
+        scale: float = 1.0,
+        sum_error: float | None = None,
+    ) -> None:
+        self.case = case
+        artifact, self.attrs, self.frequencies = decode_attention(case)
+        self.plan = artifact.plan
+        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute)
+        self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
+        assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "there is no shared scratch here"
+        self.library = _library(text_of_kernels(self.kernels) + DRIVER, march, compiler)
+        self.scale = scale
+        self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
+        self.rng = np.random.default_rng(0)
+        self.arena, self.reference = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
+        self.pager = Pager.from_geometry(self.plan.arena)
+        scatter(self.pager)
+
+    def run(self, parts: Sequence[tuple[int, int]], threads: int, mode: Literal["decode", "prefill"]) -> None:
+        """One step of new sequences, (history, new tokens) each, checked and cleared.
+
+        Raises:
+            Mismatch: a kernel computed or wrote something else than the reference.
+        """
+        seq_ids = [self.pager.add_sequence() for _ in parts]
+        for seq_id, (history, _) in zip(seq_ids, parts, strict=True):
+            if history:
+                write_slots(self.arena, self.pager.append(seq_id, history), self.rng)
+        requests = [BatchRequest(s, [1] * new, history) for s, (history, new) in zip(seq_ids, parts, strict=True)]
+        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        assert not self.pager.take_copies(), "no forks here"
+        copy_arena(self.arena, self.reference)
+        self._step(batch, threads, mode)
+        for seq_id in seq_ids:
+            self.pager.free(seq_id)
+        nan_arena(self.arena)
+        nan_arena(self.reference)
+
+    def _step(self, batch: Batch, threads: int, mode: Literal["decode", "prefill"]) -> None:
+        case, before = self.case, snapshot(self.arena)
+        what = f"{mode} of contexts {batch.context_lens.tolist()} by {threads} threads"
+        qkv = _f32(batch.num_tokens, (case.heads + 2 * case.kv_heads) * case.head_dim)
+        qkv[:] = self.rng.standard_normal(qkv.shape, dtype=np.float32) * np.float32(self.scale)
+        table = _f32(batch.num_tokens, 2 * len(self.frequencies))
+        out = _f32(batch.num_tokens, case.heads * case.head_dim)
+        for kernel in ("rope_table", "attend_decode") if mode == "decode" else _KERNELS[:3]:
+            self.launch(kernel, batch, threads, qkv, table, out)
+
+        inputs = {name: mx.array(getattr(batch, name)) for name in _PLACES}
+        inputs |= {"qkv": mx.array(qkv), "frequencies": mx.array(self.frequencies)}
+        inputs |= {"k_arena": self.reference.k, "v_arena": self.reference.v}
+        evaluate("rope_cache_write", inputs, self.attrs, self.reference)
+        check_arena(self.arena, before, self.reference, {LAYER: set(batch.slots.tolist())})
+        # An element may have been rounded the other way; attention is compared on the same arena.
+        copy_arena(self.arena, self.reference)
+        want = evaluate("rope_attention", inputs, self.attrs, self.reference)["out"]
+        check_op(what, out, floats(want), "f32", sum_error=self.sum_error)
+
+    def launch(self, kernel: str, batch: Batch, threads: int, qkv: Any, table: Any, out: Any) -> None:
+        """Runs one kernel on all threads."""
+        places = {name: np.ascontiguousarray(getattr(batch, name), dtype=np.int32) for name in _PLACES}
+        c_batch = _CBatch(
+            program=int(kernel != "attend_decode"),
+            tokens=batch.num_tokens,
+            seqs=batch.num_seqs,
+            rows=batch.num_rows,
+            max_blocks=batch.block_tables.shape[1],
+        )
+        for name, array in places.items():
+            setattr(c_batch, name, array.ctypes.data)
+        k, v = (ctypes.c_void_p(at) for at in self.arena.addresses())
+        pointers = (address(qkv), address(table), LAYER, address(out), k, v)
+        size = ctypes.c_size_t(self.scratch_bytes)
+        unequal = self.library.run(_KERNELS.index(kernel), threads, size, ctypes.byref(c_batch), *pointers)
+        assert not unequal, f"threads of {kernel} meet at barriers a different number of times"
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, (source, target), in the kernels' arena."""
+        k, v = (ctypes.c_void_p(at) for at in self.arena.addresses())
+        self.library.copy(address(np.array(pairs, dtype=np.int32)), len(pairs), k, v)
+
+
+def _f32(*shape: int) -> "np.ndarray[Any, np.dtype[Any]]":
+    array = aligned(shape, np.float32)
+    array[...] = np.nan
+    return array

@@ -1,0 +1,84 @@
+"""Small specs of the cpu target: every weight format, cache and way to compute, as changes to `small_spec`."""
+
+from typing import Any
+
+PAGED: dict[str, Any] = {"dtype": "f32", "block_size": 4, "max_sequences": 4, "mode": "paged"}
+EXACT: dict[str, Any] = {"cache": PAGED, "compute": "exact"}
+# Rows of whole blocks, unequal, and never a multiple of 16 rows where the format allows it.
+BLOCKS: dict[str, Any] = {
+    "model__hidden_size": 256,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 512},
+}
+SMALL_BLOCKS: dict[str, Any] = {
+    "model__hidden_size": 96,
+    "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 40},
+    "model__mlp": {"intermediate_size": 160},
+}
+MIXED = {"*.[kg]*": "bf16", "*.o": "f32", "embedding": "f16", "*.up": "q4_0"}
+SPECS: dict[str, dict[str, Any]] = {
+    "f32": EXACT,
+    "f16-layer": EXACT
+    | {
+        "cache": PAGED | {"dtype": "f16", "layout": "layer", "block_size": 1},
+        "weights": {"default": "f16"},
+        "model__attention": {
+            "num_heads": 8,
+            "num_kv_heads": 1,
+            "head_dim": 64,
+            "sliding_window": 7,
+            "qkv_bias": True,
+            "output_bias": True,
+        },
+        "model__mlp": {"intermediate_size": 136, "activation": "gelu", "bias": True},
+    },
+    "bf16-tied": EXACT
+    | {
+        "cache": PAGED | {"dtype": "bf16", "block_size": 16},
+        "weights": {"default": "bf16"},
+        "model__tie_embeddings": True,
+        "model__hidden_size": 72,
+        "model__attention": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 80},
+        "model__rope": {"layout": "interleaved", "fraction": 0.5},
+    },
+    "mixed-floats": EXACT
+    | {
+        "weights": {
+            "default": "bf16",
+            "norm": "bf16",
+            "tensors": {"layers.0.*.[kg]*": "f16", "layers.1.*.[vu]*": "f32"},
+        },
+        "model__attention": {"num_heads": 7, "num_kv_heads": 1, "head_dim": 48, "output_bias": True},
+        "model__mlp": {"intermediate_size": 88, "activation": "gelu_tanh"},
+    },
+    "contiguous-q8": {"cache": {"dtype": "q8", "mode": "contiguous", "block_size": 16}, "compute": "exact"},
+    "q8_0": EXACT | SMALL_BLOCKS | {"weights": {"default": "q8_0"}},
+    "q4_0-q8-cache": EXACT | SMALL_BLOCKS | {"weights": {"default": "q4_0"}, "cache": PAGED | {"dtype": "q8"}},
+    "q4_k": EXACT | BLOCKS | {"weights": {"default": "q4_k"}},
+    "q5_k": EXACT | BLOCKS | {"weights": {"default": "q5_k"}},
+    "q6_k-tied": EXACT | BLOCKS | {"weights": {"default": "q6_k"}, "model__tie_embeddings": True},
+    "q4_k_m": EXACT
+    | BLOCKS
+    | {
+        "weights": {
+            "default": "q4_k",
+            "output": "q6_k",
+            "tensors": {"*.attention.v": "q6_k", "layers.0.*.down": "q5_k"},
+        },
+        "model__attention": BLOCKS["model__attention"] | {"qkv_bias": True},
+    },
+    "floats-and-blocks": EXACT
+    | BLOCKS
+    | {
+        "weights": {"default": "q8_0", "tensors": {"*.[kg]*": "bf16", "*.o": "f32", "embedding": "f16", "*.up": "q4_0"}}
+    },
+    "fast-q8_0": SMALL_BLOCKS | {"cache": PAGED, "weights": {"default": "q8_0"}},
+    "fast-q4_0": SMALL_BLOCKS | {"cache": PAGED, "weights": {"default": "q4_0"}},
+    "fast-q4_k_m": BLOCKS
+    | {
+        "cache": PAGED,
+        "weights": {"default": "q4_k", "output": "q6_k", "tensors": {"*.attention.v": "q6_k", "*.down": "q5_k"}},
+    },
+    "fast-bf16": {"cache": PAGED, "weights": {"default": "bf16"}},
+    "fast-f16": {"cache": PAGED | {"dtype": "bf16"}, "weights": {"default": "f16"}},
+}

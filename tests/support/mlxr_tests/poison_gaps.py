@@ -1,0 +1,37 @@
+"""A pytest plugin for runs under the address sanitizer: memory between the cpu host's weights may not be touched.
+
+The host keeps its weights in one block, in which the sanitizer would let a kernel read from one into the next.
+"""
+
+import ctypes
+import weakref
+from typing import Any
+
+import pytest
+
+from mlxr.runtime.hosts import cpu_host
+from mlxr.runtime.hosts.cpu import tensors
+
+_GAP_BYTES = 128
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Puts gaps between weights, and forbids them."""
+    library = ctypes.CDLL(None)
+    poison, allow = library.__asan_poison_memory_region, library.__asan_unpoison_memory_region
+    for function in (poison, allow):
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    align, place = tensors.aligned, tensors.place_tensors
+
+    def place_apart(program: Any, *arguments: Any) -> tensors.Placed:
+        placed = place(program, *arguments)
+        memory = placed.owners[-1]
+        start = memory.ctypes.data
+        for tensor, address in zip(program.tensors, placed.addresses, strict=True):
+            if start <= address < start + memory.nbytes:
+                poison(address + tensor.size_bytes, align(tensor.size_bytes) - tensor.size_bytes + _GAP_BYTES)
+        weakref.finalize(memory, allow, start, memory.nbytes)
+        return placed
+
+    tensors.aligned = lambda size_bytes: align(size_bytes) + _GAP_BYTES
+    cpu_host.place_tensors = place_apart
