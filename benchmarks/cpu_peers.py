@@ -1,0 +1,210 @@
+"""MLXR's cpu host against llama.cpp and mlx-lm: the same weights, the same threads, in one run.
+
+    python benchmarks/cpu_peers.py [--models tinyllama,100m] [--formats bf16,q4_0] [--rounds 3] [--threads N]
+
+Each engine is a process that keeps its model loaded; every measurement asks them in turn, several rounds of it, and
+takes medians, so that what slows the machine down slows all of them. llama.cpp runs with and without flash attention,
+and the better of the two counts. The machine's read bandwidth is measured in between. Random models are written to the
+cache folder at first. Needs the `bench` extra; writes benchmarks/peers.json, benchmarks/RESULTS.md and
+docs/cpu-peers.png.
+
+llama.cpp built by GCC 12 or older ends with a segmentation fault on CPUs with AMX, because that compiler drops stores
+to its tile configuration. Build it with CFLAGS and CXXFLAGS of "-fno-tree-dse -fno-dse"; `--llama-cpp DIR` takes one
+from a folder of its own (pip install --target DIR).
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from peers.bandwidth import Bandwidth
+from peers.models import FORMATS, ROOT, SHAPES, Files, prepare
+from peers.report import Report
+from peers.worker import EngineError, Worker
+
+from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.hosts.cpu.threads import usable_cpus
+
+_LONG = 2000
+_BUSY = 0.5
+_DECODE_STEPS = {"tinyllama": 24, "100m": 64, "storyteller": 128}
+_PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlxr": ("peers.with_mlxr", {}),
+    "mlxr-paged": ("peers.with_mlxr", {"paged": True}),
+    "mlxr-batch": ("peers.with_mlxr", {"batch": 16, "context": 160}),
+    "llama.cpp": ("peers.with_llama_cpp", {}),
+    "llama.cpp-no-flash": ("peers.with_llama_cpp", {"flash": False}),
+    "mlx-lm": ("peers.with_mlx_lm", {}),
+}
+_LLAMA = ("llama.cpp", "llama.cpp-no-flash")
+
+
+class Task(NamedTuple):
+    """One measurement, and who takes part."""
+
+    name: str
+    do: str
+    details: dict[str, int]
+    engines: tuple[str, ...]
+
+
+def main() -> int:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(description="Compare the cpu host with llama.cpp and mlx-lm.")
+    parser.add_argument("--models", default="storyteller,100m,tinyllama", help="which models (all)")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="which formats (all)")
+    parser.add_argument("--engines", default=",".join(_PEERS), help="which engines (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (3)")
+    parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine (all cores)")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="take llama-cpp-python from this folder")
+    parser.add_argument("--output", type=Path, default=ROOT, metavar="DIR", help="where to write (the repository)")
+    args = parser.parse_args()
+    report = Report(args.threads, args.rounds)
+    if report.load_before > _BUSY:
+        _say(f"warning: the load average is {report.load_before:.1f}: other processes will distort the figures")
+    bandwidth = Bandwidth(args.threads)
+    chosen = args.engines.split(",")
+    with tempfile.TemporaryFile("w+") as log:
+        for model, format_name in _configurations(args.models.split(","), args.formats.split(",")):
+            files = prepare(model, format_name, cache_folder("peer-models"), _say)
+            report.add_model(files)
+            run = _Run(files, args, chosen, report, bandwidth, log)
+            run.measure_loaded()
+            run.measure_cold()
+            report.write(args.output)
+            print(report.table(model, format_name), flush=True)
+    report.draw(args.output)
+    return 0
+
+
+def _configurations(models: list[str], formats: list[str]) -> Iterator[tuple[str, str]]:
+    for model in models:
+        if model != "storyteller" and model not in SHAPES:
+            raise SystemExit(f"no model {model}; there is storyteller, {', '.join(SHAPES)}")
+        for format_name in ("q8_0",) if model == "storyteller" else formats:
+            if format_name not in FORMATS:
+                raise SystemExit(f"no format {format_name}; there is {', '.join(FORMATS)}")
+            yield model, format_name
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Run:
+    """All measurements of one model in one format."""
+
+    def __init__(
+        self,
+        files: Files,
+        args: argparse.Namespace,
+        chosen: list[str],
+        report: Report,
+        bandwidth: Bandwidth,
+        log: TextIO,
+    ) -> None:
+        self._files, self._args, self._chosen = files, args, chosen
+        self._report, self._bandwidth, self._log = report, bandwidth, log
+        # The bundled model's own context is 1024.
+        self._long = 750 if files.model == "storyteller" else _LONG
+        self._steps = _DECODE_STEPS[files.model]
+        self._workers: dict[str, Worker] = {}
+
+    def _start(self, engine: str) -> Worker | None:
+        """The engine with the model loaded, or None when it cannot; the report says why."""
+        module, options = _PEERS[engine]
+        folder = str(self._args.llama_cpp) if self._args.llama_cpp and engine in _LLAMA else ""
+        worker = Worker(module, self._args.threads, self._log, folder)
+        details: dict[str, Any] = {
+            "gguf": str(self._files.gguf),
+            "folder": str(self._files.folder),
+            "format": self._files.format,
+            "threads": self._args.threads,
+            "batch": 1,
+            "context": self._long + 2 * self._steps,
+        }
+        try:
+            told = worker.ask("load", **(details | options))
+        except EngineError as error:
+            self._fail(engine, "load", error)
+            worker.close()
+            return None
+        self._report.add_engine(engine, told)
+        if engine == "mlxr":
+            self._report.add_plan(self._files, told["planned_bytes"])
+        return worker
+
+    def _fail(self, engine: str, what: str, error: EngineError) -> None:
+        _say(f"{engine}, {self._files.model} {self._files.format}, {what}: {error}")
+        self._report.add_failure(self._files, engine, what, str(error))
+
+    def measure_loaded(self) -> None:
+        """Prefill and decode, all engines taking turns."""
+        for engine in self._chosen:
+            if worker := self._start(engine):
+                self._workers[engine] = worker
+        for task in self._tasks():
+            _say(f"{self._files.model} {self._files.format}: {task.name}")
+            self._ask_in_turns(task)
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _tasks(self) -> list[Task]:
+        """Long contexts first: engines then cut their sequences instead of reading prompts again."""
+        steps, single = self._steps, ("mlxr", *_LLAMA)
+        tasks = [Task("prefill 512", "prefill", {"tokens": 512}, single)]
+        for context in (self._long, 512, 5):
+            engines = {5: (*single, "mlxr-paged", "mlx-lm"), 512: single}.get(context, (*single, "mlxr-paged"))
+            details = {"context": context, "batch": 1, "tokens": steps}
+            tasks.append(Task(f"decode after {context}", "decode", details, engines))
+        for batch in (4, 16):
+            details = {"context": 5, "batch": batch, "tokens": steps // 2}
+            tasks.append(Task(f"decode, batch {batch}", "decode", details, ("mlxr-batch", *_LLAMA)))
+        return tasks
+
+    def _ask_in_turns(self, task: Task) -> None:
+        for number in range(self._args.rounds + 1):
+            if number:
+                self._report.add_bandwidth(self._bandwidth.measure())
+            for engine in task.engines:
+                worker = self._workers.get(engine)
+                if worker is None or (engine == "mlx-lm" and number != 1):  # slow: once is enough
+                    continue
+                try:
+                    reply = worker.ask(task.do, **task.details)
+                except EngineError as error:
+                    self._fail(engine, task.name, error)
+                    self._workers.pop(engine).close()
+                    continue
+                if number:  # the first round warms up
+                    self._report.add(self._files, engine, task.name, reply["tokens"] / reply["seconds"])
+
+    def measure_cold(self) -> None:
+        """Seconds from starting a process to the first token, then the most memory it takes; files are in memory."""
+        cold = [engine for engine in ("mlxr", "llama.cpp") if engine in self._chosen]
+        for number in range(self._args.rounds + 1):
+            for engine in cold:
+                worker = self._start(engine)
+                if worker is None:
+                    continue
+                try:
+                    worker.ask("first_token")
+                    seconds = worker.age()
+                    if number == 0:
+                        worker.ask("prefill", tokens=512)
+                        worker.ask("decode", context=5, batch=1, tokens=8)
+                        peak = worker.ask("memory")["peak_bytes"]
+                        self._report.add(self._files, engine, "peak memory", peak)
+                    else:
+                        self._report.add(self._files, engine, "cold start", seconds)
+                except EngineError as error:
+                    self._fail(engine, "cold start", error)
+                worker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The models that engines are compared on, written once into a cache folder.
+
+storyteller is the bundled one. The others have random weights (normal, 0.02): speed does not depend on them. One set of
+bf16 numbers is written as a Hugging Face folder and as F16 and BF16 GGUF files, which llama.cpp's own quantiser turns
+into the rest, so that every engine reads the same model in the form it prefers.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_k_m")
+_SPECIAL = ("<unk>", "<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama's dimensions."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    context: int
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.hidden // self.heads
+
+    def matrices(self) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+        """Each tensor: its name in safetensors and in GGUF, its shape, and its heads if GGUF permutes its rows."""
+        kv = self.kv_heads * self.head_dim
+        yield "model.embed_tokens.weight", "token_embd.weight", (self.vocab, self.hidden), 0
+        for i in range(self.layers):
+            here, there = f"model.layers.{i}", f"blk.{i}"
+            yield f"{here}.input_layernorm.weight", f"{there}.attn_norm.weight", (self.hidden,), 0
+            yield f"{here}.self_attn.q_proj.weight", f"{there}.attn_q.weight", (self.hidden, self.hidden), self.heads
+            yield f"{here}.self_attn.k_proj.weight", f"{there}.attn_k.weight", (kv, self.hidden), self.kv_heads
+            yield f"{here}.self_attn.v_proj.weight", f"{there}.attn_v.weight", (kv, self.hidden), 0
+            yield f"{here}.self_attn.o_proj.weight", f"{there}.attn_output.weight", (self.hidden, self.hidden), 0
+            yield f"{here}.post_attention_layernorm.weight", f"{there}.ffn_norm.weight", (self.hidden,), 0
+            yield f"{here}.mlp.gate_proj.weight", f"{there}.ffn_gate.weight", (self.intermediate, self.hidden), 0
+            yield f"{here}.mlp.up_proj.weight", f"{there}.ffn_up.weight", (self.intermediate, self.hidden), 0
+            yield f"{here}.mlp.down_proj.weight", f"{there}.ffn_down.weight", (self.hidden, self.intermediate), 0
+        yield "model.norm.weight", "output_norm.weight", (self.hidden,), 0
+        yield "lm_head.weight", "output.weight", (self.vocab, self.hidden), 0
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("100m", 768, 12, 12, 4, 2048, 32000, 2304),
+        Shape("tinyllama", 2048, 22, 32, 4, 5632, 32000, 2304),
+    )
+}
+"""Random models by name; the context holds 2000 tokens and what is decoded after them."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """One model in one format, as each engine reads it."""
+
+    model: str
+    format: str
+    gguf: Path
+    folder: Path
+    """The bf16 Hugging Face folder."""
+
+
+def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None]) -> Files:
+    """The files of a model in a format, written now unless they are there.
+
+    Args:
+        model: `storyteller` (Q8_0 only) or one of SHAPES.
+        format_name: one of FORMATS.
+        cache: where random models are kept.
+        say: told what is being written.
+    """
+    if model == "storyteller":
+        gguf = ROOT / "models/storyteller/storyteller-q8_0.gguf"
+        return Files(model, format_name, gguf, ROOT / "tests/data/storyteller")
+    shape = SHAPES[model]
+    folder = cache / model
+    folder.mkdir(parents=True, exist_ok=True)
+    gguf = folder / f"{model}-{format_name}.gguf"
+    if not (folder / "config.json").is_file():
+        say(f"writing {folder}")
+        _write_folder(shape, folder)
+    if not gguf.is_file():
+        say(f"writing {gguf}")
+        staging = gguf.with_suffix(".part")
+        if format_name in ("f16", "bf16"):
+            _write_gguf(shape, format_name, staging)
+        else:
+            _quantise(prepare(model, "bf16", cache, say).gguf, staging, format_name)
+        staging.replace(gguf)
+    return Files(model, format_name, gguf, folder)
+
+
+def _tensor(name: str, shape: tuple[int, ...]) -> Array:
+    """A tensor's bf16 numbers as their 16 bits; they follow from its name."""
+    if len(shape) == 1:
+        return np.full(shape, 0x3F80, np.uint16)
+    numbers = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+    numbers *= np.float32(0.02)
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _write_folder(shape: Shape, folder: Path) -> None:
+    header, position = {}, 0
+    for name, _, dims, _ in shape.matrices():
+        end = position + 2 * int(np.prod(dims))
+        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 64)
+    staging = folder / "model.part"
+    with staging.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, _, dims, _ in shape.matrices():
+            _tensor(name, dims).tofile(stream)
+    staging.replace(folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.context,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": shape.vocab,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_name(shape.name)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(shape.vocab)
+    writer.add_file_type(LlamaFileType.MOSTLY_F16 if format_name == "f16" else LlamaFileType.MOSTLY_BF16)
+    _add_tokenizer(writer, shape.vocab)
+    for name, gguf_name, dims, heads in shape.matrices():
+        bits = _tensor(name, dims)
+        if heads:  # llama.cpp has the two halves of each rotary pair side by side
+            bits = bits.reshape(heads, 2, -1, dims[1]).swapaxes(1, 2).reshape(dims)
+        if format_name == "bf16" and len(dims) > 1:
+            writer.add_tensor(gguf_name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+        else:
+            numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(gguf_name, numbers.astype(np.float16) if len(dims) > 1 else numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: Any, vocab: int) -> None:
+    """A small sentencepiece-like vocabulary that every engine takes: bytes, letters, and numbered words."""
+    from gguf import TokenType
+
+    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256]
+    words = ["\u2581", *map(chr, range(33, 127))]
+    words += [f"\u2581w{number}" for number in range(vocab - len(tokens) - len(words))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*tokens, *words])
+    writer.add_token_scores([0.0] * len(tokens) + [-float(rank) for rank in range(len(words))])
+    writer.add_token_types([*types, *[TokenType.NORMAL] * len(words)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(True)
+
+
+def _quantise(source: Path, target: Path, format_name: str) -> None:
+    import llama_cpp
+
+    types = {
+        "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+        "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+        "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    }
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, None)
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = types[format_name]
+    failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options)
+    if failed:
+        raise SystemExit(f"llama.cpp could not quantise {source} to {format_name}: code {failed}")

@@ -1,0 +1,25 @@
+"""What every engine has to read for a token, whatever its own layout: by the GGUF file and the model's shape."""
+
+from pathlib import Path
+
+from mlxr.runtime.weights.open_weights import open_weights
+from peers.models import SHAPES
+
+_HALF = 2
+_STORYTELLER = (6, 2, 64)
+
+
+def file_weight_bytes(gguf: Path) -> int:
+    """Bytes of all tensors but the embedding table, which gives one row unless it is the output too."""
+    tensors = open_weights(gguf).tensors
+    untied = "output.weight" in tensors
+    return sum(info.size_bytes for name, info in tensors.items() if not (untied and name == "token_embd.weight"))
+
+
+def key_value_bytes(model: str, tokens: int) -> int:
+    """Bytes of f16 keys and values of so many tokens."""
+    layers, kv_heads, head_dim = _STORYTELLER
+    if model in SHAPES:
+        shape = SHAPES[model]
+        layers, kv_heads, head_dim = shape.layers, shape.kv_heads, shape.head_dim
+    return 2 * layers * kv_heads * head_dim * _HALF * tokens

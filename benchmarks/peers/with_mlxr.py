@@ -1,0 +1,64 @@
+"""MLXR as an engine: the model is imported, compiled and cached as `mlxr run` does it, on host cpu."""
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.bench.measure import Sequences
+from mlxr.cli.imported_model import import_model
+from mlxr.cli.model_source import Changes, resolve_artifact
+from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.spec.load import dump_spec
+from mlxr.compiler.version import VERSION
+from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.model import Model
+from peers.worker import Engine, serve
+
+
+class Mlxr(Engine):
+    """A loaded model and its sequences."""
+
+    def load(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Loads the GGUF file; `paged` takes a block table also for one sequence."""
+        gguf, context, batch = options["gguf"], options["context"], options["batch"]
+        compute = options.get("compute", "fast")
+        if options.get("paged"):
+            imported, _ = import_model(Path(gguf), ImportOptions(context, max_sequences=batch, compute=compute))
+            cache = imported.spec.cache.model_copy(update={"mode": "paged"})
+            path = cache_folder("peer-specs") / f"{imported.spec.name}.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dump_spec(imported.spec.model_copy(update={"cache": cache})), encoding="utf-8")
+            artifact, _ = resolve_artifact(str(path))
+        else:
+            artifact, _ = resolve_artifact(gguf, Changes(context, sequences=batch, compute=compute))
+        self._model = Model(artifact, gguf, host="cpu", threads=options["threads"])
+        self._sequences: dict[int, Sequences] = {}
+        plan = artifact.plan
+        assert plan.cpu is not None, "host cpu runs it"
+        memory = plan.cpu.memory
+        return {"version": f"mlxr {VERSION}", "planned_bytes": memory.weights_bytes + memory.arena_bytes}
+
+    def _of(self, batch: int) -> Sequences:
+        """The sequences of a batch; those of other batches give up their place."""
+        for other, sequences in self._sequences.items():
+            if other != batch:
+                sequences.close()
+        return self._sequences.setdefault(batch, Sequences(self._model, batch))
+
+    def prefill(self, tokens: int) -> float:
+        """See Engine."""
+        return self._of(1).restart(tokens)
+
+    def decode(self, context: int, batch: int, tokens: int) -> tuple[float, int]:
+        """See Engine."""
+        sequences = self._of(batch)
+        sequences.resize(context)
+        return sum(sequences.decode(tokens)), tokens
+
+    def first_token(self) -> None:
+        """See Engine."""
+        for _ in self._model.start([[5, 6, 7, 8, 9]], max_tokens=1):
+            pass
+
+
+if __name__ == "__main__":
+    serve(Mlxr())

@@ -1,0 +1,158 @@
+"""A worker process: one engine, one loaded model; requests and replies are lines of JSON.
+
+Each engine runs in a process of its own, so that their thread pools and memory stay apart and so that measurements of
+several engines can take turns. A reply is an object; a failure is {"error": text}.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from mlxr.bench.peak_memory import peak_bytes
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+
+
+class Engine(ABC):
+    """What a worker does. Times are in seconds."""
+
+    @abstractmethod
+    def load(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Loads a model.
+
+        Args:
+            options: `gguf` and `folder` (paths), `format`, `threads`, `batch` (most sequences), `context` (most tokens
+                of one), and what only one engine knows.
+        """
+
+    @abstractmethod
+    def prefill(self, tokens: int) -> float:
+        """Time to read a prompt of so many tokens, the logits of the last included, into an empty cache."""
+
+    @abstractmethod
+    def decode(self, context: int, batch: int, tokens: int) -> tuple[float, int]:
+        """Time of decoding steps of `batch` sequences, each with `context` tokens in the cache; and their number.
+
+        A slow engine may do fewer steps than asked for.
+        """
+
+    @abstractmethod
+    def first_token(self) -> None:
+        """Reads a prompt of 5 tokens and chooses the next one: what a cold start is timed to."""
+
+
+def random_tokens(count: int, vocab: int, seed: int = 1) -> list[int]:
+    """Seeded token ids that are no special ones."""
+    return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, count)]
+
+
+def serve(engine: Engine) -> None:
+    """Answers requests on standard input until it ends. What libraries print goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = _answer(engine, request)
+        except Exception as error:
+            if os.environ.get("MLXR_DEBUG"):
+                raise
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    what = request.pop("do")
+    if what == "load":
+        limit_cpus(request["threads"])
+        start = time.perf_counter()
+        told = engine.load(request)
+        return told | {"seconds": time.perf_counter() - start}
+    if what == "prefill":
+        return {"seconds": engine.prefill(request["tokens"]), "tokens": request["tokens"]}
+    if what == "decode":
+        seconds, steps = engine.decode(request["context"], request["batch"], request["tokens"])
+        return {"seconds": seconds, "tokens": steps * request["batch"]}
+    if what == "first_token":
+        engine.first_token()
+        return {}
+    assert what == "memory", f"unknown request {what}"
+    return {"peak_bytes": peak_bytes()}
+
+
+def limit_cpus(threads: int) -> None:
+    """Keeps this process to as many CPUs as it may have threads, for libraries that take no thread count."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+class EngineError(Exception):
+    """An engine could not do what it was asked."""
+
+
+class Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, module: str, threads: int, log: TextIO, first_on_path: str = "") -> None:
+        """Starts `python -m MODULE`; what the engine prints goes to `log`.
+
+        Args:
+            module: the engine.
+            threads: as many as it may use; libraries that read it from their environment are told.
+            log: an open file.
+            first_on_path: a folder of packages to prefer.
+        """
+        self.started = time.perf_counter()
+        threads_text = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        folders = [first_on_path, str(BENCHMARKS), str(BENCHMARKS.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, folders))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | threads_text | {"PYTHONPATH": path},
+        )
+
+    def ask(self, do: str, **details: Any) -> dict[str, Any]:
+        """Sends a request and waits for the reply.
+
+        Raises:
+            EngineError: the engine failed, or its process ended.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do} | details) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise EngineError(f"its process ended with code {self._process.wait()}")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise EngineError(reply["error"])
+        return reply
+
+    def age(self) -> float:
+        """Seconds since the process was started."""
+        return time.perf_counter() - self.started
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
