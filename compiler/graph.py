@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import networkx as nx
-
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.ops import AttrValue, Shape, Tensor
@@ -67,7 +65,10 @@ class OpGraph:
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Op] = {}
         self._index: dict[str, int] = {}
-        self.nx: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        # Imported here: a host that runs a compiled program needs no graph, and this is a fifth of a cold start.
+        import networkx  # noqa: PLC0415
+
+        self.nx: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
         for value in values:
             if value.name in self._values:
                 raise GraphError(f"value {value.name!r} is declared twice")

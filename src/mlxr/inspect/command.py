@@ -1,0 +1,63 @@
+"""What `mlxr inspect` does. Results go to standard output, the rest to standard error."""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+
+from mlxr.cli.model_source import resolve_artifact
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import ArtifactError
+from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
+from mlxr.inspect.highlight import highlight
+from mlxr.inspect.picture.draw import draw_graphs, write_picture
+from mlxr.inspect.report import report
+from mlxr.inspect.report_json import kernel_json, report_json
+from mlxr.inspect.text_table import Ink
+
+_DEFAULT_SIZE = (120, 24)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ArtifactError: there is no such artifact or kernel.
+        MlxrError: the picture cannot be written.
+    """
+    artifact, _ = resolve_artifact(args.model)
+    target = args.target or artifact.plan.targets[0]
+    if target not in artifact.plan.targets:
+        raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
+    if args.kernel is not None:
+        sys.stdout.write(_kernel(artifact, args.kernel, target, args.json))
+    elif args.graph is not None:
+        write_picture(draw_graphs(artifact), args.graph)
+        if args.json:
+            print(json.dumps({"graph": str(args.graph)}))
+        else:
+            print(f"wrote {args.graph}", file=sys.stderr)
+    elif args.json:
+        print(json.dumps(report_json(artifact) if target == "metal" else cpu_json(artifact), indent=1))
+    else:
+        width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+        show = report if target == "metal" else cpu_report
+        sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches))
+    return 0
+
+
+def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
+    if target == "cpu":
+        entry_json, text = cpu_function(artifact, name)
+        return json.dumps(entry_json | {"source": text}, indent=1) + "\n" if as_json else text
+    entry = artifact.kernel_entry(name)
+    text = artifact.kernel_text(entry.name)
+    if as_json:
+        return json.dumps(kernel_json(entry) | {"source": text}, indent=1) + "\n"
+    return highlight(text) if _colour() else text
+
+
+def _colour() -> bool:
+    """Whether standard output takes colour: a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
