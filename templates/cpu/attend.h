@@ -112,7 +112,8 @@ MLXR_INLINE void i32_transpose(__m512i *r) {
 
 MLXR_INLINE int attend_block(int heads) { return heads > 8 ? 16 : heads > 4 ? 8 : heads > 2 ? 4 : heads; }
 
-// scores[group][lane] for the keys at rows + offsets[j], j < count; offsets hold whole groups. q: [heads][dim].
+// scores[group][lane] for the keys at rows + offsets[j], j < count, without their scales; offsets hold whole groups.
+// q: [heads][dim].
 MLXR_INLINE void attend_scores(float *scores, const float *q, int heads, const uint8_t *rows, const size_t *offsets,
                                cache_ahead *ahead, int lines, int count, int type, int head_dim,
                                int dim) {
@@ -129,10 +130,7 @@ MLXR_INLINE void attend_scores(float *scores, const float *q, int heads, const u
         for (int c = 0; c < head_dim; c += MLXR_LANES) {
             f32v x[MLXR_LANES];
             MLXR_UNROLL
-            for (int i = 0; i < keys; i++) {
-                x[i] = cache_vector_at(row[i], c, type, head_dim);
-                if (type == MLXR_CACHE_Q8) x[i] *= cache_scale(row[i], type, head_dim);
-            }
+            for (int i = 0; i < keys; i++) x[i] = cache_vector_at(row[i], c, type, head_dim);
             MLXR_UNROLL
             for (int h = 0; h < heads; h++) {
                 f32v y = f32_load(q + h * dim + c);
@@ -141,6 +139,23 @@ MLXR_INLINE void attend_scores(float *scores, const float *q, int heads, const u
             }
         }
         f32_store(scores + j * block, f32_sums(sums));
+    }
+}
+
+// Multiplies scores, or weights, of blocks of `block` heads by the scales of their rows, where rows have such.
+MLXR_INLINE void attend_scale(float *scores, int block, const uint8_t *rows, const size_t *offsets, int count, int type,
+                              int head_dim) {
+    if (type != MLXR_CACHE_Q8) return;
+    i32v lane;
+    MLXR_UNROLL
+    for (int i = 0; i < MLXR_LANES; i++) lane[i] = i / block;
+    const int keys = MLXR_LANES / block;
+    for (int j = 0; j < count; j += keys) {
+        f32v scale = f32_set1(cache_scale(rows + offsets[j], type, head_dim));
+        MLXR_UNROLL
+        for (int i = 1; i < keys; i++)
+            scale = f32_select(lane == i, f32_set1(cache_scale(rows + offsets[j + i], type, head_dim)), scale);
+        f32_store(scores + j * block, f32_load(scores + j * block) * scale);
     }
 }
 
@@ -196,10 +211,7 @@ MLXR_INLINE void attend_values_part(float *values, const float *keep, const floa
         cache_prefetch(ahead, lines);
         f32v x[MLXR_ATTEND_SUMS];
         MLXR_UNROLL
-        for (int c = 0; c < vectors; c++) {
-            x[c] = cache_vector_at(row, at + c * MLXR_LANES, type, head_dim);
-            if (type == MLXR_CACHE_Q8) x[c] *= cache_scale(row, type, head_dim);
-        }
+        for (int c = 0; c < vectors; c++) x[c] = cache_vector_at(row, at + c * MLXR_LANES, type, head_dim);
         MLXR_UNROLL
         for (int h = 0; h < heads; h++) {
             f32v p = f32_set1(weights[j * block + h]);
@@ -236,7 +248,9 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
     attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
+    attend_scale(scores, block, k_rows, offsets, count, type, head_dim);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
+    attend_scale(scores, block, v_rows, offsets, count, type, head_dim);
     attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, head_dim, dim);
 }
 

@@ -116,18 +116,6 @@ MLXR_INLINE void tiles_scores(float *scores, const uint8_t *q, int heads, const 
         }
 }
 
-// Multiplies scores or weights by their rows' scales, in q8.
-MLXR_INLINE void tiles_scale(float *scores, int heads, const uint8_t *rows, const size_t *offsets, int count, int type,
-                             int head_dim) {
-    const int block = tiles_block(heads);
-    if (type == MLXR_CACHE_Q8)
-        for (int j = 0; j < count * block; j += 16) {
-            const float a = cache_scale(rows + offsets[j / block], type, head_dim);
-            const float b = cache_scale(rows + offsets[(j + 8) / block], type, head_dim);
-            f32_store(scores + j, f32_load(scores + j) * (f32v)_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(a), _mm512_set1_ps(b)));
-        }
-}
-
 // 32 keys' weights in lanes (key, head) as a left tile: row r is column r of the scores.
 MLXR_INLINE void tiles_weights(uint8_t *tile, const float *weights, int heads) {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
@@ -218,9 +206,9 @@ MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, c
     size_t stride[4];
     tiles_groups(group, stride, k_rows, offsets, (count + 15) / 16, token_bytes, direct, s->copies, type, head_dim);
     tiles_scores(s->scores, q, heads, group, stride, (count + 15) / 16, (head_dim + 31) / 32, ahead, lines);
-    tiles_scale(s->scores, heads, k_rows, offsets, count, type, head_dim);
+    attend_scale(s->scores, block, k_rows, offsets, count, type, head_dim);
     attend_softmax(s->scores, block, count, 32 * halves, maxima, sums, keep, ahead, lines);
-    tiles_scale(s->scores, heads, v_rows, offsets, count, type, head_dim);
+    attend_scale(s->scores, block, v_rows, offsets, count, type, head_dim);
     for (int i = 0; i < halves; i++) tiles_weights(s->weights + 1024 * i, s->scores + 32 * block * i, heads);
     tiles_values(values, keep, s->weights, heads, v_rows, offsets, halves, s->v_tiles, s->v_sums, ahead, 2 * lines,
                  type, head_dim, dim);

@@ -22,7 +22,7 @@ _TILE_FLOATS = 4096  # of K or of V: a third of a usual first level cache
 _QUERY_FLOATS = 8192
 _MOST_COLUMNS = 96
 _TILED_COLUMNS = 128
-_SPLIT_UNITS = 4
+_SPLIT_UNITS = 8
 _TILE_BYTES = 1024
 _TILED_HEADS = 4
 

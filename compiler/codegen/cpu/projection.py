@@ -160,7 +160,7 @@ class CpuProjection(CpuKernel):
 
     @property
     def thread_bytes(self) -> int:
-        """A row in f32; then a row in every form and 64 of bf16, or blocks of unpacked weights and waiting sums."""
+        """A row in f32; then a row in every form and 64 of bf16, or blocks of unpacked weights and sums that wait."""
         floats = round_up(self.in_features, 32)
         few = 3 * self._row_bytes + floats * _MOST_COLUMNS * 2
         tiles = -(-self.max_rows // _TILE_ROWS[0])

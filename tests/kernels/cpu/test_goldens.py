@@ -4,6 +4,8 @@ After an intended change: `pytest tests/kernels/cpu/test_goldens.py --update-gol
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,10 @@ ROOT = Path(__file__).parents[3]
 GOLDENS = ROOT / "tests/goldens/cpu"
 NAMES = ("f16-layer", "contiguous-q8", "q4_k_m", "fast-q4_k_m", "fast-bf16")
 
+# A kernel ends with the function that programs call; what that function uses stands before it.
+_ARGUMENTS = r"(?:mlxr_worker \*w, const mlxr_batch \*b|mlxr_model \*m),"
+_KERNEL = re.compile(rf"(?s).*?\nstatic void (?P<label>\w+)_[0-9a-f]{{8}}\({_ARGUMENTS}.*?\n}}\n")
+
 _SOURCE = """
 import hashlib
 from mlxr_tests.cpu_specs import SPECS
@@ -25,24 +31,36 @@ print(hashlib.sha256(compiled(small_spec(**SPECS["q4_k_m"]), target="cpu").cpu_s
 """
 
 
-def generated(name: str) -> str:
-    """From the parts that kernels share to the programs: what the headers do not say."""
+def generated(name: str) -> dict[str, str]:
+    """File name to text: the parts that kernels share, each kernel, the programs. The headers are files already."""
     text = compiled(small_spec(**SPECS[name]), target="cpu").cpu_source
-    return text[text.index("// ==== parts that several kernels share") : text.index("// ==== what the runtime calls")]
+    shared, _, rest = text.partition("// ==== parts that several kernels share\n")[2].partition("// ==== kernels\n")
+    kernels, _, rest = rest.partition("// ==== programs\n")
+    files = {"shared.c": shared, "programs.c": rest.partition("// ==== what the runtime calls")[0]}
+    for kernel in _KERNEL.finditer(kernels):
+        label = kernel["label"]
+        number = sum(re.fullmatch(rf"{label}(-\d+)?\.c", file) is not None for file in files) + 1
+        files[f"{label}.c" if number == 1 else f"{label}-{number}.c"] = kernel[0].strip("\n") + "\n"
+    assert _KERNEL.sub("", kernels).strip() == "", "text between the kernels"
+    return files
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_source(name: str, update_golden: bool) -> None:
-    path = GOLDENS / f"{name}.c"
+    folder = GOLDENS / name
+    files = generated(name)
     if update_golden:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(generated(name), encoding="utf-8")
-    assert path.is_file(), f"{path} is missing: run with --update-golden"
-    assert generated(name) == path.read_text(encoding="utf-8"), f"{path} differs: if intended, run with --update-golden"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    assert folder.is_dir(), f"{folder} is missing: run with --update-golden"
+    kept = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert files == kept, f"{folder} differs: if intended, run with --update-golden"
 
 
 def test_no_golden_is_left_over() -> None:
-    assert set(GOLDENS.iterdir()) == {GOLDENS / f"{name}.c" for name in NAMES}
+    assert {path.name for path in GOLDENS.iterdir()} == set(NAMES)
 
 
 def test_same_bytes_for_any_hash_seed_and_folder(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ def test_every_kernel_was_launched(pair):
     rng = np.random.default_rng(0)
     most = pair.plan.arena.max_sequences
     seq = pair.add()
-    pair.step([(seq, tokens(rng, 3))])
+    pair.step([(seq, tokens(rng, 4))])
     pair.step([(seq, tokens(rng, 1))])
+    # Five tokens fill no block: the fork shares one that must be copied.
     fork = pair.fork(seq) if most > 1 and pair.plan.arena.block_size > 1 else None
     if fork is not None:
         pair.step([(fork, tokens(rng, 1)), (seq, tokens(rng, 1))])

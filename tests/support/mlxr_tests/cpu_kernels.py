@@ -1,4 +1,4 @@
-"""A C kernel alone, rendered, compiled and run by real threads on NumPy arrays."""
+"""C kernels alone, rendered, compiled and run by real threads on NumPy arrays."""
 
 import ctypes
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ HEADERS = (
 _RUN = """
 static mlxr_model test_model;
 static mlxr_worker test_workers[64];
-static void *const *test_arguments;
+static void *const *a;
+static int test_kernel;
 
 int start(int threads, size_t thread_bytes, size_t shared_bytes) {
     uint8_t *shared = mlxr_pool_memory(shared_bytes);
@@ -37,24 +38,15 @@ void stop(void) {
 }
 
 static void test_program(mlxr_worker *w, const mlxr_batch *b) {
-    void *const *a = test_arguments;
-    (void)a;
-    CALL;
+    switch (test_kernel) { CALLS }
 }
 
-// Returns the seconds of the fastest of `times` calls.
-double run(int tokens, int rows, const int32_t *token_ids, const int32_t *logit_rows, void *const *arguments,
-           int times) {
+void run(int kernel, int tokens, int rows, const int32_t *token_ids, const int32_t *logit_rows,
+         void *const *arguments) {
     mlxr_batch batch = {.tokens = tokens, .rows = rows, .token_ids = token_ids, .logit_rows = logit_rows};
-    test_arguments = arguments;
-    double best = 1e9;
-    for (int i = 0; i < times; i++) {
-        int64_t begin = mlxr_now_ns();
-        mlxr_pool_run(&test_model, test_program, &batch);
-        double seconds = (double)(mlxr_now_ns() - begin) * 1e-9;
-        if (seconds < best) best = seconds;
-    }
-    return best;
+    test_kernel = kernel;
+    a = arguments;
+    mlxr_pool_run(&test_model, test_program, &batch);
 }
 """
 
@@ -69,27 +61,44 @@ void pack_@(uint8_t *dst, const uint8_t *src, int last, int row_bytes, int block
 """
 
 
-def kernel_code(kernel: CpuKernel) -> str:
-    """The kernel's text with what it needs before it, as `kernel`."""
+def kernels_code(kernels: Sequence[CpuKernel]) -> str:
+    """The kernels' text, named kernel_0 and so on, after what they need."""
     env = environment()
-    helpers = [env.get_template(f"cpu/{h.template}").render(h=h) for h in dict.fromkeys(getattr(kernel, "helpers", ()))]
-    return "\n".join([*helpers, env.get_template(f"cpu/{kernel.template}").render(k=kernel, name="kernel")])
+    helpers = dict.fromkeys(helper for kernel in kernels for helper in getattr(kernel, "helpers", ()))
+    texts = [env.get_template(f"cpu/{helper.template}").render(h=helper) for helper in helpers]
+    for index, kernel in enumerate(kernels):
+        texts.append(env.get_template(f"cpu/{kernel.template}").render(k=kernel, name=f"kernel_{index}"))
+    return "\n".join(texts)
 
 
-class CpuKernelRun:
-    """A kernel's library with threads that wait. Use as a context manager."""
+def _call(index: int, kernel: CpuKernel) -> str:
+    arguments = "".join(f", a[{i}]" for i in range(len(kernel.params)))
+    return f"case {index}: kernel_{index}(w, b{arguments}); break;"
 
-    def __init__(self, kernel: CpuKernel, threads: int, march: str = "native", compiler: tuple[str, ...] | None = None):
-        arguments = ", ".join(["w", "b", *(f"a[{i}]" for i in range(len(kernel.params)))])
+
+class CpuKernels:
+    """A library of kernels with threads that wait. Use as a context manager: its end is theirs."""
+
+    def __init__(
+        self,
+        kernels: Sequence[CpuKernel],
+        threads: int,
+        march: str = "native",
+        compiler: tuple[str, ...] | None = None,
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        self.kernels = list(kernels)
+        calls = " ".join(_call(index, kernel) for index, kernel in enumerate(kernels))
         packs = "".join(_PACK.replace("@", str(f)) for f in WeightFormat if f.is_quantised)
-        code = kernel_code(kernel) + _RUN.replace("CALL", f"kernel({arguments})") + packs
-        self.library = c_library(HEADERS, code, march, compiler)
-        self.library.run.restype = ctypes.c_double
-        assert (
-            self.library.start(threads, ctypes.c_size_t(kernel.thread_bytes), ctypes.c_size_t(kernel.shared_bytes)) == 0
+        code = kernels_code(kernels) + _RUN.replace("CALLS", calls) + packs
+        self.library = c_library(HEADERS, code, march, compiler, flags)
+        thread_bytes, shared_bytes = (
+            max(getattr(k, name) for k in kernels) for name in ("thread_bytes", "shared_bytes")
         )
+        started = self.library.start(threads, ctypes.c_size_t(thread_bytes), ctypes.c_size_t(shared_bytes))
+        assert started == 0, "the threads did not start"
 
-    def __enter__(self) -> "CpuKernelRun":
+    def __enter__(self) -> "CpuKernels":
         """Itself."""
         return self
 
@@ -98,7 +107,7 @@ class CpuKernelRun:
         self.library.stop()
 
     def pack(self, format: WeightFormat, native: np.ndarray) -> np.ndarray:
-        """A matrix as kernels read it: native rows [rows, bytes] of a float format, panels of a quantised one."""
+        """A matrix as kernels read it: rows [rows, bytes] of a float format stay, quantised ones become panels."""
         if not format.is_quantised:
             return native
         rows, row_bytes = native.shape
@@ -109,14 +118,14 @@ class CpuKernelRun:
 
     def run(
         self,
+        kernel: CpuKernel,
         arguments: Sequence[np.ndarray],
         tokens: int,
         token_ids: np.ndarray | None = None,
         logit_rows: np.ndarray | None = None,
-        times: int = 1,
-    ) -> float:
-        """Calls the kernel, `times` times; seconds of the fastest."""
+    ) -> None:
+        """Calls a kernel on its arguments in order, with `tokens` tokens."""
         pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
         rows = 0 if logit_rows is None else len(logit_rows)
-        ids, gather = (None if a is None else address(a) for a in (token_ids, logit_rows))
-        return float(self.library.run(tokens, rows, ids, gather, pointers, times))
+        ids, gather = (None if array is None else address(array) for array in (token_ids, logit_rows))
+        self.library.run(self.kernels.index(kernel), tokens, rows, ids, gather, pointers)

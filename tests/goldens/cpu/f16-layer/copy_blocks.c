@@ -1,0 +1,12 @@
+// Copy-on-write: copies whole blocks of the arena, every layer, before the step that writes into the copies.
+//   pairs  [count, 2] i32: source and target block, copied in order
+//   K, V   [2, 160, 1, 1, 64] f16
+static void copy_blocks_870779ab(mlxr_model *m, const int32_t *pairs, int count) {
+    uint8_t *arenas[2] = {m->k_arena, m->v_arena};
+    for (int i = 0; i < 2 * count; i++) {
+        const uint8_t *source = arenas[i % 2] + (size_t)pairs[i / 2 * 2] * 128u;
+        uint8_t *target = arenas[i % 2] + (size_t)pairs[i / 2 * 2 + 1] * 128u;
+        for (size_t layer = 0; layer < 2; layer++)
+            memcpy(target + layer * 20480u, source + layer * 20480u, 128u);
+    }
+}

@@ -1,0 +1,128 @@
+// t: tensors, a: activations
+static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
+    const uint8_t *const *t = w->model->tensors;
+    uint8_t *a = w->model->activations;
+    uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
+    // rope_table
+    if (launches) ++launches[0];
+    rope_table_5a8f83dd(w, b, (float *)(a + 0));
+    mlxr_barrier(w);
+    // embedded
+    if (launches) ++launches[1];
+    embed_ee319f0b(w, b, t[0], (float *)(a + 1024));
+    mlxr_barrier(w);
+    // layers.0.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.0.attention.attended
+    if (launches) ++launches[3];
+    attend_decode_70f6aad5(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    mlxr_barrier(w);
+    // layers.0.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 12032), t[2], (const float *)t[3], (float *)(a + 1024), (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.0.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
+    mlxr_barrier(w);
+    // layers.0.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 2560), t[5], (const float *)t[6], (float *)(a + 1792), (float *)(a + 1024));
+    mlxr_barrier(w);
+    // layers.1.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 1792));
+    mlxr_barrier(w);
+    // layers.1.attention.attended
+    if (launches) ++launches[3];
+    attend_decode_70f6aad5(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    mlxr_barrier(w);
+    // layers.1.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 12032), t[8], (const float *)t[9], (float *)(a + 1024), (float *)(a + 0));
+    mlxr_barrier(w);
+    // layers.1.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
+    mlxr_barrier(w);
+    // layers.1.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 768), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 3072));
+    mlxr_barrier(w);
+    // logits_of_all_tokens
+    if (b->rows) {
+        if (launches) ++launches[7];
+        logits_306bbe4c(w, b, (float *)(a + 3072), (const float *)t[13], t[14], b->logits);
+    }
+}
+
+// t: tensors, a: activations
+static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
+    const uint8_t *const *t = w->model->tensors;
+    uint8_t *a = w->model->activations;
+    uint64_t *launches = w->tid == 0 ? w->model->launches : NULL;
+    // rope_table
+    if (launches) ++launches[0];
+    rope_table_5a8f83dd(w, b, (float *)(a + 0));
+    mlxr_barrier(w);
+    // embedded
+    if (launches) ++launches[1];
+    embed_ee319f0b(w, b, t[0], (float *)(a + 8192));
+    mlxr_barrier(w);
+    // layers.0.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.0.attention.cache_write
+    if (launches) ++launches[8];
+    cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 0);
+    mlxr_barrier(w);
+    // layers.0.attention.attended
+    if (launches) ++launches[9];
+    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
+    mlxr_barrier(w);
+    // layers.0.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 96256), t[2], (const float *)t[3], (float *)(a + 8192), (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.0.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
+    mlxr_barrier(w);
+    // layers.0.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 20480), t[5], (const float *)t[6], (float *)(a + 14336), (float *)(a + 8192));
+    mlxr_barrier(w);
+    // layers.1.attention.qkv_projected
+    if (launches) ++launches[2];
+    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 14336));
+    mlxr_barrier(w);
+    // layers.1.attention.cache_write
+    if (launches) ++launches[8];
+    cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 1);
+    mlxr_barrier(w);
+    // layers.1.attention.attended
+    if (launches) ++launches[9];
+    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
+    mlxr_barrier(w);
+    // layers.1.attention.out
+    if (launches) ++launches[4];
+    o_b669b921(w, b, (float *)(a + 96256), t[8], (const float *)t[9], (float *)(a + 8192), (float *)(a + 0));
+    mlxr_barrier(w);
+    // layers.1.mlp.gated
+    if (launches) ++launches[5];
+    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
+    mlxr_barrier(w);
+    // layers.1.mlp.out
+    if (launches) ++launches[6];
+    down_25fde0e5(w, b, (float *)(a + 6144), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 23552));
+    mlxr_barrier(w);
+    // logits_of_all_tokens
+    if (b->rows) {
+        if (launches) ++launches[7];
+        logits_306bbe4c(w, b, (float *)(a + 23552), (const float *)t[13], t[14], b->logits);
+    }
+}
+

@@ -1,0 +1,30 @@
+// down: out = x @ W.T + residual
+//   x        [tokens, 512] f32
+//   w0       [256, 512] q5_k
+//   residual [tokens, 256] f32
+//   out      [tokens, 256] f32
+static void down_269ba2e9(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = NULL,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 512,
+        .eps = 0.0f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &q5_k_512,
+            .w = w0,
+            .rows = 256,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = NULL,
+        .residual = residual,
+        .width = 256,
+        .finish = finish_residual,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_INTEGER, MLXR_ROWS_FAST, &output);
+}

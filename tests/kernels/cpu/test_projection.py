@@ -1,0 +1,137 @@
+"""Projections and the embedding against NumPy: every path, format and epilogue, rows and columns left over, threads."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.codegen.cpu.projection import CpuEmbed, CpuProjection, Segment
+from mlxr.compiler.formats import WeightFormat as F
+from mlxr_tests.c_harness import aligned, compilers, marches
+from mlxr_tests.cpu_kernels import CpuKernels, kernels_code
+from mlxr_tests.native_floats import float_rows
+from mlxr_tests.packed import dequantised, random_blocks
+
+EPS = 1e-5
+MOST = 70
+
+
+def projection(label, columns, formats, rows, compute, **fused):
+    segments = tuple(Segment(format, n) for format, n in zip(formats, rows, strict=True))
+    fields = dict.fromkeys(("norm", "bias", "residual", "gather", "logits"), False) | {"activation_kind": None} | fused
+    eps = EPS if fields["norm"] else None
+    return CpuProjection(label, columns, segments, eps=eps, compute=compute, max_rows=MOST, **fields)
+
+
+CASES = [
+    projection("bf16", 48, (F.BF16,), (61,), "fast", norm=True),
+    projection("f16", 56, (F.F16,), (61,), "fast", bias=True, residual=True, gather=True),
+    projection("f32", 1096, (F.F32,), (77,), "fast", residual=True),
+    projection("blocks", 2200, (F.F16, F.BF16), (61, 16), "fast", norm=True, bias=True),
+    projection("mixed_floats", 136, (F.F16, F.BF16, F.F32), (61, 16, 30), "fast"),
+    projection("bf16_silu", 2080, (F.BF16, F.BF16), (29, 29), "fast", norm=True, bias=True, activation_kind="silu"),
+    projection("exact_gelu", 1096, (F.BF16, F.F32), (77, 77), "exact", residual=True, activation_kind="gelu"),
+    projection(
+        "q4_0_q8_0_q6_k", 256, (F.Q4_0, F.Q8_0, F.Q6_K), (61, 32, 13), "fast", norm=True, bias=True, gather=True
+    ),
+    projection("k_gelu", 2304, (F.Q4_K, F.Q6_K), (61, 61), "fast", norm=True, activation_kind="gelu_tanh"),
+    projection("q5_k_f16", 512, (F.Q5_K, F.F16), (61, 48), "fast", norm=True, residual=True),
+    projection("exact_q5_k_q4_0", 1280, (F.Q5_K, F.Q4_0), (61, 48), "exact", norm=True, residual=True),
+    projection("exact_q8_0_silu", 512, (F.Q8_0, F.BF16), (50, 50), "exact", norm=True, activation_kind="silu"),
+]
+EMBEDS = [
+    *(CpuEmbed("embed", 37, 72, format, "rows") for format in (F.F32, F.F16, F.BF16)),
+    *(CpuEmbed("embed", 37, 768, format, "packed") for format in F if format.is_quantised),
+]
+# Of one row to more than any path's most, at both sides of where paths change.
+ROWS = (1, 2, 3, 5, 8, 9, 14, 15, 17, 33, 48, 49, 64, 65, MOST)
+# Every instruction set, and every compiler for this machine's own.
+BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other) for other in compilers()[1:])]
+
+
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+def kernels(request):
+    # Threads in excess of the CPUs too, in some builds.
+    with CpuKernels([*CASES, *EMBEDS], 1 + BUILDS.index(request.param) % 3, *request.param) as built:
+        yield built
+
+
+def matrix(format, rows, columns, seed):
+    """Native bytes [rows, row bytes], and the numbers; weights are about as great as 1 / sqrt(columns)."""
+    if not format.is_quantised:
+        return float_rows(format, rows, columns, seed)
+    native = random_blocks(format, rows, columns, seed)
+    return native, dequantised(format, native)
+
+
+def activation(kind, x):
+    if kind == "gelu":
+        return x / 2 * np.array([math.erfc(-v / math.sqrt(2)) for v in x.flat]).reshape(x.shape)
+    u = x if kind == "silu" else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x * np.exp(-np.logaddexp(0, -u))
+
+
+def expected(kernel, x, norm, weights, bias, residual):
+    """The result in double precision, and what its error is relative to."""
+    x = x.astype(np.float64)
+    if kernel.norm:
+        x = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + EPS) * norm
+    y = x @ weights.T + (bias if kernel.bias else 0)
+    scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+    if kernel.activation_kind:
+        n = kernel.out_features
+        scale = scale[:, :n] * (1 + np.abs(y[:, n:])) + scale[:, n:] * (1 + np.abs(y[:, :n]))
+        y = activation(kernel.activation_kind, y[:, :n]) * y[:, n:]
+    return y + (residual if kernel.residual else 0), scale + 1e-3
+
+
+@pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.label)
+def test_projection(kernels, kernel):
+    rng = np.random.default_rng(1)
+    columns, outputs = kernel.in_features, kernel.out_features
+    held = [matrix(segment.format, segment.rows, columns, seed) for seed, segment in enumerate(kernel.segments)]
+    matrices = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, held, strict=True)]
+    weights = np.concatenate([dense for _, dense in held]).astype(np.float64)
+    norm, bias = (rng.normal(size=n).astype(np.float32) for n in (columns, len(weights)))
+    f32_only = all(segment.format is F.F32 for segment in kernel.segments)
+    limit = 1e-2 if kernel.compute == "fast" and not f32_only else 3e-6
+    for count in ROWS:
+        tokens = count + 3 if kernel.gather else count
+        x = rng.normal(size=(tokens, columns)).astype(np.float32)
+        rows = rng.integers(0, tokens, count).astype(np.int32)
+        residual = rng.normal(size=(count, outputs)).astype(np.float32)
+        # As in a model: the result takes the residual's place, here with a guard behind it.
+        out = np.full((count + 1, outputs), 7, np.float32)
+        out[:count] = residual if kernel.residual else np.nan
+        arguments = [x, *[norm] * kernel.norm, *matrices, *[bias] * kernel.bias, *[out] * kernel.residual, out]
+        kernels.run(kernel, arguments, tokens, logit_rows=rows if kernel.gather else None)
+        want, scale = expected(kernel, x[rows] if kernel.gather else x, norm, weights, bias, residual)
+        worst = np.max(np.abs(out[:count] - want) / scale)
+        assert worst < limit, f"{count} rows: off by {worst:.1e}"
+        assert np.all(out[count] == 7)
+
+
+@pytest.mark.parametrize("kernel", EMBEDS, ids=lambda kernel: str(kernel.format))
+def test_embed(kernels, kernel):
+    native, dense = matrix(kernel.format, kernel.vocab_size, kernel.hidden_size, seed=2)
+    table = kernels.pack(kernel.format, native)
+    for ids in ([36], [0, 15, 16, 36, 15]):
+        out = aligned((len(ids) + 1, kernel.hidden_size), np.float32)
+        out[:] = 7
+        kernels.run(kernel, [table, out], len(ids), token_ids=np.array(ids, np.int32))
+        assert np.array_equal(out[:-1], dense[ids]) and np.all(out[-1] == 7)
+
+
+def test_text_of_a_kernel():
+    """Every dimension stands in it, and it is the same each time."""
+    (gate_up,) = (kernel for kernel in CASES if kernel.label == "k_gelu")
+    text = kernels_code([gate_up])
+    assert text == kernels_code([gate_up]) and text.isascii()
+    assert "gelu_tanh(rms_norm(x) @ w0.T) * (rms_norm(x) @ w1.T)" in text
+    assert ".columns = 2304" in text and "q6_k_dot(panel, 2304, a, MLXR_M, y + i)" in text
+    assert [param.name for param in gate_up.params] == ["x", "norm", "w0", "w1", "out"]
+
+
+def test_helpers_have_one_name_each():
+    helpers = {helper for kernel in CASES for helper in kernel.helpers}
+    assert len({helper.name for helper in helpers}) == len(helpers)
