@@ -30,7 +30,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,bench]"
 	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/cpu_peers.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "mlxr needs Python 3.11 to 3.13; set PYTHON=python3.12, say")'
