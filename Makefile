@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench clean fuzz
 
 demo: $(VENV)/.demo
 	@$(BIN)/mlxr-compile storyteller -o build/storyteller
@@ -24,6 +24,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/size_gate.py
+
+# 100,000 hostile files and metadata, some minutes: for a nightly job.
+fuzz: $(STAMP)
+	MLXR_FUZZ_CASES=100000 $(BIN)/python -m pytest -n auto tests/fuzz tests/compiler/importers/test_fuzz.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from peers.bandwidth import Bandwidth
-from peers.models import FORMATS, ROOT, SHAPES, Files, prepare
+from peers.models import FORMATS, MORE_FORMATS, ROOT, SHAPES, Files, prepare
 from peers.report import Report
 from peers.worker import EngineError, Worker
 
@@ -55,7 +55,11 @@ def main() -> int:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description="Compare the cpu host with llama.cpp and mlx-lm.")
     parser.add_argument("--models", default="storyteller,100m,tinyllama", help="which models (all)")
-    parser.add_argument("--formats", default=",".join(FORMATS), help="which formats (all)")
+    parser.add_argument(
+        "--formats",
+        default=",".join(FORMATS),
+        help=f"which formats ({','.join(FORMATS)}); there is also {', '.join(MORE_FORMATS)}",
+    )
     parser.add_argument("--engines", default=",".join(_PEERS), help="which engines (all)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (3)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine (all cores)")
@@ -85,8 +89,8 @@ def _configurations(models: list[str], formats: list[str]) -> Iterator[tuple[str
         if model != "storyteller" and model not in SHAPES:
             raise SystemExit(f"no model {model}; there is storyteller, {', '.join(SHAPES)}")
         for format_name in ("q8_0",) if model == "storyteller" else formats:
-            if format_name not in FORMATS:
-                raise SystemExit(f"no format {format_name}; there is {', '.join(FORMATS)}")
+            if format_name not in (*FORMATS, *MORE_FORMATS):
+                raise SystemExit(f"no format {format_name}; there is {', '.join((*FORMATS, *MORE_FORMATS))}")
             yield model, format_name
 
 
@@ -106,7 +110,8 @@ class _Run:
         bandwidth: Bandwidth,
         log: TextIO,
     ) -> None:
-        self._files, self._args, self._chosen = files, args, chosen
+        self._files, self._args = files, args
+        self._able = [engine for engine in chosen if files.format != "affine4" or engine not in _LLAMA]
         self._report, self._bandwidth, self._log = report, bandwidth, log
         # The bundled model's own context is 1024.
         self._long = 750 if files.model == "storyteller" else _LONG
@@ -119,7 +124,7 @@ class _Run:
         folder = str(self._args.llama_cpp) if self._args.llama_cpp and engine in _LLAMA else ""
         worker = Worker(module, self._args.threads, self._log, folder)
         details: dict[str, Any] = {
-            "gguf": str(self._files.gguf),
+            "source": str(self._files.source),
             "folder": str(self._files.folder),
             "format": self._files.format,
             "threads": self._args.threads,
@@ -143,7 +148,7 @@ class _Run:
 
     def measure_loaded(self) -> None:
         """Prefill and decode, all engines taking turns."""
-        for engine in self._chosen:
+        for engine in self._able:
             if worker := self._start(engine):
                 self._workers[engine] = worker
         for task in self._tasks():
@@ -185,7 +190,7 @@ class _Run:
 
     def measure_cold(self) -> None:
         """Seconds from starting a process to the first token, then the most memory it takes; files are in memory."""
-        cold = [engine for engine in ("mlxr", "llama.cpp") if engine in self._chosen]
+        cold = [engine for engine in ("mlxr", "llama.cpp") if engine in self._able]
         for number in range(self._args.rounds + 1):
             for engine in cold:
                 worker = self._start(engine)

@@ -32,11 +32,12 @@ from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.plan.cpu import CpuLaunch, CpuProgram, CpuStep, CpuTensor
 from mlxr.compiler.plan.plan import TARGETS, BatchDim, Condition, Extent, KernelEntry, Launch, Plan, Step, Target
 from mlxr.compiler.plan.record import MemoryPlan
-from mlxr.compiler.plan.weights import TensorSource, WeightPlan
+from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.verify import ARENA_TOKEN
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+from mlxr.compiler.weight_layout import Segment, WeightLayout, part_places
 
 __all__ = [
     "ARENA_TOKEN",
@@ -58,15 +59,20 @@ __all__ = [
     "Op",
     "OpGraph",
     "Plan",
+    "Recipe",
+    "Rows",
+    "Segment",
     "Step",
     "Target",
     "TensorSource",
     "Value",
     "WeightFormat",
+    "WeightLayout",
     "WeightPlan",
     "debug_level",
     "is_artifact",
     "load_artifact",
+    "part_places",
 ]
 
 MANIFEST = "manifest.json"
@@ -124,12 +130,14 @@ class Artifact:
             ArtifactError: there is no such kernel, or several.
         """
         found = [k for k in self.plan.kernels if name in (k.name, k.label)]
-        if len(found) != 1:
-            labels = [k.label for k in self.plan.kernels]
+        if len(found) > 1:
+            names = ", ".join(k.name for k in found)
+            raise ArtifactError(f"the artifact has several kernels named {name!r}; give one's full name: {names}")
+        if not found:
+            labels = list(dict.fromkeys(k.label for k in self.plan.kernels))
             like = difflib.get_close_matches(name, [*labels, *(k.name for k in self.plan.kernels)], 1)
-            hint = f"; did you mean {like[0]!r}?" if like and not found else "."
-            what = "several kernels" if found else "no kernel"
-            raise ArtifactError(f"the artifact has {what} named {name!r}{hint} It has {', '.join(labels)}")
+            hint = f"; did you mean {like[0]!r}?" if like else "."
+            raise ArtifactError(f"the artifact has no kernel named {name!r}{hint} It has {', '.join(labels)}")
         return found[0]
 
     @cached_property

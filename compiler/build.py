@@ -3,72 +3,42 @@
 This graph is what the reference host runs, and so what every pass is held against.
 """
 
-import math
-
 from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.build_attention import build_attention
+from mlxr.compiler.build_mlp import build_mlp
+from mlxr.compiler.builder import Builder
 from mlxr.compiler.dtypes import DType
-from mlxr.compiler.graph import Op, OpGraph, Role, Value
-from mlxr.compiler.ops import OPS, AttrValue, Shape
-from mlxr.compiler.rope import rope_frequencies
+from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ops import Shape
 from mlxr.compiler.spec.model import ModelSpec
-
-
-class _Builder:
-    """Collects values and ops; each method adds one op and returns the name of what it makes."""
-
-    def __init__(self, activation: DType) -> None:
-        self.values: list[Value] = []
-        self.ops: list[Op] = []
-        self.activation = activation
-        self._tensors: dict[str, Value] = {}
-
-    def declare(self, name: str, role: Role, shape: Shape, dtype: DType, data: tuple[float, ...] = ()) -> str:
-        value = Value(name, role, shape, dtype, (name,) if role == "weight" else (), data)
-        self.values.append(value)
-        self._tensors[name] = value
-        return name
-
-    def op(self, kind: str, name: str, inputs: dict[str, str], /, **attrs: AttrValue) -> str:
-        outputs = {}
-        tensors = {port: self._tensors[value].tensor for port, value in inputs.items()}
-        for port, tensor in OPS[kind].infer(tensors, attrs).items():
-            if port != "token":
-                outputs[port] = self.declare(name, "activation", tensor.shape, tensor.dtype)
-        self.ops.append(Op(name, kind, inputs, outputs, attrs))
-        return name
 
 
 def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     """The source graph of a spec: token ids and batch metadata in, logits [rows, vocab] f32 out."""
-    model, attention = spec.model, spec.model.attention
-    b = _Builder(DType(spec.activation_dtype))
+    model = spec.model
+    b = Builder(spec)
     _declare_inputs(b, arena)
-    pairs = model.rotary_dim // 2
-    b.declare("rope_frequencies", "constant", (pairs,), DType.F32, rope_frequencies(model.rope, model.rotary_dim))
-    table = _matrix(b, spec, "embedding", (model.vocab_size, model.hidden_size))
-    x = b.op("embed", "embedded", {"ids": "token_ids", "table": table}, dtype=str(b.activation))
-    for layer in range(model.num_layers):
-        x = _attention_block(b, spec, layer, x)
-        x = _mlp_block(b, spec, layer, x)
-    assert attention.num_heads % attention.num_kv_heads == 0, "the spec checks it"
-    norm = _vector(b, spec, "final_norm", model.hidden_size)
-    normed = b.op("rms_norm", "normed", {"x": x, "weight": norm}, eps=model.norm.eps)
+    for layer in model.layers:
+        if layer.rope is not None:
+            b.frequencies(layer.rope, layer.rotary_dim)
+    table = b.matrix("embedding", (model.vocab_size, model.hidden_size))
+    ids = {"ids": "token_ids", "table": table}
+    x = b.op("embed", "embedded", ids, dtype=str(b.activation), scale=model.embedding_scale)
+    for index in range(model.num_layers):
+        x = _layer(b, index, x)
+    normed = b.norm("final_norm", "normed", x, model.hidden_size)
     if not model.tie_embeddings:
-        table = _matrix(b, spec, "output", (model.vocab_size, model.hidden_size))
+        table = b.matrix("output", (model.vocab_size, model.hidden_size))
     logits = b.op("linear", "logits_of_all_tokens", {"x": normed, "weight": table}, dtype="f32")
+    if model.logit_scale != 1:
+        logits = b.op("scale", "logits_scaled", {"x": logits}, factor=model.logit_scale)
+    if model.logit_softcap is not None:
+        logits = b.op("soft_cap", "logits_capped", {"x": logits}, cap=model.logit_softcap)
     logits = b.op("gather_rows", "logits", {"x": logits, "rows": "logit_rows"})
     return OpGraph(b.values, b.ops, [logits])
 
 
-def _matrix(b: _Builder, spec: ModelSpec, name: str, shape: Shape) -> str:
-    return b.declare(name, "weight", shape, spec.weights.of_tensor(name).dtype)
-
-
-def _vector(b: _Builder, spec: ModelSpec, name: str, width: int) -> str:
-    return b.declare(name, "weight", (width,), spec.weights.of_vector(name))
-
-
-def _declare_inputs(b: _Builder, arena: ArenaGeometry) -> None:
+def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
     inputs: list[tuple[str, Shape]] = [
         ("token_ids", ("tokens",)),
         ("positions", ("tokens",)),
@@ -84,63 +54,37 @@ def _declare_inputs(b: _Builder, arena: ArenaGeometry) -> None:
         b.declare(name, "arena", arena.shape, arena.dtype)
 
 
-def _linear(b: _Builder, spec: ModelSpec, prefix: str, role: str, x: str, width: int, features: int, bias: bool) -> str:
-    name = f"{prefix}.{role}"
-    inputs = {"x": x, "weight": _matrix(b, spec, name, (features, width))}
-    if bias:
-        inputs["bias"] = _vector(b, spec, f"{name}_bias", features)
-    return b.op("linear", f"{name}_projected", inputs, dtype=str(b.activation))
+def _layer(b: Builder, index: int, x: str) -> str:
+    """Both blocks of a layer around the residual stream x, with the norms where the spec places them."""
+    model, layer = b.spec.model, b.spec.model.layer(index)
+    attention, mlp = f"layers.{index}.attention", f"layers.{index}.mlp"
+    if model.parallel_blocks:
+        normed = _pre_norm(b, attention, x)
+        attended = build_attention(b, index, layer, normed)
+        between = b.residual(f"{attention}.out", x, attended)
+        return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed))
+    attended = build_attention(b, index, layer, _pre_norm(b, attention, x))
+    x = _add_all(b, attention, x, [attended])
+    return _add_all(b, mlp, x, build_mlp(b, mlp, layer.mlp, _pre_norm(b, mlp, x)))
 
 
-def _norm(b: _Builder, spec: ModelSpec, prefix: str, x: str) -> str:
-    weight = _vector(b, spec, f"{prefix}.norm", spec.model.hidden_size)
-    return b.op("rms_norm", f"{prefix}.normed", {"x": x, "weight": weight}, eps=spec.model.norm.eps)
+def _pre_norm(b: Builder, prefix: str, x: str) -> str:
+    if b.spec.model.norm.placement == "post":
+        return x
+    return b.norm(f"{prefix}.norm", f"{prefix}.normed", x, b.spec.model.hidden_size)
 
 
-def _attention_block(b: _Builder, spec: ModelSpec, layer: int, x: str) -> str:
-    model, a = spec.model, spec.model.attention
-    prefix = f"layers.{layer}.attention"
-    hidden, heads, kv_heads = model.hidden_size, a.num_heads, a.num_kv_heads
-    normed = _norm(b, spec, prefix, x)
-    q = _linear(b, spec, prefix, "q", normed, hidden, heads * a.head_dim, a.qkv_bias)
-    k = _linear(b, spec, prefix, "k", normed, hidden, kv_heads * a.head_dim, a.qkv_bias)
-    v = _linear(b, spec, prefix, "v", normed, hidden, kv_heads * a.head_dim, a.qkv_bias)
-    rotary: dict[str, AttrValue] = {"rotary_dim": model.rotary_dim, "rope_layout": model.rope.layout}
-    place = {"positions": "positions", "frequencies": "rope_frequencies"}
-    q = b.op("rope", f"{prefix}.q_rotated", {"x": q} | place, num_heads=heads, head_dim=a.head_dim, **rotary)
-    k = b.op("rope", f"{prefix}.k_rotated", {"x": k} | place, num_heads=kv_heads, head_dim=a.head_dim, **rotary)
-    arena = {"k_arena": "k_arena", "v_arena": "v_arena"}
-    b.op(
-        "cache_write",
-        f"{prefix}.cache_write",
-        {"k": k, "v": v, "slots": "slots"} | arena,
-        layer=layer,
-        num_kv_heads=kv_heads,
-        head_dim=a.head_dim,
-    )
-    tables = {name: name for name in ("positions", "query_start", "context_lens", "block_tables")}
-    attended = b.op(
-        "attention",
-        f"{prefix}.attended",
-        {"q": q} | tables | arena,
-        layer=layer,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=a.head_dim,
-        scale=1 / math.sqrt(a.head_dim),
-        window=a.sliding_window,
-    )
-    o = _linear(b, spec, prefix, "o", attended, heads * a.head_dim, hidden, a.output_bias)
-    return b.op("add", f"{prefix}.out", {"a": x, "b": o})
+def _add_all(b: Builder, prefix: str, x: str, made: list[str]) -> str:
+    """The residual stream after a block, whose results by name are added to it, normalised first where the spec says.
 
-
-def _mlp_block(b: _Builder, spec: ModelSpec, layer: int, x: str) -> str:
-    model, mlp = spec.model, spec.model.mlp
-    prefix = f"layers.{layer}.mlp"
-    normed = _norm(b, spec, prefix, x)
-    gate = _linear(b, spec, prefix, "gate", normed, model.hidden_size, mlp.intermediate_size, mlp.bias)
-    up = _linear(b, spec, prefix, "up", normed, model.hidden_size, mlp.intermediate_size, mlp.bias)
-    gate = b.op("activation", f"{prefix}.activated", {"x": gate}, kind=mlp.activation)
-    gated = b.op("multiply", f"{prefix}.gated", {"a": gate, "b": up})
-    down = _linear(b, spec, prefix, "down", gated, mlp.intermediate_size, model.hidden_size, mlp.bias)
-    return b.op("add", f"{prefix}.out", {"a": x, "b": down})
+    Without a norm between, each result is added by itself, because a projection can add one residual.
+    """
+    if b.spec.model.norm.placement == "pre":
+        for number, one in enumerate(made, 1):
+            x = b.residual(f"{prefix}.out" if number == len(made) else f"{prefix}.out_{number}", x, one)
+        return x
+    total = made[0]
+    for one in made[1:]:
+        total = b.op("add", f"{prefix}.sum", {"a": total, "b": one}, alpha=1.0)
+    normed = b.norm(f"{prefix}.post_norm", f"{prefix}.post_normed", total, b.spec.model.hidden_size)
+    return b.residual(f"{prefix}.out", x, normed)

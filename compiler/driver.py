@@ -13,7 +13,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.build import build_graph
 from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
+from mlxr.compiler.errors import BudgetError, MlxrError
 from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
 from mlxr.compiler.passes.pipeline import Step as StepName
@@ -49,11 +49,11 @@ def compile_spec(
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.
-        PlanError: no plan can be made, or a target that was asked for cannot run the spec.
+        PlanError: no plan can be made.
         GraphError: a pass broke a rule (a bug).
     """
     start = time.perf_counter()
-    geometry, targets = geometry or Geometry(), choose_targets(spec, targets)
+    geometry, targets = geometry or Geometry(), choose_targets(targets)
     plan, sources, graphs, records = _plan(spec, geometry, targets)
     _check_budget(spec, plan, geometry)
     files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
@@ -66,34 +66,9 @@ def compile_spec(
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
 
 
-def choose_targets(spec: ModelSpec, wanted: Sequence[Target] | None) -> tuple[Target, ...]:
-    """The targets to generate code for: those wanted, or all that can run the spec.
-
-    Raises:
-        PlanError: one that is wanted cannot.
-    """
-    reason = _why_not_metal(spec)
-    if wanted is None:
-        return tuple(target for target in TARGETS if target != "metal" or not reason)
-    if "metal" in wanted and reason:
-        raise PlanError(f"the metal target cannot run this spec: {reason}; compile it with --target cpu")
-    return tuple(target for target in TARGETS if target in wanted)
-
-
-def _why_not_metal(spec: ModelSpec) -> str | None:
-    """What the Metal kernels have no code for: quantised weights, mixed types in one launch, q8 caches."""
-    if spec.cache.dtype == "q8":
-        return "cache.dtype is q8"
-    formats = {name: spec.weights.of_tensor(name) for name in spec.matrix_shapes()}
-    for name, held in formats.items():
-        if held.is_quantised:
-            return f"{name} is {held}"
-    for layer in range(spec.model.num_layers):
-        for roles in (("attention.q", "attention.k", "attention.v"), ("mlp.gate", "mlp.up")):
-            merged = {f"layers.{layer}.{role}": formats[f"layers.{layer}.{role}"] for role in roles}
-            if len(set(merged.values())) > 1:
-                return "it reads " + ", ".join(f"{name} ({held})" for name, held in merged.items()) + " as one matrix"
-    return None
+def choose_targets(wanted: Sequence[Target] | None) -> tuple[Target, ...]:
+    """The targets to generate code for, in order: those wanted, or all."""
+    return tuple(target for target in TARGETS if wanted is None or target in wanted)
 
 
 def _plan(

@@ -12,6 +12,7 @@ class DType(StrEnum):
     Q8 = "q8"
     I32 = "i32"
     U32 = "u32"
+    U8 = "u8"
 
     @property
     def size_bytes(self) -> int:
@@ -24,11 +25,13 @@ class DType(StrEnum):
         return _METAL[self]
 
 
-_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1}
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.Q8: 1, DType.U8: 1}
 _METAL = {
     DType.F32: "float",
     DType.F16: "float16_t",
     DType.BF16: "bfloat16_t",
+    DType.Q8: "int8_t",
     DType.I32: "int32_t",
     DType.U32: "uint32_t",
+    DType.U8: "uint8_t",
 }

@@ -8,6 +8,7 @@
       ArtifactError           an artifact that is missing, tampered with, or of another version
       WeightsError            a weight file that is corrupt or does not match the artifact
       TokenizerError          a tokenizer that is missing or corrupt
+      ChatTemplateError       a chat template that is missing, is faulty, or took too long or too much memory
       HostError               a host that cannot run here, or a kernel that cannot be built
         KernelFault           a kernel did something illegal (sim: out of bounds, divergence, race, ...)
       ArenaError              a wrong use of the KV arena
@@ -48,6 +49,10 @@ class WeightsError(MlxrError):
 
 class TokenizerError(MlxrError):
     """A tokenizer that is missing or corrupt."""
+
+
+class ChatTemplateError(MlxrError):
+    """A chat template that is missing, is faulty, refuses a conversation, or took too long or too much memory."""
 
 
 class HostError(MlxrError):

@@ -1,36 +1,56 @@
-"""The op table: ports, attributes, arena access and shape rules of every op kind.
+"""The op table: ports, attributes, arena access and stages of every op kind.
 
-Ops are the vocabulary shared by the builder, the passes, the reference host and the plan. Shapes mix numbers with the
-symbolic dims `tokens`, `seqs` and `rows`. An op's `token` ports order arena accesses; they are optional in the table
-because the `order_arena` pass adds them, and the verifier of the `ordered` stage demands them.
+Ops are the vocabulary shared by the builder, the passes, the reference host and the plan; `shape_rules` has the rule of
+each. An op's `token` ports order arena accesses; they are optional in the table because the `order_arena` pass adds
+them, and the verifier of the `ordered` stage demands them. Every op of a kind has all of its attributes; one that does
+nothing has the value named below.
+
+Attributes that several kinds share:
+    activation: silu, gelu, gelu_tanh, relu, relu2 (relu squared) or swiglu_oai; None for none.
+    gated: whether the weight's rows are the gate's and then the up projection's, and the result is act(gate) * up.
+    limit: swiglu_oai only: gate <= limit, |up| <= limit; None for no limit.
+    norm_kind, eps: of the norm before a projection; None without one.
+    residual_scale: factor of what is added to the residual; 1.
+    rotary_dim: leading elements of a head that are rotated; 0 for none, and then `frequencies` is not bound.
+    rope_scale: factor of the cosines and sines; 1.
+    softcap: scores become cap * tanh(scores / cap), after the scale; None for none.
+    temperature_beta, temperature_context: queries times 1 + beta * ln(1 + floor(position / context)); None for none.
+    window: tokens that a query sees, itself included; None for all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlxr.compiler.arena import cache_row_bytes
-from mlxr.compiler.dtypes import DType
+from mlxr.compiler import shape_rules as rules
+from mlxr.compiler.shape_rules import (
+    ACTIVATIONS,
+    NORMS,
+    ROUTERS,
+    Attrs,
+    AttrValue,
+    Dim,
+    RuleError,
+    Shape,
+    Tensor,
+    Tensors,
+)
 
-Dim = int | str
-Shape = tuple[Dim, ...]
-AttrValue = int | float | str | bool | None
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Shape and type of a value, as shape rules see it."""
-
-    shape: Shape
-    dtype: DType
-
-
-class RuleError(Exception):
-    """A shape rule does not hold; the verifier turns it into a GraphError that names the op."""
-
-
-Tensors = Mapping[str, Tensor]
-Attrs = Mapping[str, AttrValue]
+__all__ = [
+    "ACTIVATIONS",
+    "NORMS",
+    "OPS",
+    "PLAIN_PROJECTION",
+    "ROUTERS",
+    "AttrValue",
+    "Attrs",
+    "Dim",
+    "OpKind",
+    "RuleError",
+    "Shape",
+    "Tensor",
+    "Tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -54,240 +74,204 @@ class OpKind:
     stages: frozenset[str] = field(default=frozenset({"source", "fused", "ordered"}))
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise RuleError(message)
-
-
-def _int(attrs: Attrs, name: str) -> int:
-    value = attrs[name]
-    _require(isinstance(value, int), f"attribute {name} is {value!r}; expected a whole number")
-    assert isinstance(value, int), "checked above"
-    return value
-
-
-def _dtype(attrs: Attrs) -> DType:
-    value = attrs["dtype"]
-    _require(value in tuple(DType), f"attribute dtype is {value!r}; expected one of {', '.join(DType)}")
-    return DType(str(value))
-
-
-def _matrix(tensors: Tensors, port: str) -> tuple[Dim, int]:
-    shape = tensors[port].shape
-    _require(len(shape) == 2 and isinstance(shape[1], int), f"{port} is {list(shape)}; expected [rows, columns]")
-    assert isinstance(shape[1], int), "checked above"
-    return shape[0], shape[1]
-
-
-def _embed(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _require(t["ids"].dtype is DType.I32, f"ids are {t['ids'].dtype}; expected i32")
-    _, hidden = _matrix(t, "table")
-    return {"out": Tensor((t["ids"].shape[0], hidden), _dtype(a))}
-
-
-def _rms_norm(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _, width = _matrix(t, "x")
-    _require(t["weight"].shape == (width,), f"weight is {list(t['weight'].shape)}; expected [{width}]")
-    return {"out": t["x"]}
-
-
-def _linear(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    rows, width = _matrix(t, "x")
-    features, columns = _matrix(t, "weight")
-    _require(columns == width, f"weight has {columns} columns, x has {width}")
-    assert isinstance(features, int), "weights have no symbolic dims"
-    if "bias" in t:
-        _require(t["bias"].shape == (features,), f"bias is {list(t['bias'].shape)}; expected [{features}]")
-    return {"out": Tensor((rows, features), _dtype(a))}
-
-
-def _projection(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    out = _linear(t, a)["out"]
-    rows, features = out.shape
-    assert isinstance(features, int), "weights have no symbolic dims"
-    if "rows" in t:
-        rows = t["rows"].shape[0]
-    if "norm" in t:
-        width = t["x"].shape[1]
-        _require(t["norm"].shape == (width,), f"norm is {list(t['norm'].shape)}; expected [{width}]")
-        _require(a["eps"] is not None, "norm is bound but eps is none")
-    if a["activation"] is not None:
-        _require(features % 2 == 0, f"gate and up rows are {features}; expected an even number")
-        features //= 2
-    if "residual" in t:
-        _require(t["residual"].shape == (rows, features), f"residual is {list(t['residual'].shape)}")
-        _require(t["residual"].dtype == out.dtype, f"residual is {t['residual'].dtype}, out is {out.dtype}")
-    return {"out": Tensor((rows, features), out.dtype)}
-
-
-def _same(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    return {"out": t["x"]}
-
-
-def _elementwise(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _require(t["a"] == t["b"], f"a is {t['a']}, b is {t['b']}; expected the same")
-    return {"out": t["a"]}
-
-
-def _gather_rows(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _, width = _matrix(t, "x")
-    return {"out": Tensor((t["rows"].shape[0], width), t["x"].dtype)}
-
-
-def _heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
-    _, width = _matrix(t, port)
-    _require(width == num_heads * head_dim, f"{port} has {width} columns; expected {num_heads} x {head_dim}")
-
-
-def _rope(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _heads(t, "x", _int(a, "num_heads"), _int(a, "head_dim"))
-    _frequencies(t, a)
-    return {"out": t["x"]}
-
-
-def _frequencies(t: Tensors, a: Attrs) -> None:
-    pairs = _int(a, "rotary_dim") // 2
-    _require(t["frequencies"].shape == (pairs,), f"frequencies are {list(t['frequencies'].shape)}; expected [{pairs}]")
-
-
-def _split(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    rows, width = _matrix(t, "x")
-    sizes = {port: _int(a, port) for port in ("q", "k", "v")}
-    _require(sum(sizes.values()) == width, f"x has {width} columns, its parts {sum(sizes.values())}")
-    return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items()}
-
-
-def _arena(t: Tensors, a: Attrs) -> None:
-    for port in ("k_arena", "v_arena"):
-        shape, row_bytes = t[port].shape, cache_row_bytes(t[port].dtype, _int(a, "head_dim"))
-        expected = (_int(a, "num_kv_heads"), row_bytes // t[port].dtype.size_bytes)
-        _require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")
-
-
-_TOKEN = Tensor((8,), DType.U32)
-
-
-def _cache_write(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    for port in ("k", "v"):
-        _heads(t, port, _int(a, "num_kv_heads"), _int(a, "head_dim"))
-    _arena(t, a)
-    return {"token": _TOKEN}
-
-
-def _attention(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _heads(t, "q", _int(a, "num_heads"), _int(a, "head_dim"))
-    _arena(t, a)
-    return {"out": t["q"], "token": _TOKEN}
-
-
-def _packed(t: Tensors, a: Attrs) -> Tensor:
-    heads, kv_heads, head_dim = (_int(a, name) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    _heads(t, "qkv", heads + 2 * kv_heads, head_dim)
-    _frequencies(t, a)
-    _arena(t, a)
-    return Tensor((t["qkv"].shape[0], heads * head_dim), t["qkv"].dtype)
-
-
-def _rope_cache_write(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    _packed(t, a)
-    return {"token": _TOKEN}
-
-
-def _packed_attention(t: Tensors, a: Attrs) -> dict[str, Tensor]:
-    return {"out": _packed(t, a), "token": _TOKEN}
-
+PLAIN_PROJECTION: dict[str, AttrValue] = {
+    "eps": None,
+    "norm_kind": None,
+    "activation": None,
+    "gated": False,
+    "limit": None,
+    "residual_scale": 1.0,
+    "out_scale": 1.0,
+    "out_cap": None,
+}
+"""Attributes of a projection that is a linear op."""
 
 _FUSED = frozenset({"fused", "ordered"})
 _SOURCE = frozenset({"source", "fused"})
 _HEADS = ("layer", "num_heads", "num_kv_heads", "head_dim")
-_ROTARY = ("rotary_dim", "rope_layout")
+_ROTARY = ("rotary_dim", "rope_layout", "rope_scale")
+_SCORES = ("scale", "window", "softcap")
+_TEMPERATURE = ("temperature_beta", "temperature_context")
 _TABLES = ("positions", "query_start", "context_lens", "block_tables")
 _ARENA = ("k_arena", "v_arena")
+_EXPERTS = ("num_experts", "top_k", "dtype")
 
-OPS: dict[str, OpKind] = {
-    kind.name: kind
-    for kind in (
-        OpKind("embed", "rows of the embedding table", ("ids", "table"), ("out",), _embed, attrs=("dtype",)),
-        OpKind("rms_norm", "x / rms(x) * weight", ("x", "weight"), ("out",), _rms_norm, attrs=("eps",), stages=_SOURCE),
-        OpKind("linear", "x @ weight.T + bias", ("x", "weight"), ("out",), _linear, ("bias",), ("dtype",)),
-        OpKind("activation", "silu or gelu", ("x",), ("out",), _same, attrs=("kind",), stages=_SOURCE),
-        OpKind("multiply", "a * b", ("a", "b"), ("out",), _elementwise, stages=_SOURCE),
-        OpKind("add", "a + b", ("a", "b"), ("out",), _elementwise, stages=_SOURCE),
-        OpKind("gather_rows", "x[rows]", ("x", "rows"), ("out",), _gather_rows, stages=_SOURCE),
-        OpKind(
-            "rope",
-            "rotary position embedding of every head",
-            ("x", "positions", "frequencies"),
-            ("out",),
-            _rope,
-            attrs=("num_heads", "head_dim", *_ROTARY),
-            stages=_SOURCE,
-        ),
-        OpKind("split", "columns of qkv", ("x",), ("q", "k", "v"), _split, attrs=("q", "k", "v"), stages=_SOURCE),
-        OpKind(
-            "cache_write",
-            "k and v into their slots of the arena",
-            ("k", "v", "slots", *_ARENA),
-            ("token",),
-            _cache_write,
-            ("token",),
-            ("layer", "num_kv_heads", "head_dim"),
-            "write",
-            _SOURCE,
-        ),
-        OpKind(
-            "attention",
-            "softmax(scale q k^T) v over the arena, causal, with an optional window",
-            ("q", *_TABLES, *_ARENA),
-            ("out", "token"),
-            _attention,
-            ("token",),
-            (*_HEADS, "scale", "window"),
-            "read",
-            _SOURCE,
-        ),
-        OpKind(
-            "projection",
-            "act(norm(x[rows]) @ weight.T + bias) + residual",
-            ("x", "weight"),
-            ("out",),
-            _projection,
-            ("norm", "bias", "residual", "rows"),
-            ("dtype", "eps", "activation"),
-            stages=_FUSED,
-        ),
-        OpKind(
-            "rope_write_attention",
-            "decode: RoPE, cache write and attention of one new token a sequence",
-            ("qkv", "frequencies", "positions", "slots", "context_lens", "block_tables", *_ARENA),
-            ("out", "token"),
-            _packed_attention,
-            ("token",),
-            (*_HEADS, *_ROTARY, "scale", "window"),
-            "readwrite",
-            _FUSED,
-        ),
-        OpKind(
-            "rope_cache_write",
-            "prefill: RoPE of k, then k and v into the arena",
-            ("qkv", "frequencies", "positions", "slots", *_ARENA),
-            ("token",),
-            _rope_cache_write,
-            ("token",),
-            (*_HEADS, *_ROTARY),
-            "write",
-            _FUSED,
-        ),
-        OpKind(
-            "rope_attention",
-            "prefill: RoPE of q and attention over the arena",
-            ("qkv", "frequencies", "query_tiles", *_TABLES, *_ARENA),
-            ("out", "token"),
-            _packed_attention,
-            ("token",),
-            (*_HEADS, *_ROTARY, "scale", "window"),
-            "read",
-            _FUSED,
-        ),
-    )
-}
+_DENSE = (
+    OpKind("embed", "scale * table[ids]", ("ids", "table"), ("out",), rules.embed, attrs=("dtype", "scale")),
+    OpKind(
+        "norm",
+        "residual + residual_scale * (x / rms(x) or (x - mean) / deviation, of each group of columns, * weight + bias)",
+        ("x", "weight"),
+        ("out",),
+        rules.norm,
+        ("bias", "residual"),
+        ("kind", "eps", "groups", "residual_scale"),
+    ),
+    OpKind("linear", "x @ weight.T + bias", ("x", "weight"), ("out",), rules.linear, ("bias",), ("dtype",)),
+    OpKind("activation", "silu, gelu or relu", ("x",), ("out",), rules.activation, attrs=("kind",), stages=_SOURCE),
+    OpKind("multiply", "a * b", ("a", "b"), ("out",), rules.elementwise, stages=_SOURCE),
+    OpKind(
+        "swiglu_oai",
+        "(b + 1) * a * sigmoid(1.702 a), a at most limit, b within +-limit",
+        ("a", "b"),
+        ("out",),
+        rules.swiglu_oai,
+        attrs=("limit",),
+        stages=_SOURCE,
+    ),
+    OpKind("add", "a + alpha * b", ("a", "b"), ("out",), rules.add, attrs=("alpha",), stages=_SOURCE),
+    OpKind("scale", "factor * x", ("x",), ("out",), rules.scale, attrs=("factor",), stages=_SOURCE),
+    OpKind("soft_cap", "cap * tanh(x / cap)", ("x",), ("out",), rules.soft_cap, attrs=("cap",), stages=_SOURCE),
+    OpKind("gather_rows", "x[rows]", ("x", "rows"), ("out",), rules.gather_rows, stages=_SOURCE),
+    OpKind("gate_rows", "x * sigmoid(gate)", ("x", "gate"), ("out",), rules.gate_rows, stages=_SOURCE),
+    OpKind(
+        "projection",
+        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped; residual + residual_scale * "
+        "sigmoid(gate) * y",
+        ("x", "weight"),
+        ("out",),
+        rules.projection,
+        ("norm", "norm_bias", "bias", "residual", "rows", "gate"),
+        ("dtype", *PLAIN_PROJECTION),
+        stages=_FUSED,
+    ),
+)
+
+_ATTENTION = (
+    OpKind("split", "columns of qkv", ("x",), ("q", "k", "v"), rules.split, attrs=("q", "k", "v"), stages=_SOURCE),
+    OpKind(
+        "qk_norm",
+        "norm of the queries and keys of qkv; values as they are",
+        ("qkv", "q_norm", "k_norm"),
+        ("out",),
+        rules.qk_norm,
+        ("q_norm_bias", "k_norm_bias"),
+        ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps"),
+        stages=_FUSED,
+    ),
+    OpKind(
+        "rope",
+        "rotary position embedding of every head",
+        ("x", "positions", "frequencies"),
+        ("out",),
+        rules.rope,
+        attrs=("num_heads", "head_dim", *_ROTARY),
+        stages=_SOURCE,
+    ),
+    OpKind(
+        "temperature",
+        "x * (1 + beta * ln(1 + floor(position / original_context)))",
+        ("x", "positions"),
+        ("out",),
+        rules.temperature,
+        attrs=("beta", "original_context"),
+        stages=_SOURCE,
+    ),
+    OpKind(
+        "cache_write",
+        "k and v into their slots of the arena",
+        ("k", "v", "slots", *_ARENA),
+        ("token",),
+        rules.cache_write,
+        ("token",),
+        ("layer", "num_kv_heads", "head_dim"),
+        "write",
+        _SOURCE,
+    ),
+    OpKind(
+        "attention",
+        "softmax(scale q k^T) v over the arena, causal; sinks: one more score of each head",
+        ("q", *_TABLES, *_ARENA),
+        ("out", "token"),
+        rules.attention,
+        ("sinks", "token"),
+        (*_HEADS, *_SCORES),
+        "read",
+        _SOURCE,
+    ),
+    OpKind(
+        "rope_write_attention",
+        "decode: RoPE, cache write and attention of one new token a sequence",
+        ("qkv", "positions", "slots", "context_lens", "block_tables", *_ARENA),
+        ("out", "token"),
+        rules.packed_attention,
+        ("frequencies", "sinks", "token"),
+        (*_HEADS, *_ROTARY, *_SCORES, *_TEMPERATURE),
+        "readwrite",
+        _FUSED,
+    ),
+    OpKind(
+        "rope_cache_write",
+        "prefill: RoPE of k, then k and v into the arena",
+        ("qkv", "positions", "slots", *_ARENA),
+        ("token",),
+        rules.rope_cache_write,
+        ("frequencies", "token"),
+        (*_HEADS, *_ROTARY),
+        "write",
+        _FUSED,
+    ),
+    OpKind(
+        "rope_attention",
+        "prefill: RoPE of q and attention over the arena",
+        ("qkv", "query_tiles", *_TABLES, *_ARENA),
+        ("out", "token"),
+        rules.packed_attention,
+        ("frequencies", "sinks", "token"),
+        (*_HEADS, *_ROTARY, *_SCORES, *_TEMPERATURE),
+        "read",
+        _FUSED,
+    ),
+)
+
+_MIXTURE = (
+    OpKind(
+        "route",
+        "the top_k experts of each token, best first, and their weights",
+        ("x",),
+        ("experts", "weights"),
+        rules.route,
+        ("bias",),
+        ("top_k", "router", "normalise", "scale"),
+    ),
+    OpKind(
+        "expert_linear",
+        "x @ weight[expert].T + bias[expert] for each chosen expert",
+        ("x", "weight", "experts"),
+        ("out",),
+        rules.expert_linear,
+        ("bias",),
+        _EXPERTS,
+        stages=_SOURCE,
+    ),
+    OpKind(
+        "expert_sum",
+        "the weighted sum of the experts' results",
+        ("x", "weights"),
+        ("out",),
+        rules.expert_sum,
+        stages=_SOURCE,
+    ),
+    OpKind(
+        "expert_projection",
+        "act(norm(x) @ weight[expert].T + bias[expert]) for each chosen expert",
+        ("x", "weight", "experts"),
+        ("out",),
+        rules.expert_projection,
+        ("norm", "norm_bias", "bias"),
+        (*_EXPERTS, "eps", "norm_kind", "activation", "gated", "limit"),
+        stages=_FUSED,
+    ),
+    OpKind(
+        "expert_combine",
+        "residual + residual_scale * sum of weights * (x @ weight[expert].T + bias[expert])",
+        ("x", "weight", "experts", "weights"),
+        ("out",),
+        rules.expert_combine,
+        ("bias", "residual"),
+        (*_EXPERTS, "residual_scale"),
+        stages=_FUSED,
+    ),
+)
+
+OPS: dict[str, OpKind] = {kind.name: kind for kind in (*_DENSE, *_ATTENTION, *_MIXTURE)}

@@ -1,7 +1,8 @@
 """Generation: prompts in, tokens out, several sequences in each step.
 
 Each step takes the next token of every sequence that is decoding and fills the rest of the step with chunks of prompts,
-so short and long prompts mix. Answers that share a prompt share its blocks until they write (copy-on-write).
+so short and long prompts mix. Answers that share a prompt share its blocks until they write (copy-on-write). A prompt
+that goes on where an earlier answer ended may reuse its sequence (`KeptSequence`).
 """
 
 import time
@@ -15,6 +16,7 @@ import numpy as np
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampler, Sampling
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
@@ -41,9 +43,15 @@ class Event:
 
 @dataclass
 class Completion:
-    """One answer so far."""
+    """One answer so far.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them were in the arena before, in a kept sequence.
+    """
 
     prompt_tokens: int
+    cached_tokens: int = field(default=0, kw_only=True)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -82,8 +90,10 @@ class Generation:
         sampling: Sampling,
         num_samples: int,
         ignore_eos: bool,
+        kept: KeptSequence | None = None,
     ) -> None:
         """See `Model.start`."""
+        self._kept = kept
         self._host, self._pager, self._tokenizer = host, pager, tokenizer
         self._plan = host.plan
         self._max_tokens, self._num_samples = max_tokens, num_samples
@@ -105,10 +115,16 @@ class Generation:
         if not prompts:
             raise RequestError("there is no prompt")
         wanted = len(prompts) * self._num_samples
-        if wanted > most - self._pager.num_sequences:
+        if self._kept is not None and (wanted != 1 or self._kept.in_use or self._kept.pager is not self._pager):
+            raise RequestError(
+                "a kept sequence serves one answer of its own model at a time: finish or close the other generation, "
+                "or start without it"
+            )
+        in_use = self._pager.num_sequences - (self._kept.num_held if self._kept else 0)
+        if wanted > most - in_use:
             raise RequestError(
                 f"{wanted} sequences are wanted (prompts x samples); the artifact holds {most}, "
-                f"{self._pager.num_sequences} in use: finish or close other generations, or compile the "
+                f"{in_use} in use: finish or close other generations, or compile the "
                 "spec with a larger cache.max_sequences"
             )
         for prompt in prompts:
@@ -137,7 +153,10 @@ class Generation:
         start = time.perf_counter()
         try:
             for number, prompt in enumerate(self._prompts):
-                self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
+                if self._kept is None:
+                    self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
+                else:
+                    self._resume(self._kept, prompt)
             while self._sequences:
                 prefilling = any(not s.completion.token_ids for s in self._sequences)
                 requests = self._requests()
@@ -152,8 +171,29 @@ class Generation:
                 start = time.perf_counter()
         finally:
             for sequence in self._sequences:
-                self._pager.free(sequence.seq_id)
+                self._release(sequence)
             self._sequences.clear()
+
+    def _resume(self, kept: KeptSequence, prompt: Sequence[int]) -> None:
+        """Adds the one answer's sequence, of whose prompt the arena may hold the beginning."""
+        shared = 0
+
+        def allocate() -> int:
+            nonlocal shared
+            seq_id, shared = kept.begin(prompt)
+            return seq_id
+
+        sequence = self._add(0, allocate, [])
+        sequence.length = sequence.completion.cached_tokens = shared
+        sequence.pending = list(prompt[shared:])
+
+    def _release(self, sequence: _Sequence) -> None:
+        """Gives a sequence back. After an interruption the arena may hold more than `length`, but surely that."""
+        if self._kept is None:
+            self._pager.free(sequence.seq_id)
+        else:
+            known = [*self._prompts[0], *sequence.completion.token_ids]
+            self._kept.end(known[: sequence.length])
 
     def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> _Sequence:
         """Adds an answer's sequence. It is allocated last, so that nothing between can fail and leak it."""
@@ -236,7 +276,7 @@ class Generation:
             completion.finish_reason = "length"
         if completion.finish_reason:
             text += sequence.decoder.flush() if sequence.decoder else ""
-            self._pager.free(sequence.seq_id)
+            self._release(sequence)
             self._sequences.remove(sequence)
         else:
             sequence.pending.append(token)

@@ -13,6 +13,7 @@ MLX_DTYPES = {
     "q8": mx.int8,
     "i32": mx.int32,
     "u32": mx.uint32,
+    "u8": mx.uint8,
 }
 """MLX's type of each of the graph's element types; of q8 that of its bytes."""
 

@@ -15,8 +15,11 @@ from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.generate import Completion, Event, Generation
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
+from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampling
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
@@ -46,7 +49,8 @@ class Model:
             artifact: the compiled model.
             weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
             host: `auto`, `metal`, `cpu`, `sim` or `reference`.
-            tokenizer: a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the weights.
+            tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
+                weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
             progress: told of the loading.
 
@@ -62,6 +66,7 @@ class Model:
         _check_memory(artifact, resolve_host(host, plan.targets))
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
+        self._template_places = [path for path in (tokenizer, weights) if path is not None]
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.arena = Arena(plan.arena)
         self.pager = Pager.from_geometry(plan.arena)
@@ -80,9 +85,9 @@ class Model:
             if tokenizer is not None:
                 raise
             return None, error
-        if found.vocab_size > self.artifact.plan.vocab_size:
+        if found.required_size > self.artifact.plan.vocab_size:
             raise TokenizerError(
-                f"the tokenizer has {found.vocab_size} tokens, the model {self.artifact.plan.vocab_size}; "
+                f"the tokenizer has {found.required_size} tokens, the model {self.artifact.plan.vocab_size}; "
                 "it belongs to another model"
             )
         return found, None
@@ -93,18 +98,23 @@ class Model:
         Raises:
             RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
         """
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(f"text needs a tokenizer, and there is none: {self._no_tokenizer}")
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = _token_ids(prompt)
+        ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens; give it at least one")
         for i in ids:
             if not 0 <= i < self.artifact.plan.vocab_size:
                 raise RequestError(f"token id {i} is outside the vocabulary of {self.artifact.plan.vocab_size}")
         return ids
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self.tokenizer is None:
+            raise RequestError(f"text needs a tokenizer, and there is none: {self._no_tokenizer}")
+        return self.tokenizer
 
     def start(
         self,
@@ -114,6 +124,7 @@ class Model:
         sampling: Sampling | None = None,
         num_samples: int = 1,
         ignore_eos: bool = False,
+        kept: KeptSequence | None = None,
     ) -> Generation:
         """Starts generating for several prompts at once; iterate over the result for tokens as they come.
 
@@ -123,6 +134,7 @@ class Model:
             sampling: how tokens are chosen; None: greedily.
             num_samples: answers to each prompt; they share its blocks of the arena.
             ignore_eos: go on after an end-of-sequence token.
+            kept: of `keep`, for one prompt: what it begins with is not read again if the sequence holds it.
 
         Raises:
             RequestError: a prompt longer than the context, too many sequences, or a bad option.
@@ -136,7 +148,25 @@ class Model:
             sampling=sampling or Sampling(),
             num_samples=num_samples,
             ignore_eos=ignore_eos,
+            kept=kept,
         )
+
+    def keep(self) -> KeptSequence:
+        """A sequence of the arena for prompts that go on where the last one and its answer ended."""
+        return KeptSequence(self.pager)
+
+    def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
+        """The model's chat template.
+
+        Args:
+            file: a Jinja2 file to be used instead of the template that came with the model.
+
+        Raises:
+            ChatTemplateError: the model has none.
+            TokenizerError: a file that should hold it cannot be read.
+            RequestError: the model has no tokenizer.
+        """
+        return load_chat_template([Path(path) for path in self._template_places], self.require_tokenizer(), file)
 
     def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Iterator[Event]:
         """Tokens of one prompt's answer as they come."""
@@ -152,21 +182,27 @@ class Model:
         Raises:
             RequestError: more tokens than the context, none, or an id outside the vocabulary.
         """
+        return np.concatenate(list(self.logit_chunks(tokens)))
+
+    def logit_chunks(self, tokens: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
+        """Logits after each token, in order, as many rows at a time as a step gives: [rows, vocab], f32.
+
+        Raises:
+            RequestError: more tokens than the context, none, or an id outside the vocabulary.
+        """
         ids = self.encode(tokens)
         plan = self.artifact.plan
         if len(ids) > plan.arena.context:
             raise RequestError(f"{len(ids)} tokens are more than the context of {plan.arena.context}")
         chunk = min(plan.max_tokens, plan.max_rows)
         seq_id = self.pager.add_sequence()
-        rows = []
         try:
             for start in range(0, len(ids), chunk):
                 request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
                 batch = Batch.build([request], self.pager, plan.query_tile, plan.partition)
-                rows.append(self.host.read(self.host.step(batch)))
+                yield self.host.read(self.host.step(batch))
         finally:
             self.pager.free(seq_id)
-        return np.concatenate(rows)
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

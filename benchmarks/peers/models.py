@@ -20,6 +20,9 @@ Array = npt.NDArray[Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_k_m")
+"""Formats of a run that names none."""
+MORE_FORMATS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "affine4")
+"""Those that a run may name: GGUF files by llama.cpp's names, and MLX's 4 bits in groups of 64."""
 _SPECIAL = ("<unk>", "<s>", "</s>")
 
 
@@ -76,7 +79,8 @@ class Files:
 
     model: str
     format: str
-    gguf: Path
+    source: Path
+    """What MLXR and llama.cpp read: a GGUF file; of `affine4` a folder, which llama.cpp cannot read."""
     folder: Path
     """The bf16 Hugging Face folder."""
 
@@ -86,7 +90,7 @@ def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None
 
     Args:
         model: `storyteller` (Q8_0 only) or one of SHAPES.
-        format_name: one of FORMATS.
+        format_name: one of FORMATS or MORE_FORMATS.
         cache: where random models are kept.
         say: told what is being written.
     """
@@ -100,13 +104,19 @@ def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None
     if not (folder / "config.json").is_file():
         say(f"writing {folder}")
         _write_folder(shape, folder)
+    if format_name == "affine4":
+        target = folder / format_name
+        if not target.is_dir():
+            say(f"writing {target}")
+            _quantise_folder(folder, target)
+        return Files(model, format_name, target, folder)
     if not gguf.is_file():
         say(f"writing {gguf}")
         staging = gguf.with_suffix(".part")
         if format_name in ("f16", "bf16"):
             _write_gguf(shape, format_name, staging)
         else:
-            _quantise(prepare(model, "bf16", cache, say).gguf, staging, format_name)
+            _quantise(prepare(model, "bf16", cache, say).source, staging, format_name)
         staging.replace(gguf)
     return Files(model, format_name, gguf, folder)
 
@@ -206,18 +216,25 @@ def _add_tokenizer(writer: Any, vocab: int) -> None:
     writer.add_add_space_prefix(True)
 
 
+def _quantise_folder(source: Path, target: Path) -> None:
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    model, config = load_model(source)
+    model, config = quantize_model(model, config, group_size=64, bits=4)
+    staging = target.with_suffix(".part")
+    staging.mkdir(exist_ok=True)
+    save_model(staging, model)
+    save_config(config, staging / "config.json")
+    staging.replace(target)
+
+
 def _quantise(source: Path, target: Path, format_name: str) -> None:
     import llama_cpp
 
-    types = {
-        "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-        "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-        "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
-    }
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silent, None)
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype = types[format_name]
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{format_name.upper()}")
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options)
     if failed:
         raise SystemExit(f"llama.cpp could not quantise {source} to {format_name}: code {failed}")

@@ -37,7 +37,7 @@ class Report:
 
     def add_model(self, files: Files) -> None:
         """Notes what a decode step of a model has to read."""
-        self.bytes_read.setdefault(files.model, {})[files.format] = file_weight_bytes(files.gguf)
+        self.bytes_read.setdefault(files.model, {})[files.format] = file_weight_bytes(files.source)
 
     def add_engine(self, engine: str, told: dict[str, Any]) -> None:
         """Notes what an engine says of itself."""

@@ -1,4 +1,4 @@
-"""What every engine has to read for a token, whatever its own layout: by the GGUF file and the model's shape."""
+"""What every engine has to read for a token, whatever its own layout: by the file and the model's shape."""
 
 from pathlib import Path
 
@@ -9,11 +9,12 @@ _HALF = 2
 _STORYTELLER = (6, 2, 64)
 
 
-def file_weight_bytes(gguf: Path) -> int:
+def file_weight_bytes(source: Path) -> int:
     """Bytes of all tensors but the embedding table, which gives one row unless it is the output too."""
-    tensors = open_weights(gguf).tensors
-    untied = "output.weight" in tensors
-    return sum(info.size_bytes for name, info in tensors.items() if not (untied and name == "token_embd.weight"))
+    tensors = open_weights(source).tensors
+    untied = {"output.weight", "lm_head.weight"} & tensors.keys()
+    table = ("token_embd.", "model.embed_tokens.")
+    return sum(info.size_bytes for name, info in tensors.items() if not (untied and name.startswith(table)))
 
 
 def key_value_bytes(model: str, tokens: int) -> int:

@@ -24,9 +24,9 @@ class LlamaCpp(Engine):
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """Loads the GGUF file, mapped, with llama.cpp's own choice of weight repacking."""
         api.llama_backend_init()
-        self._model = api.llama_model_load_from_file(options["gguf"].encode(), api.llama_model_default_params())
+        self._model = api.llama_model_load_from_file(options["source"].encode(), api.llama_model_default_params())
         if not self._model:
-            raise RuntimeError(f"cannot load {options['gguf']}")
+            raise RuntimeError(f"cannot load {options['source']}")
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._threads = options["threads"]
         flash = options.get("flash", True)

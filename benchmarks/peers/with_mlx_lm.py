@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 
 from peers.worker import Engine, random_tokens, serve
 
-_QUANTISED = {"q8_0": (32, 8), "q4_0": (32, 4), "q4_k_m": (64, 4)}
+_QUANTISED = {"q8_0": (32, 8), "q4_0": (32, 4), "q4_k_m": (64, 4), "affine4": (64, 4)}
 """Group and bits of MLX's own format that is nearest."""
 _MOST_SECONDS = 8.0
 

@@ -18,19 +18,19 @@ class Mlxr(Engine):
     """A loaded model and its sequences."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Loads the GGUF file; `paged` takes a block table also for one sequence."""
-        gguf, context, batch = options["gguf"], options["context"], options["batch"]
+        """Loads the file; `paged` takes a block table also for one sequence."""
+        source, context, batch = options["source"], options["context"], options["batch"]
         compute = options.get("compute", "fast")
         if options.get("paged"):
-            imported, _ = import_model(Path(gguf), ImportOptions(context, max_sequences=batch, compute=compute))
+            imported, _ = import_model(Path(source), ImportOptions(context, max_sequences=batch, compute=compute))
             cache = imported.spec.cache.model_copy(update={"mode": "paged"})
             path = cache_folder("peer-specs") / f"{imported.spec.name}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(dump_spec(imported.spec.model_copy(update={"cache": cache})), encoding="utf-8")
             artifact, _ = resolve_artifact(str(path))
         else:
-            artifact, _ = resolve_artifact(gguf, Changes(context, sequences=batch, compute=compute))
-        self._model = Model(artifact, gguf, host="cpu", threads=options["threads"])
+            artifact, _ = resolve_artifact(source, Changes(context, sequences=batch, compute=compute))
+        self._model = Model(artifact, source, host="cpu", threads=options["threads"])
         self._sequences: dict[int, Sequences] = {}
         plan = artifact.plan
         assert plan.cpu is not None, "host cpu runs it"

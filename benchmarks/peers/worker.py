@@ -28,8 +28,8 @@ class Engine(ABC):
         """Loads a model.
 
         Args:
-            options: `gguf` and `folder` (paths), `format`, `threads`, `batch` (most sequences), `context` (most tokens
-                of one), and what only one engine knows.
+            options: `source` and `folder` (paths), `format`, `threads`, `batch` (most sequences), `context` (most
+                tokens of one), and what only one engine knows.
         """
 
     @abstractmethod

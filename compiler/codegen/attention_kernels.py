@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, RopeKernel, round_up
+from mlxr.compiler.codegen.arena_kernels import RopeKernel
+from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, round_up
 from mlxr.compiler.dtypes import DType
 
 LOG2_E = 1.4426950408889634
@@ -11,12 +12,50 @@ _MOST_QUADS = 16  # float4 registers of queries, and again of values, that a lan
 
 
 @dataclass(frozen=True)
-class AttendKernel(RopeKernel):
-    """Decode attention; with `partition` > 0 its split-KV variant."""
+class AttentionKernel(RopeKernel):
+    """Base of the kernels that attend.
 
-    template = "attend.metal.jinja"
+    Attributes:
+        scale: of the scores.
+        window: tokens that a query sees, itself included; None: all.
+        softcap: scores become softcap * tanh(score / softcap); None: they stay.
+        temperature: (beta, context): queries times 1 + beta * ln(1 + floor(position / context)); None: they stay.
+        sinks: type of the heads' sinks, each one more score in its head's softmax; None: there are none.
+    """
+
     scale: float
     window: int | None
+    softcap: float | None
+    temperature: tuple[float, int] | None
+    sinks: DType | None
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of the queries: it makes scores ready for exp2, or for tanh where they are capped."""
+        return self.scale / self.softcap if self.softcap else self.scale * LOG2_E
+
+    @property
+    def cap_log2(self) -> float:
+        """The cap for exp2."""
+        assert self.softcap, "asked for where scores are capped"
+        return self.softcap * LOG2_E
+
+    @property
+    def log2_e(self) -> float:
+        """Factor of the sinks for exp2."""
+        return LOG2_E
+
+    @property
+    def sink_ports(self) -> tuple[Port, ...]:
+        """The sinks, where there are any."""
+        return (("sinks", self.sinks),) if self.sinks else ()
+
+
+@dataclass(frozen=True)
+class AttendKernel(AttentionKernel):
+    """Decode attention; with `partition` > 0 its split-KV variant, whose sinks the reduction counts."""
+
+    template = "attend.metal.jinja"
     simdgroups: int
     partition: int
     max_partitions: int
@@ -25,7 +64,7 @@ class AttendKernel(RopeKernel):
     def inputs(self) -> tuple[Port, ...]:
         """Packed projection, places and the arena."""
         places = (("positions", DType.I32), ("slots", DType.I32), *self.table_ports, ("layer", DType.U32))
-        return (("qkv", self.activation), *places, *self.arena_ports)
+        return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -45,20 +84,18 @@ class AttendKernel(RopeKernel):
         """Whether the context is split into partitions."""
         return self.partition > 0
 
-    @property
-    def scale_log2(self) -> float:
-        """Scale of the scores for exp2."""
-        return self.scale * LOG2_E
-
     @cached_property
     def _split_of_a_head(self) -> tuple[int, int]:
         """(vec, lanes): how a head is dealt out to lanes.
 
         The one that wastes fewest lanes on padding without holding too many registers; then the widest loads, then the
-        most lanes. Where every one needs too many registers, the one that needs fewest.
+        most lanes (in q8, whose loads are of 4 bytes, 8 of them: several loads on the way and few sums across lanes).
+        Where every one needs too many registers, the one that needs fewest.
         """
-        widest = 16 // self.cache_bytes
-        ways = [(vec, lanes) for vec in (widest, 4) for lanes in (32, 16, 8, 4, 2, 1)]
+        if self.scaled:
+            ways = [(4, lanes) for lanes in (8, 16, 4, 32, 2, 1)]
+        else:
+            ways = [(vec, lanes) for vec in (16 // self.cache_bytes, 4) for lanes in (32, 16, 8, 4, 2, 1)]
         light = [way for way in ways if self._quads(*way) * self.gqa_ratio <= _MOST_QUADS]
         return min(light or [(4, SIMD_WIDTH)], key=lambda way: way[1] * self._quads(*way))
 
@@ -67,7 +104,7 @@ class AttendKernel(RopeKernel):
 
     @property
     def vec(self) -> int:
-        """Elements of one load of a lane: 16 bytes, or 8."""
+        """Elements of one load of a lane: 16 bytes, or 8; in q8, whose rows are aligned to 4 bytes, these."""
         return self._split_of_a_head[0]
 
     @property
@@ -112,11 +149,18 @@ class AttendReduceKernel(Kernel):
     head_dim: int
     max_partitions: int
     activation: DType
+    sinks: DType | None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Partial results and the number of partitions."""
-        return (("partial", DType.F32), ("stats", DType.F32), ("dims", DType.U32))
+        """Partial results, sinks and the number of partitions."""
+        sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
+        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("dims", DType.U32))
+
+    @property
+    def log2_e(self) -> float:
+        """Factor of the sinks for exp2."""
+        return LOG2_E
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -130,12 +174,10 @@ class AttendReduceKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class AttendPrefillKernel(RopeKernel):
+class AttendPrefillKernel(AttentionKernel):
     """Prefill attention over tiles of query tokens."""
 
     template = "attend_prefill.metal.jinja"
-    scale: float
-    window: int | None
     tile: int
     heads: int
     keys: int
@@ -151,7 +193,7 @@ class AttendPrefillKernel(RopeKernel):
             *self.table_ports,
             ("layer", DType.U32),
         )
-        return (("qkv", self.activation), *places, *self.arena_ports)
+        return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -179,19 +221,29 @@ class AttendPrefillKernel(RopeKernel):
         return self.simdgroups * self.rows_per_simdgroup
 
     @property
-    def scale_log2(self) -> float:
-        """Scale of the scores for exp2."""
-        return self.scale * LOG2_E
+    def chunk(self) -> str:
+        """The type of what a thread moves of a key at a time: 16 bytes; in q8, whose rows are aligned to it, 4."""
+        return "uint" if self.scaled else "uint4"
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return 4 if self.scaled else 16
 
     @property
     def chunks(self) -> int:
-        """16-byte chunks of a key."""
-        return self.head_dim * self.cache_bytes // 16
+        """Chunks of a key; in q8 the last one is its scale."""
+        return self.arena.row_bytes // self.chunk_bytes
+
+    @property
+    def element_chunks(self) -> int:
+        """Chunks of a key that are its elements."""
+        return self.head_dim * self.cache_bytes // self.chunk_bytes
 
     @property
     def quads_per_chunk(self) -> int:
         """Float4s of a chunk once widened."""
-        return 4 // self.cache_bytes
+        return self.chunk_bytes // (4 * self.cache_bytes)
 
     @property
     def stride(self) -> int:
@@ -206,4 +258,5 @@ class AttendPrefillKernel(RopeKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Queries, the K and V tiles and the weights."""
-        return 4 * self.rows * self.head_dim + 2 * 16 * self.keys * self.stride + 4 * self.rows * self.keys
+        tiles = 2 * self.keys * self.stride * self.chunk_bytes
+        return 4 * self.rows * self.head_dim + tiles + 4 * self.rows * self.keys

@@ -7,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.importers.rules import Rules
+from mlxr.compiler.importers.rules import Architecture, Kind, architectures, architectures_named
 from mlxr.compiler.spec.explain import nearest, show
+from mlxr.compiler.spec.mapping import NOTHING_SAID, Mapped
 
 _MAX_LISTED = 8
 
 
 class Facts:
-    """The keys and values of a file. Not for use by several importers at once: it remembers what was read."""
+    """The keys and values of a file. Not for use by several importers at once: it remembers what was read.
 
-    def __init__(self, source: str, values: Mapping[str, Any], rules: Rules, prefix: str = "") -> None:
+    A key may lead into a section, by a dot, where the file has sections.
+    """
+
+    def __init__(self, source: str, values: Mapping[str, Any], rules: Mapped, prefix: str = "") -> None:
         """Makes the facts of a file.
 
         Args:
@@ -26,13 +30,32 @@ class Facts:
             prefix: stands before the keys that are asked for, and before those of `rules.neutral`.
         """
         self.source = source
-        self._values, self._rules, self._prefix = values, rules, prefix
+        self.rules = rules
+        self._values, self._prefix = values, prefix
         self._read: set[str] = set()
+        self._sections: dict[str, Facts] = {}
 
     def get(self, key: str) -> Any:
         """The value of a key, or None where there is none. The key counts as read."""
+        section, _, rest = key.partition(".")
+        if rest and not self._prefix and isinstance(self._values.get(section), dict):
+            return self.section(section).get(rest)
         self._read.add(self._prefix + key)
         return self._values.get(self._prefix + key)
+
+    def section(self, key: str) -> "Facts":
+        """The facts of a section; none, where there is no such section.
+
+        Raises:
+            SpecError: the key is there and no section.
+        """
+        if key not in self._sections:
+            value = self.get(key)
+            if value is not None and not isinstance(value, dict):
+                raise self.refuse(key, value, "a section")
+            where = f"{self.source}: {self._prefix}{key}"
+            self._sections[key] = Facts(where, value or {}, NOTHING_SAID)
+        return self._sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number. A list of equal ones, one for each layer, is that one.
@@ -82,20 +105,33 @@ class Facts:
             raise self.refuse(key, value, f"one of {', '.join(choices)}")
         return str(value)
 
-    def _scalar(self, key: str, default: object) -> Any:
+    def scalar(self, key: str) -> Any:
+        """A value, or of a list of equal ones that one; None where there is none.
+
+        Raises:
+            SpecError: it differs between layers.
+        """
         value = self.get(key)
         if isinstance(value, list) and value:
             if any(item != value[0] for item in value):
                 raise SpecError(
-                    f"{self.source}: {self._prefix}{key} differs between layers ({show(value[0])} and others); "
-                    "models whose layers differ are not supported"
+                    f"{self.source}: {self._prefix}{key} differs between layers ({show(value[0])} and others), "
+                    "which is not supported of this key"
                 )
             value = value[0]
+        return value
+
+    def _scalar(self, key: str, default: object) -> Any:
+        value = self.scalar(key)
         if value is None:
             value = default
         if value is None:
-            raise SpecError(f"{self.source}: says nothing of {self._prefix}{key}, which a model cannot do without")
+            raise self.missing(key)
         return value
+
+    def missing(self, key: str) -> SpecError:
+        """The error for a key that a model cannot do without."""
+        return SpecError(f"{self.source}: says nothing of {self._prefix}{key}, which a model cannot do without")
 
     def refuse(self, key: str, value: object, expected: str) -> SpecError:
         """The error for a value that cannot be used."""
@@ -107,14 +143,7 @@ class Facts:
         Raises:
             SpecError: naming them and their values.
         """
-        harmless = re.compile("|".join(f"(?:{pattern})" for pattern in self._rules.harmless), re.DOTALL)
-        strange = []
-        for key, value in self._values.items():
-            if key in self._read or harmless.fullmatch(key):
-                continue
-            neutral = self._rules.neutral.get(key.removeprefix(self._prefix), ())
-            if not any(_same(value, one) for one in neutral):
-                strange.append(f"{key[:100]!a} = {show(value)}")
+        strange = self._unread()
         if strange:
             more = f" and {len(strange) - _MAX_LISTED} more" if len(strange) > _MAX_LISTED else ""
             raise SpecError(
@@ -122,20 +151,35 @@ class Facts:
                 "model computes; if it does not, write a spec by hand and name these weights with --weights"
             )
 
+    def _unread(self, path: str = "") -> list[str]:
+        harmless = re.compile("|".join(f"(?:{pattern})" for pattern in self.rules.harmless), re.DOTALL)
+        strange = []
+        for key, value in self._values.items():
+            if not isinstance(key, str) or key in self._read or harmless.fullmatch(key):
+                continue
+            neutral = self.rules.neutral.get(key.removeprefix(self._prefix), ())
+            if not any(_same(value, one) for one in neutral):
+                strange.append(f"{(path + key)[:100]!a} = {show(value)}")
+        for name, section in self._sections.items():
+            strange += section._unread(f"{path}{name}.")
+        return strange
 
-def find_architecture(source: str, key: str, name: object, rules: Rules) -> str:
-    """The weight-name map for what a file calls its architecture.
+
+def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Kind) -> Architecture:
+    """The architecture that a file names under a key.
 
     Raises:
         SpecError: there is none; the message lists those there are.
     """
-    known = tuple(rules.architectures)
-    if isinstance(name, str) and name in known:
-        return rules.architectures[name]
+    name = values.get(key)
+    for one in architectures_named(kind, name) if isinstance(name, str) else ():
+        if one.rules.only_with is None or values.get(f"{name}.{one.rules.only_with}"):
+            return one
+    names = tuple(dict.fromkeys(one.name for one in architectures(kind)))
     what = "does not say" if name is None else f"is {show(name)}; that is not supported"
-    like = nearest(name, known) if isinstance(name, str) else None
+    like = nearest(name, names) if isinstance(name, str) else None
     hint = f'; did the file mean "{like}"?' if like else ""
-    raise SpecError(f"{source}: {key} {what}; supported: {', '.join(known)}{hint}")
+    raise SpecError(f"{source}: {key} {what}; supported: {', '.join(names)}{hint}")
 
 
 def shortest_f32(value: float) -> float:

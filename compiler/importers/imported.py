@@ -37,14 +37,6 @@ class ImportOptions:
 DEFAULTS = ImportOptions()
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A spec, and what its user should know of how it came about."""
-
-    spec: ModelSpec
-    notes: tuple[str, ...]
-
-
 def choose_context(source: str, own: int, options: ImportOptions) -> int:
     """The context to compile for.
 

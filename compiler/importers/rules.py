@@ -1,32 +1,54 @@
-"""What an importer knows of one kind of file besides the keys it reads: data in `models/importers/KIND.yaml`."""
+"""What an importer knows of one kind of file: data in `models/importers/KIND.yaml` and in the families."""
 
+import re
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import validated
-from mlxr.compiler.spec.fields import Frozen
+from mlxr.compiler.spec.mapping import Mapped
+from mlxr.compiler.spec.names import family_text, known_families, load_tensor_names
 
 Kind = Literal["gguf", "config"]
+_MAX_NAME = 64
 
 
-class Rules(Frozen):
-    """The rules of one kind of file."""
+class Architecture(NamedTuple):
+    """A family under the name that files give it."""
 
-    architectures: dict[str, str]
-    """What the file calls the architecture, to a weight-name map of `models/families`."""
-    harmless: tuple[str, ...]
-    """Regular expressions for whole keys that change nothing."""
-    neutral: dict[str, tuple[Any, ...]]
-    """Keys with the values that change nothing."""
-    widened: tuple[str, ...]
-    """Tensor types that are read, but held as a wider float type."""
+    name: str
+    family: str
+    rules: Mapped
+    """The family's over those of all files of the kind."""
 
 
 @lru_cache
-def load_rules(kind: Kind) -> Rules:
-    """The rules of one kind of file."""
+def load_rules(kind: Kind) -> Mapped:
+    """What holds for every file of one kind."""
     path = Path(str(resources.files("mlxr.models"))) / "importers" / f"{kind}.yaml"
-    return validated(Rules, read_document(path.read_text(encoding="utf-8"), str(path)))
+    return validated(Mapped, read_document(path.read_text(encoding="utf-8"), str(path)))
+
+
+@lru_cache
+def architectures(kind: Kind) -> tuple[Architecture, ...]:
+    """Every architecture that files of one kind may name; of equal names, those that ask for a key come first."""
+    return _of_families(kind, known_families())
+
+
+@lru_cache
+def architectures_named(kind: Kind, name: str) -> tuple[Architecture, ...]:
+    """Those of one name, likewise. Only families whose text has the name are read: reading all takes a moment."""
+    named = re.compile(rf"names: \[[^\]]*\b{re.escape(name[:_MAX_NAME])}")
+    found = _of_families(kind, tuple(family for family in known_families() if named.search(family_text(family))))
+    return tuple(one for one in found if one.name == name)
+
+
+def _of_families(kind: Kind, families: tuple[str, ...]) -> tuple[Architecture, ...]:
+    found = []
+    for family in families:
+        mapped: Mapped = getattr(load_tensor_names(family), kind)
+        rules = mapped.over(load_rules(kind))
+        found += [Architecture(name, family, rules) for name in mapped.names]
+    return tuple(sorted(found, key=lambda one: (one.name, one.rules.only_with is None)))

@@ -1,23 +1,20 @@
-"""What the list of a model's tensors says: their formats, which biases there are, and whether embeddings are tied."""
+"""What the list of a model's tensors says: their formats, which of them there are, and whether embeddings are tied."""
 
-import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.importers.rules import Rules
-from mlxr.compiler.spec.names import load_tensor_names
+from mlxr.compiler.spec.names import FileKind, FileTensor, load_tensor_names
 
-_LAYER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,8})(?=\.)", re.ASCII)
-_FORMATS = {held.gguf: held for held in WeightFormat} | {"F64": WeightFormat.F32}
+_FORMATS = (
+    {held.gguf: held for held in WeightFormat if held.gguf is not None}
+    | {str(held): held for held in WeightFormat if held.gguf is None}
+    | {"F64": WeightFormat.F32}
+)
 _CLASSES = ("embedding", "attention", "mlp", "output")
-_BIASED = {
-    "qkv_bias": ("attention.q_bias", "attention.k_bias", "attention.v_bias"),
-    "output_bias": ("attention.o_bias",),
-    "mlp_bias": ("mlp.gate_bias", "mlp.up_bias", "mlp.down_bias"),
-}
+_VECTORS = ("_bias", "norm", "sinks")
 
 
 class TensorFact(NamedTuple):
@@ -26,14 +23,14 @@ class TensorFact(NamedTuple):
     shape: tuple[int, ...]
     """Outermost dimension first."""
     type: str
-    """As in files: F32, BF16, Q4_K."""
+    """As in files: F32, BF16, Q4_K; or the name of a format that lies in several tensors."""
 
 
 class _Place(NamedTuple):
     """A tensor's place in the model: `layers.3.attention.q` is role `attention.q` of layer 3."""
 
     role: str
-    layer: str | None
+    layer: int | None
 
     @property
     def canonical(self) -> str:
@@ -43,34 +40,45 @@ class _Place(NamedTuple):
     def tensor_class(self) -> str:
         return self.role.partition(".")[0]
 
+    @property
+    def is_matrix(self) -> bool:
+        return not self.role.endswith(_VECTORS)
+
 
 class Tensors:
     """The tensors of a file by their places in the model."""
 
     def __init__(
-        self,
-        source: str,
-        tensors: Mapping[str, TensorFact],
-        family: str,
-        kind: Literal["gguf", "safetensors"],
-        rules: Rules,
+        self, source: str, tensors: Mapping[str, TensorFact], family: str, kind: FileKind, num_layers: int
     ) -> None:
-        """Finds each tensor's place. Those without one are left to the check of the weights when they are loaded.
+        """Finds each place's tensor. Those without a place are left to the check of the weights when they are loaded.
 
-        Raises:
-            SpecError: a matrix has a type that cannot be held.
+        Args:
+            source: what error messages call the file.
+            tensors: of the file.
+            family: whose they are.
+            kind: of the file.
+            num_layers: layers to look for; more than there can be are taken as none.
         """
-        self._source, self._rules = source, rules
-        names = {getattr(entry, kind): role for role, entry in load_tensor_names(family).tensors.items()}
+        self._source, self._tensors = source, tensors
         self._facts: dict[_Place, TensorFact] = {}
-        for name, fact in tensors.items():
-            numbers = _LAYER.findall(name)
-            layer = numbers[0] if len(numbers) == 1 else None
-            role = names.get(_LAYER.sub("{i}", name) if layer else name)
-            if role is not None:
-                self._facts[_Place(role.removeprefix("layers.{i}."), layer)] = fact
+        # A layer has a tensor at least, so a count beyond the tensors is no reason to look for long.
+        layers = range(min(num_layers, len(tensors)))
+        for name, entry in load_tensor_names(family).tensors.items():
+            if entry is None:
+                continue
+            in_layer = "{i}" in name
+            for layer in layers if in_layer else (None,):
+                if (fact := self._first(getattr(entry, kind), layer)) is not None:
+                    self._facts[_Place(name.removeprefix("layers.{i}."), layer)] = fact
         self._roles = {place.role for place in self._facts}
-        self.notes: tuple[str, ...] = ()
+
+    def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> TensorFact | None:
+        for option in options:
+            name = option.tensor.replace("{i}", str(layer)).replace("{e}", "0")
+            if (fact := self._tensors.get(name)) is not None:
+                return fact
+        return None
 
     @property
     def vocab_size(self) -> int:
@@ -84,25 +92,9 @@ class Tensors:
             raise SpecError(f"{self._source}: holds no embedding table, so it is no whole language model")
         return table.shape[0]
 
-    @property
-    def has_output(self) -> bool:
-        """Whether there is an output projection besides the embedding table."""
-        return "output" in self._roles
-
-    def biases(self) -> dict[str, bool]:
-        """`qkv_bias`, `output_bias` and `mlp_bias`: whether the file has them.
-
-        Raises:
-            SpecError: only some of those that go together are there.
-        """
-        found = {}
-        for name, roles in _BIASED.items():
-            there = [role for role in roles if role in self._roles]
-            if there and len(there) < len(roles):
-                missing = next(role for role in roles if role not in there)
-                raise SpecError(f"{self._source}: has {there[0]} but no {missing}; that is not supported")
-            found[name] = bool(there)
-        return found
+    def has(self, role: str) -> bool:
+        """Whether there is a tensor of this role (`output`, `attention.q_bias`), in any layer."""
+        return role in self._roles
 
     def formats(self, tied: bool) -> dict[str, Any]:
         """The `weights` section of a spec: the most frequent format of each class, and every exception.
@@ -113,15 +105,13 @@ class Tensors:
         Raises:
             SpecError: a matrix has a type that cannot be held.
         """
-        held = {
-            place: self._format(place, fact)
-            for place, fact in self._facts.items()
-            if len(fact.shape) == 2 and not (tied and place.role == "output")
-        }
+        held = {place: self._format(place, self._facts[place]) for place in self._matrices(tied)}
         sizes: dict[str, Counter[WeightFormat]] = {name: Counter() for name in _CLASSES}
         for place, held_as in held.items():
-            rows, columns = self._facts[place].shape
-            sizes[place.tensor_class][held_as] += rows * columns
+            size = 1
+            for dimension in self._facts[place].shape:
+                size *= dimension
+            sizes[place.tensor_class][held_as] += size
         layers = sizes["attention"] + sizes["mlp"]
         default = _most(layers) or _most(sizes["embedding"]) or WeightFormat.F32
         classes = {name: _most(sizes[name]) or default for name in _CLASSES}
@@ -133,19 +123,19 @@ class Tensors:
             section["tensors"] = exceptions
         return section
 
+    def _matrices(self, tied: bool) -> Iterator[_Place]:
+        for place, fact in self._facts.items():
+            if place.is_matrix and len(fact.shape) > 1 and not (tied and place.role == "output"):
+                yield place
+
     def _format(self, place: _Place, fact: TensorFact) -> WeightFormat:
-        if fact.type in _FORMATS:
-            return _FORMATS[fact.type]
-        if fact.type not in self._rules.widened:
-            known = ", ".join([*_FORMATS, *self._rules.widened])
+        if fact.type not in _FORMATS:
+            known = ", ".join(name for name in _FORMATS if not name.startswith("affine"))
             raise SpecError(
                 f"{self._source}: {place.canonical} is of type {fact.type[:40]!a}, which is not supported; "
-                f"supported: {known}"
+                f"supported: {known}, and MLX's affine"
             )
-        note = f"tensors of type {fact.type} are widened to f16 at load"
-        if note not in self.notes:
-            self.notes += (note,)
-        return WeightFormat.F16
+        return _FORMATS[fact.type]
 
 
 def _most(sizes: Counter[WeightFormat]) -> WeightFormat | None:
@@ -167,6 +157,6 @@ def _exceptions(held: Mapping[_Place, WeightFormat], classes: Mapping[str, Weigh
         if len(set(places.values())) == 1 and other[0].layer is not None:
             found[f"layers.*.{role}"] = str(places[other[0]])
         else:
-            ordered = sorted(other, key=lambda place: int(place.layer or 0))
+            ordered = sorted(other, key=lambda place: place.layer or 0)
             found |= {place.canonical: str(places[place]) for place in ordered}
     return found

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.graph import Op, OpGraph, Value
+from mlxr.compiler.ops import PLAIN_PROJECTION
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def as_projection(op: Op) -> Op:
     """A linear op as the projection that it is a special case of."""
     if op.kind == "projection":
         return op
-    return replace(op, kind="projection", attrs=dict(op.attrs) | {"eps": None, "activation": None})
+    return replace(op, kind="projection", attrs=dict(op.attrs) | PLAIN_PROJECTION)
 
 
 def sibling(name: str, last: str) -> str:

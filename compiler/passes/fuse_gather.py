@@ -12,8 +12,8 @@ class FuseGather:
 
     1. projection(gather_rows(x, rows)) -> projection(x, rows).
 
-    Does not fire when the gathered rows have another consumer or the projection adds a residual, which has as many
-    rows as its result.
+    Does not fire when the gathered rows have another consumer or the projection has a residual or a gate, which have as
+    many rows as its result.
     """
 
     name: str = "fuse_gather"
@@ -23,7 +23,7 @@ class FuseGather:
         edits = Edits(graph)
         for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
             op = graph.sole_consumer(gather.out)
-            if op is None or op.kind not in ("linear", "projection") or {"rows", "residual"} & op.inputs.keys():
+            if op is None or op.kind not in ("linear", "projection") or {"rows", "residual", "gate"} & op.inputs.keys():
                 continue
             if op.inputs["x"] == gather.out:
                 edits.replace(op, replace(as_projection(op), inputs=op.inputs | gather.inputs))

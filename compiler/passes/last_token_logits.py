@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.graph import Op, OpGraph
 from mlxr.compiler.passes.base import Edits, PassResult
 
-_ROWWISE = {"rms_norm", "linear"}
+_ROWWISE = {"norm", "linear", "scale", "soft_cap"}
 
 
 @dataclass(frozen=True)
 class LastTokenLogits:
     """Sinks row gathers towards the start of the program.
 
-    1. gather_rows(f(x)) -> f(gather_rows(x)) for f in rms_norm, linear, repeated while it applies.
+    1. gather_rows(f(x)) -> f(gather_rows(x)) for f in norm, linear, scale, soft_cap, repeated while it applies.
 
-    Does not fire when f(x) has another consumer or is returned.
+    Does not fire when f(x) has another consumer or is returned, or f adds a residual, which has as many rows as x.
     """
 
     name: str = "last_token_logits"
@@ -25,7 +25,7 @@ class LastTokenLogits:
         for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
             chain: list[Op] = []
             source = graph.producer(gather.inputs["x"])
-            while source and source.kind in _ROWWISE and graph.sole_consumer(source.out):
+            while source and source.kind in _ROWWISE and _sinks(graph, source):
                 chain.append(source)
                 source = graph.producer(source.inputs["x"])
             if chain:
@@ -51,3 +51,7 @@ class LastTokenLogits:
             x = out
             edits.replace(op)
         edits.replace(gather, *new)
+
+
+def _sinks(graph: OpGraph, op: Op) -> bool:
+    return graph.sole_consumer(op.out) is not None and "residual" not in op.inputs

@@ -10,8 +10,8 @@ from mlxr.compiler.passes.base import Edits, PassResult, sibling
 class MergeQkv:
     """Merges the q, k and v projections of a layer.
 
-    1. linear(x, q), linear(x, k), linear(x, v) that reach one attention and its cache write
-       -> split(linear(x, [q; k; v])).
+    1. linear(x, q), linear(x, k), linear(x, v) that reach one attention and its cache write, perhaps through a norm, a
+       rope and a temperature -> split(linear(x, [q; k; v])).
 
     Does not fire when they read different x or only some have a bias.
     """
@@ -67,8 +67,12 @@ class MergeQkv:
 
 
 def _linear_behind(graph: OpGraph, name: str) -> Op | None:
-    """The linear op that makes a value, looking through one rope, if nothing else reads what lies between."""
+    """The linear op that makes a value, looking through what the fused attention does to it after the projection.
+
+    None if something else reads what lies between.
+    """
     op = graph.producer(name) if graph.sole_consumer(name) else None
-    if op and op.kind == "rope" and graph.sole_consumer(op.inputs["x"]):
-        op = graph.producer(op.inputs["x"])
+    for kind in ("temperature", "rope", "norm"):
+        if op and op.kind == kind and graph.sole_consumer(op.inputs["x"]):
+            op = graph.producer(op.inputs["x"])
     return op if op and op.kind == "linear" else None

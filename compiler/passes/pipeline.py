@@ -10,9 +10,12 @@ from mlxr.compiler.debug import debug_level
 from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.passes.fuse_attention import FuseAttention
-from mlxr.compiler.passes.fuse_gated_mlp import FuseGatedMlp
+from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_gather import FuseGather
+from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
+from mlxr.compiler.passes.fuse_output import FuseOutput
+from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
@@ -39,11 +42,14 @@ def passes_of(step: Step) -> list[Pass]:
     return [
         LastTokenLogits(),
         MergeQkv(),  # before FuseNorm: one consumer of the norm instead of three
-        FuseGatedMlp(),  # likewise
-        FuseNorm(),
-        FuseGather(),  # after FuseNorm, which leaves the projection next to the gather
+        FuseMlp(),  # likewise
+        FuseNorm(),  # after FuseMlp, whose expert projections it knows
+        FuseOutput(),  # before FuseResidual: a residual is added after all else
+        FuseGather(),  # after FuseNorm and FuseOutput, which leave the projection next to the gather
+        FuseExperts(),  # before FuseResidual
         FuseResidual(),
-        FuseAttention(step),  # needs MergeQkv's split
+        FuseQkNorm(),  # needs MergeQkv's split
+        FuseAttention(step),  # likewise, and what FuseQkNorm leaves between it and the attention
         RemoveDeadOps(),
         OrderArena(),  # last: it chains the accesses that are left, in their final order
     ]

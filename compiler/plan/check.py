@@ -1,12 +1,9 @@
 """The plan's verifier: what must hold of the launches, whatever made them."""
 
-import math
-
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.plan import KernelEntry, Launch, Plan, Step
 from mlxr.compiler.verify import ARENA_TOKEN
 
-_MIN_ELEMENTS = 8
 _ARENAS = ("k_arena", "v_arena")
 _BATCH = frozenset(
     ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")
@@ -19,7 +16,6 @@ def check_plan(plan: Plan) -> None:
     1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
     2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
     3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
-    4. A buffer that a kernel reads has at least 8 elements, in the smallest batch too.
 
     Raises:
         PlanError: naming the step, the launch and the rule.
@@ -30,7 +26,6 @@ def check_plan(plan: Plan) -> None:
     for step in plan.steps:
         try:
             _check_step(step, kernels, known)
-            _check_sizes(step)
         except PlanError as error:
             raise PlanError(f"{error} [step {step.name}]") from None
 
@@ -96,14 +91,3 @@ def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> Non
             return
         smallest = one.maximum + 1
     raise PlanError(f"no launch makes {name!r} for {known[0].dim} from {smallest} on")
-
-
-def _check_sizes(step: Step) -> None:
-    read = {name for launch in step.launches for name in launch.inputs}
-    for buffer in step.buffers:
-        smallest = math.prod(1 if isinstance(d, str) else d for d in buffer.shape)
-        if buffer.name in read and smallest < _MIN_ELEMENTS:
-            raise PlanError(
-                f"buffer {buffer.name!r} may have {smallest} elements; MLX would bind fewer than {_MIN_ELEMENTS} in "
-                "another address space"
-            )

@@ -14,6 +14,7 @@ class Geometry:
         matvec_simdgroups: simdgroups of a threadgroup there.
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
+        gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         partition: positions of one split-KV partition; contexts up to this long are not split.
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
@@ -27,6 +28,7 @@ class Geometry:
     matmul_outputs: int = 4
     matmul_simdgroups: int = 2
     matmul_tile: int = 8
+    gemm_min_rows: int = 17
     attend_simdgroups: int = 8
     partition: int = 1024
     prefill_rows: int = 32

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.cpu.attention import CpuAttendDecode, CpuAttendPrefill, CpuCacheWrite, CpuRopeTable
-from mlxr.compiler.codegen.cpu.kernel import CpuKernel
+from mlxr.compiler.codegen.cpu.experts import CpuExperts
+from mlxr.compiler.codegen.cpu.kernel import OUTPUTS, PANEL_ROWS, CpuKernel
 from mlxr.compiler.codegen.cpu.projection import CpuEmbed, CpuProjection, Segment
+from mlxr.compiler.codegen.cpu.rows import MOST_EXPERTS, CpuNorm, CpuQkNorm, CpuRoute
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.graph import Op, OpGraph, Value
+from mlxr.compiler.ops import AttrValue
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.spec.model import ModelSpec
 
 ROPE_TABLE = "rope_table"
-_PROJECTION_PORTS: tuple[str, ...] = ("x", "norm", "bias", "residual")
+"""The buffer of the first table of rotations; a model with several has more, numbered from 2."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +33,26 @@ class CpuDraft:
 
 
 class CpuLowering:
-    """Lowers one step's graph. Rotations are looked up in a table that the step's first call makes."""
+    """Lowers one step's graph. Rotations are looked up in tables that the step's first calls make."""
 
     def __init__(self, spec: ModelSpec, graph: OpGraph, step: Step, arena: ArenaGeometry, max_tokens: int) -> None:
         self.spec, self.graph, self.step, self.arena = spec, graph, step, arena
         self.max_tokens = max_tokens
         self.shapes = spec.matrix_shapes()
         self.drafts: list[CpuDraft] = []
+        self._tables: dict[CpuRopeTable, str] = {}
         self._rules: dict[str, Callable[[Op], None]] = {
             "embed": self._embed,
             "linear": self._projection,
             "projection": self._projection,
+            "norm": self._norm,
+            "qk_norm": self._qk_norm,
             "rope_write_attention": self._attend_decode,
             "rope_cache_write": self._cache_write,
             "rope_attention": self._attend_prefill,
+            "route": self._route,
+            "expert_projection": self._expert_projection,
+            "expert_combine": self._expert_combine,
         }
 
     def run(self) -> list[CpuDraft]:
@@ -57,22 +66,30 @@ class CpuLowering:
             if rule is None:
                 raise PlanError(f"op {op.name!r} ({op.kind}) has no C function in step {self.step}; was it not fused?")
             rule(op)
-        return self.drafts
+        tables = [CpuDraft(name, table, (), (name,)) for table, name in self._tables.items()]
+        return tables + self.drafts
 
     def _value(self, op: Op, port: str) -> Value:
         return self.graph.value(op.inputs[port])
 
-    def _add(self, op: Op, kernel: CpuKernel, buffers: dict[str, str], layer: int | None = None) -> None:
-        """Adds a call. `buffers`: what is bound to the kernel's parameters by their names."""
-        bound = [(param.kind, buffers[param.name]) for param in kernel.params if param.kind != "layer"]
+    def _width(self, op: Op, port: str) -> int:
+        """Columns of a value, or elements of a vector."""
+        width = self._value(op, port).shape[-1]
+        assert isinstance(width, int), "only rows have symbolic dims"
+        return width
+
+    def _add(self, op: Op, kernel: CpuKernel, buffers: dict[str, str] | None = None, layer: int | None = None) -> None:
+        """Adds a call. Parameters are bound to the op's ports of their names, or to `buffers`."""
+        places = op.inputs | op.outputs | (buffers or {})
+        bound = [(param.kind in OUTPUTS, places[param.name]) for param in kernel.params if param.kind != "layer"]
         self.drafts.append(
             CpuDraft(
                 op.name,
                 kernel,
-                tuple(name for kind, name in bound if kind != "output"),
-                tuple(name for kind, name in bound if kind == "output"),
+                tuple(name for is_output, name in bound if not is_output),
+                tuple(name for is_output, name in bound if is_output),
                 layer,
-                needs_rows="rows" in op.inputs,
+                needs_rows="rows" in self.graph.value(next(iter(op.outputs.values()))).shape,
             )
         )
 
@@ -82,55 +99,135 @@ class CpuLowering:
         assert isinstance(vocab, int) and isinstance(hidden, int), "weights have no symbolic dims"
         held = self.spec.weights.of_tensor(table.parts[0])
         layout: Literal["packed", "rows"] = "packed" if held.is_quantised else "rows"
-        kernel = CpuEmbed(label="embed", vocab_size=vocab, hidden_size=hidden, format=held, layout=layout)
-        self._add(op, kernel, {"table": table.name, "out": op.out})
+        scale = _number(op.attrs["scale"])
+        self._add(op, CpuEmbed("embed", vocab, hidden, held, layout, scale))
+
+    def _matrix_fields(self, op: Op, experts: int = 1) -> dict[str, Any]:
+        """Fields of the kernels that multiply with a weight of `experts` matrices."""
+        weight = self._value(op, "weight")
+        segments = tuple(Segment(self.spec.weights.of_tensor(p), self.shapes[p][0] // experts) for p in weight.parts)
+        kind = op.attrs.get("activation")
+        normed = "norm" in op.inputs
+        return {
+            "label": weight.name.rpartition(".")[2],
+            "in_features": self._width(op, "weight"),
+            "segments": segments,
+            "compute": self.spec.compute,
+            "max_rows": self.max_tokens,
+            "norm": op.attrs["norm_kind"] if normed else None,
+            "norm_bias": "norm_bias" in op.inputs,
+            "eps": _number(op.attrs["eps"]) if normed else None,
+            "bias": "bias" in op.inputs,
+            "residual": "residual" in op.inputs,
+            "residual_scale": _number(op.attrs.get("residual_scale", 1.0)),
+            "activation_kind": kind,
+            "gated": kind is not None and bool(op.attrs["gated"]),
+            "limit": op.attrs.get("limit"),
+        }
+
+    def _weights(self, op: Op) -> dict[str, str]:
+        return {f"w{index}": part for index, part in enumerate(self._value(op, "weight").parts)}
 
     def _projection(self, op: Op) -> None:
-        weight = self._value(op, "weight")
-        in_features, logits = weight.shape[1], op.out in self.graph.outputs
-        assert isinstance(in_features, int), "weights have no symbolic dims"
-        label = "logits" if logits else weight.name.rpartition(".")[2]
-        segments = tuple(Segment(self.spec.weights.of_tensor(part), self.shapes[part][0]) for part in weight.parts)
-        gather = "rows" in op.inputs
-        activation, eps = op.attrs.get("activation"), op.attrs.get("eps")
-        kernel = CpuProjection(
-            label=label,
-            in_features=in_features,
-            segments=segments,
-            norm="norm" in op.inputs,
-            eps=float(eps) if isinstance(eps, float | int) and "norm" in op.inputs else None,
+        logits = op.out in self.graph.outputs
+        fields = self._matrix_fields(op) | {
+            "gather": "rows" in op.inputs,
+            "out_scale": _number(op.attrs.get("out_scale", 1.0)),
+            "out_cap": op.attrs.get("out_cap"),
+            "gate": "gate" in op.inputs,
+            "logits": logits,
+        }
+        if any(reader.kind == "route" for reader in self.graph.consumers(op.out)):
+            fields["compute"] = "exact"  # where two experts are nearly as good, rounding would choose
+        kernel = CpuProjection(**fields | ({"label": "logits"} if logits else {}))
+        self._add(op, kernel, self._weights(op))
+
+    def _norm(self, op: Op) -> None:
+        groups, width = _whole(op.attrs["groups"]), self._width(op, "x")
+        kernel = CpuNorm(
+            label="norm",
+            width=width,
+            groups=groups,
+            kind=op.attrs["kind"],  # type: ignore[arg-type]
+            eps=_number(op.attrs["eps"]),
+            piece_weights=groups > 1 and self._width(op, "weight") == width,
             bias="bias" in op.inputs,
             residual="residual" in op.inputs,
-            gather=gather,
-            activation_kind=str(activation) if activation else None,
-            compute=self.spec.compute,
-            max_rows=self.max_tokens,
-            logits=logits,
+            residual_scale=_number(op.attrs["residual_scale"]),
+            count="rows" if self._value(op, "x").shape[0] == "rows" else "tokens",
         )
-        buffers: dict[str, str] = {port: op.inputs[port] for port in _PROJECTION_PORTS if port in op.inputs}
-        buffers |= {f"w{index}": part for index, part in enumerate(weight.parts)} | {"out": op.out}
-        self._add(op, kernel, buffers)
+        self._add(op, kernel)
 
-    def _heads(self, op: Op) -> dict[str, object]:
-        """Fields of the kernels that rotate, and the table that they share."""
-        frequencies = self._value(op, "frequencies").data
-        if not any(draft.outputs == (ROPE_TABLE,) for draft in self.drafts):
-            table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies)
-            self.drafts.insert(0, CpuDraft(ROPE_TABLE, table, (), (ROPE_TABLE,)))
+    def _qk_norm(self, op: Op) -> None:
+        fields: dict[str, Any] = {
+            name: op.attrs[name] for name in ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps")
+        }
+        self._add(op, CpuQkNorm(label="qk_norm", bias="q_norm_bias" in op.inputs, **fields))
+
+    def _route(self, op: Op) -> None:
+        count = self._width(op, "x")
+        if count > MOST_EXPERTS:
+            raise PlanError(f"op {op.name!r} routes to {count} experts; target cpu has at most {MOST_EXPERTS}")
+        fields: dict[str, Any] = {name: op.attrs[name] for name in ("top_k", "router", "normalise", "scale")}
+        self._add(op, CpuRoute(label="route", num_experts=count, bias="bias" in op.inputs, **fields))
+
+    def _experts(self, op: Op, *, combine: bool) -> None:
+        count, top_k = _whole(op.attrs["num_experts"]), _whole(op.attrs["top_k"])
+        fields = self._matrix_fields(op, count)
+        for part, segment in zip(self._value(op, "weight").parts, fields["segments"], strict=True):
+            if segment.format.is_quantised and segment.rows % PANEL_ROWS:
+                raise PlanError(
+                    f"{part} has {segment.rows} rows an expert in {segment.format}; target cpu packs {PANEL_ROWS} rows "
+                    f"together: make them a multiple of that, or the format a float one"
+                )
+        fields |= {"label": f"experts_{fields['label']}", "num_experts": count, "top_k": top_k, "combine": combine}
+        per_pair = combine or self._width(op, "x") != fields["in_features"]
+        self._add(op, CpuExperts(**fields, inputs_of_pairs=per_pair), self._weights(op))
+
+    def _expert_projection(self, op: Op) -> None:
+        self._experts(op, combine=False)
+
+    def _expert_combine(self, op: Op) -> None:
+        self._experts(op, combine=True)
+
+    def _heads(self, op: Op) -> dict[str, Any]:
+        """Fields of the kernels that rotate."""
         fields = {name: op.attrs[name] for name in ("num_heads", "rotary_dim", "rope_layout")}
         return fields | {"arena": self.arena}
 
+    def _softmax(self, op: Op) -> dict[str, Any]:
+        """Fields of the attention kernels."""
+        fields = self._heads(op) | {name: op.attrs[name] for name in ("scale", "window", "softcap")}
+        beta, context = op.attrs["temperature_beta"], op.attrs["temperature_context"]
+        temperature = None if beta is None else (_number(beta), _whole(context))
+        return fields | {"compute": self.spec.compute, "sinks": "sinks" in op.inputs, "temperature": temperature}
+
     def _rotated(self, op: Op, kernel: CpuKernel) -> None:
-        buffers = {"qkv": op.inputs["qkv"], "rope_table": ROPE_TABLE} | ({"out": op.out} if "out" in op.outputs else {})
-        self._add(op, kernel, buffers, int(str(op.attrs["layer"])))
+        """Adds a call that reads the table of its op's rotations, which those with the same ones share."""
+        buffers = {}
+        if "frequencies" in op.inputs:
+            frequencies = self._value(op, "frequencies").data
+            table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies, scale=_number(op.attrs["rope_scale"]))
+            number = len(self._tables) + 1
+            name = self._tables.setdefault(table, ROPE_TABLE if number == 1 else f"{ROPE_TABLE}_{number}")
+            buffers["rope_table"] = name
+        self._add(op, kernel, buffers, _whole(op.attrs["layer"]))
 
     def _cache_write(self, op: Op) -> None:
-        self._rotated(op, CpuCacheWrite(label="cache_write", **self._heads(op)))  # type: ignore[arg-type]
+        self._rotated(op, CpuCacheWrite(label="cache_write", **self._heads(op)))
 
     def _attend_decode(self, op: Op) -> None:
-        softmax = {"scale": op.attrs["scale"], "window": op.attrs["window"], "compute": self.spec.compute}
-        self._rotated(op, CpuAttendDecode(label="attend_decode", **self._heads(op), **softmax))  # type: ignore[arg-type]
+        self._rotated(op, CpuAttendDecode(label="attend_decode", **self._softmax(op)))
 
     def _attend_prefill(self, op: Op) -> None:
-        softmax = {"scale": op.attrs["scale"], "window": op.attrs["window"], "compute": self.spec.compute}
-        self._rotated(op, CpuAttendPrefill(label="attend_prefill", **self._heads(op), **softmax))  # type: ignore[arg-type]
+        self._rotated(op, CpuAttendPrefill(label="attend_prefill", **self._softmax(op)))
+
+
+def _number(value: AttrValue) -> float:
+    assert isinstance(value, int | float), f"{value!r} is no number"
+    return float(value)
+
+
+def _whole(value: AttrValue) -> int:
+    assert isinstance(value, int), f"{value!r} is no whole number"
+    return value

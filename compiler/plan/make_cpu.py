@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from mlxr.compiler.arena import ArenaGeometry
-from mlxr.compiler.codegen.cpu.attention import CpuCopyBlocks
-from mlxr.compiler.codegen.cpu.kernel import PANEL_ROWS, CpuKernel
+from mlxr.compiler.codegen.cpu.attention import CpuCopyBlocks, CpuRopeTable
+from mlxr.compiler.codegen.cpu.kernel import OUTPUTS, PANEL_ROWS, CpuKernel
 from mlxr.compiler.codegen.cpu.unit import Call, Program, Unit, name_kernels, render_unit
 from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.dtypes import DType
@@ -16,7 +16,7 @@ from mlxr.compiler.ops import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.cpu import CpuKernelEntry, CpuLaunch, CpuProgram, CpuStep, CpuTensor
-from mlxr.compiler.plan.lower_cpu import ROPE_TABLE, CpuDraft, CpuLowering
+from mlxr.compiler.plan.lower_cpu import CpuDraft, CpuLowering
 from mlxr.compiler.plan.memory import place_activations
 from mlxr.compiler.plan.record import Buffer, MemoryPlan
 from mlxr.compiler.plan.weights import TensorSource, WeightPlan
@@ -118,9 +118,13 @@ def _place(
 ) -> tuple[list[Buffer], int]:
     """Places every buffer but the logits, which are the caller's. Activations are f32 whatever the spec says."""
     shapes: dict[str, tuple[Shape, DType]] = {
-        v.name: (v.shape, DType.F32) for v in graph.values if v.role == "activation" and v.name != logits
+        v.name: (v.shape, DType.I32 if v.dtype is DType.I32 else DType.F32)
+        for v in graph.values
+        if v.role == "activation" and v.name != logits
     }
-    shapes[ROPE_TABLE] = (("tokens", 2 * len(graph.value("rope_frequencies").data)), DType.F32)
+    for draft in drafts:
+        if isinstance(draft.kernel, CpuRopeTable):
+            shapes[draft.outputs[0]] = (("tokens", draft.kernel.rotary_dim), DType.F32)
     return place_activations(drafts, shapes, limits, ())
 
 
@@ -172,14 +176,15 @@ def _call(
         if param.kind == "layer":
             arguments.append(str(draft.layer))
             continue
-        name = next(outputs if param.kind == "output" else inputs)
+        name = next(outputs if param.kind in OUTPUTS else inputs)
         if param.kind in ("matrix", "vector"):
             cast = "" if param.kind == "matrix" else "(const float *)"
             arguments.append(f"{cast}t[{tensors[name]}]")
         elif name == logits:
             arguments.append("b->logits")
         else:
-            arguments.append(f"(float *)(a + {places[name]})")
+            pointer = "int32_t *" if param.kind in ("indices", "output_indices") else "float *"
+            arguments.append(f"({pointer})(a + {places[name]})")
     return Call(kernels.index(draft.kernel), names[draft.kernel], tuple(arguments), draft.op, draft.needs_rows)
 
 

@@ -1,7 +1,6 @@
 """Makes the plan: lowers both steps for each target, renders sources and places activations."""
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,11 +16,14 @@ from mlxr.compiler.ops import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.check import check_plan
+from mlxr.compiler.plan.draft import Draft
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr.compiler.plan.lower import Draft, Lowering, copy_blocks_draft
+from mlxr.compiler.plan.lower import Lowering
+from mlxr.compiler.plan.lower_attention import copy_blocks_draft
 from mlxr.compiler.plan.make_cpu import make_cpu
 from mlxr.compiler.plan.memory import place_activations
 from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, Plan, Step, Target
+from mlxr.compiler.plan.recipes import recipes
 from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.model import ModelSpec
@@ -60,13 +62,13 @@ def make_plan(
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
     weights = _weights(spec, source, graphs.values())
     limits = {name: _limits(spec, name, max_tokens, max_rows) for name in STEPS}
-    metal = _make_metal(arena, graphs, geometry, limits, origin) if "metal" in targets else _Metal()
+    metal = _make_metal(arena, graphs, geometry, weights, limits, origin) if "metal" in targets else _Metal()
     cpu, files = None, {entry.file: metal.sources[entry.name].text for entry in metal.kernels}
     if "cpu" in targets:
         cpu, text = make_cpu(spec, arena, graphs, weights, limits, origin)
         files[cpu.file] = text
     memory = MemoryPlan(
-        weights_bytes=sum(math.prod(w.shape) * w.dtype.size_bytes for w in weights),
+        weights_bytes=sum(weight.size_bytes for weight in weights),
         arena_bytes=arena.size_bytes,
         activation_bytes=max((step.activation_bytes for step in metal.steps), default=0),
         budget_bytes=spec.memory_budget,
@@ -107,10 +109,12 @@ def _make_metal(
     arena: ArenaGeometry,
     graphs: Mapping[StepName, OpGraph],
     geometry: Geometry,
+    weights: Sequence[WeightPlan],
     limits: Mapping[StepName, Mapping[str, int]],
     origin: Provenance,
 ) -> _Metal:
-    lowerings = {name: Lowering(graphs[name], name, arena, geometry) for name in STEPS}
+    layouts = {weight.name: weight.layout for weight in weights}
+    lowerings = {name: Lowering(graphs[name], name, arena, geometry, layouts, limits[name]) for name in STEPS}
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
     copies = [copy_blocks_draft(arena, geometry)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
@@ -181,25 +185,17 @@ def _launch(draft: Draft, kernel: KernelEntry) -> Launch:
 
 def _weights(spec: ModelSpec, source: OpGraph, graphs: Iterable[OpGraph]) -> tuple[WeightPlan, ...]:
     """The weights that any step binds, each once, in program order."""
-    names = load_tensor_names(spec.model.tensor_names)
-    attention = spec.model.attention
     plans: dict[str, WeightPlan] = {}
     for value in (v for graph in graphs for v in graph.values if v.role == "weight"):
         parts = []
         for part in value.parts:
-            in_file = names.resolve(part)
-            # The files' rows are interleaved pairs; a spec that rotates interleaved pairs takes them as they are.
-            transform = in_file.gguf_transform if spec.model.rope.layout == "half" else None
-            is_query = part.rpartition(".")[2].startswith("q")
-            heads = (attention.num_heads if is_query else attention.num_kv_heads) if transform else None
+            in_safetensors, in_gguf = recipes(spec.model, part)
             parts.append(
                 TensorSource(
                     name=part,
                     shape=_numbers(source.value(part).shape),
-                    safetensors=in_file.safetensors,
-                    gguf=in_file.gguf,
-                    gguf_transform=transform,
-                    heads=heads,
+                    safetensors=in_safetensors,
+                    gguf=in_gguf,
                     format=_format_of(spec, part, value),
                 )
             )

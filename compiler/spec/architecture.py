@@ -1,171 +1,58 @@
 """The architecture half of a spec: a model by its properties, never by its name.
 
-Invariants after validation: num_heads is a multiple of num_kv_heads; head_dim is always a number (a spec may leave it
-out); the rotary dim is even; no weight matrix has more than 2^31 - 1 elements, so kernels may index one with 32 bits.
+Invariants after validation: all layers have the same numbers of heads, and heads of the same size; the rotary dim is
+even; no weight matrix (with experts: no expert's) has more than 2^31 - 1 elements, so kernels may index one with 32
+bits.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from mlxr.compiler.spec.attention import Attention, Epsilon, HeadDimOf, Positive
 from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag, Frozen
+from mlxr.compiler.spec.mlp import Mlp
+from mlxr.compiler.spec.rope import Rope
 
-_MIN_HEAD_DIM = 32
-_MAX_HEAD_DIM = 256
 _MAX_EXACT_POSITION = 2**24  # the first whole number whose successor float32 cannot hold
+_HEAD_COUNTS = ("num_heads", "num_kv_heads", "head_dim")
 
 
 class Norm(Frozen):
-    """Normalisation before the attention and MLP blocks, and before the output."""
+    """Normalisation of the residual stream around the attention and MLP blocks, and before the output."""
 
-    kind: Literal["rms"] = "rms"
-    """`rms`: x / sqrt(mean(x^2) + eps) * weight."""
-    eps: Annotated[float, Field(ge=1e-20, lt=1, strict=True)] = 1e-5
-    """Added to the mean square."""
-
-
-class NoScaling(Frozen):
-    """RoPE frequencies as they are."""
-
-    kind: Literal["none"] = "none"
-    """`none`: frequencies are not scaled."""
-
-
-class LinearScaling(Frozen):
-    """Positions divided by `factor` (position interpolation)."""
-
-    kind: Literal["linear"]
-    """`linear`: positions are divided by `factor`."""
-    factor: Annotated[float, Field(ge=1, le=2**20, strict=True)]
-    """How many times longer than the trained context."""
-
-
-class Llama3Scaling(Frozen):
-    """Llama 3.1's piecewise scaling: low frequencies divided by `factor`, high ones kept, a ramp between."""
-
-    kind: Literal["llama3"]
-    """`llama3`: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
-    factor: Annotated[float, Field(ge=1, le=2**20, strict=True)]
-    """Divisor of the low frequencies."""
-    low_freq_factor: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 1.0
-    """Wavelengths over original_context / low_freq_factor are fully scaled."""
-    high_freq_factor: Annotated[float, Field(gt=0, le=2**20, strict=True)] = 4.0
-    """Wavelengths under original_context / high_freq_factor are kept; must be greater than low_freq_factor."""
-    original_context: Count = 8192
-    """Context length the model was first trained with."""
+    kind: Literal["rms", "layer"] = "rms"
+    """`rms`: x / sqrt(mean(x^2) + eps) * weight; `layer`: (x - mean) / sqrt(variance + eps) * weight."""
+    eps: Epsilon = 1e-5
+    """Added to the mean square or the variance."""
+    bias: Flag = False
+    """Whether a bias is added; layer norms only."""
+    placement: Literal["pre", "post", "sandwich"] = "pre"
+    """`pre`: x + f(norm(x)); `post`: x + norm(f(x)); `sandwich`: x + post_norm(f(norm(x)))."""
 
     @model_validator(mode="after")
-    def _check(self) -> "Llama3Scaling":
+    def _check(self) -> "Norm":
         wrong = Contradictions()
-        if self.high_freq_factor <= self.low_freq_factor:
-            wrong.add(
-                "high_freq_factor",
-                f"high_freq_factor {self.high_freq_factor:g} must be greater than "
-                f"low_freq_factor {self.low_freq_factor:g}",
-                "Llama 3 models use low_freq_factor 1 and high_freq_factor 4",
-            )
+        if self.bias and self.kind == "rms":
+            wrong.add("bias", "a norm of kind rms has no bias", "set bias to false, or kind to layer")
         wrong.refuse()
         return self
 
 
-class Rope(Frozen):
-    """Rotary position embedding."""
+class LayerType(Frozen):
+    """What layers of one type have instead of the model's own properties; keys that are left out are the model's."""
 
-    theta: Annotated[float, Field(gt=1, le=1e15, strict=True)] = 10000.0
-    """Base of the frequencies: theta^(-2i / rotary_dim)."""
-    fraction: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
-    """Share of each head that is rotated; the rest passes through."""
-    layout: Literal["half", "interleaved"] = "half"
-    """`half` rotates (x[i], x[i + rotary_dim/2]), `interleaved` rotates (x[2i], x[2i+1])."""
-    scaling: Annotated[NoScaling | LinearScaling | Llama3Scaling, Field(discriminator="kind")] = NoScaling()
-    """How frequencies are stretched for contexts longer than the trained one."""
-
-
-class _HeadDimOf(NamedTuple):
-    """Stands for a head_dim that the spec left out: hidden_size / num_heads, as given and unchecked."""
-
-    hidden_size: Any
-    num_heads: Any
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX
-
-
-def _resolve_head_dim(value: Any) -> Any:
-    if not isinstance(value, _HeadDimOf):
-        return value
-    hidden_size, num_heads = value
-    if not (_is_count(hidden_size) and _is_count(num_heads)):
-        return _MIN_HEAD_DIM  # the spec is refused for one of these two; a second error here would only distract
-    wrong = Contradictions()
-    head_dim = hidden_size // num_heads
-    if hidden_size % num_heads:
-        wrong.add(
-            "",
-            f"hidden_size {hidden_size} / num_heads {num_heads} is not a whole number, so head_dim has no default",
-            "give head_dim, or correct hidden_size or num_heads",
-        )
-    elif not _MIN_HEAD_DIM <= head_dim <= _MAX_HEAD_DIM or head_dim % 8:
-        wrong.add(
-            "",
-            f"not given, so it is hidden_size {hidden_size} / num_heads {num_heads} = {head_dim}; "
-            f"expected a multiple of 8 from {_MIN_HEAD_DIM} to {_MAX_HEAD_DIM}",
-            "give head_dim if it is another number, else correct num_heads",
-        )
-    wrong.refuse()
-    return head_dim
-
-
-class Attention(Frozen):
-    """Grouped-query attention. Each of `num_kv_heads` keys and values serves num_heads / num_kv_heads queries."""
-
-    num_heads: Count
-    """Query heads."""
-    num_kv_heads: Count
-    """Key and value heads; num_heads is a multiple of it."""
-    head_dim: Annotated[int, Field(ge=_MIN_HEAD_DIM, le=_MAX_HEAD_DIM, strict=True), BeforeValidator(_resolve_head_dim)]
-    """Elements of one head: 32 to 256, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
-    qkv_bias: Flag = False
-    """Whether the query, key and value projections add a bias."""
-    output_bias: Flag = False
-    """Whether the output projection adds a bias."""
-    sliding_window: Count | None = None
-    """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "Attention":
-        wrong = Contradictions()
-        if self.num_heads % self.num_kv_heads:
-            wrong.add(
-                "num_kv_heads",
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
-                "each KV head serves the same number of query heads",
-                f"num_kv_heads can be {_divisors(self.num_heads)}" if self.num_heads <= 4096 else "",
-            )
-        if self.head_dim % 8:
-            low = self.head_dim // 8 * 8
-            wrong.add(
-                "head_dim", f"head_dim {self.head_dim} is not a multiple of 8", f"nearest are {low} and {low + 8}"
-            )
-        wrong.refuse()
-        return self
+    attention: Attention
+    """Keys of `model.attention` that differ."""
+    rope: Rope | None
+    """Keys of `model.rope` that differ; null for no rotation."""
+    mlp: Mlp
+    """Keys of `model.mlp` that differ."""
 
     @property
-    def gqa_ratio(self) -> int:
-        """Query heads per KV head."""
-        return self.num_heads // self.num_kv_heads
-
-
-class Mlp(Frozen):
-    """Gated feed-forward block: down(activation(gate(x)) * up(x))."""
-
-    intermediate_size: Count
-    """Width between the projections: a multiple of 8."""
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
-    """Applied to the gate; `gelu` is the exact one (erf), `gelu_tanh` its tanh approximation."""
-    bias: Flag = False
-    """Whether the three projections add a bias."""
+    def rotary_dim(self) -> int:
+        """Rotated elements of a head; 0 without rotation."""
+        return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
 
 
 class Model(Frozen):
@@ -181,14 +68,28 @@ class Model(Frozen):
     """Longest sequence, prompt and generated tokens together; at most 2^24, where float32 still counts exactly."""
     norm: Norm = Norm()
     """Normalisation of the residual stream."""
-    rope: Rope = Rope()
-    """How queries and keys are rotated by their positions."""
+    rope: Rope | None = Rope()
+    """How queries and keys are rotated by their positions; null for no rotation."""
     attention: Attention
     """The attention block of every layer."""
     mlp: Mlp
     """The feed-forward block of every layer."""
+    parallel_blocks: Flag = False
+    """Whether both blocks read the same normalised x: x + attention(norm(x)) + mlp(norm(x)), with one norm."""
+    layer_types: Annotated[dict[str, LayerType], Field(max_length=64)] = Field(default_factory=dict)
+    """Layers that differ from the rest, by the name of their type: what they have instead of the model's properties."""
+    layer_pattern: Annotated[tuple[str, ...], Field(max_length=1024)] = ()
+    """Names of layer types, repeated over the layers; the last repetition may be cut."""
     tie_embeddings: Flag = False
     """Whether the output projection is the embedding table."""
+    embedding_scale: Positive = 1.0
+    """Factor of the embeddings."""
+    residual_scale: Positive = 1.0
+    """Factor of what each block adds to the residual stream."""
+    logit_scale: Positive = 1.0
+    """Factor of the logits."""
+    logit_softcap: Positive | None = None
+    """Logits become logit_softcap x tanh(logit / logit_softcap), after their scale; null for none."""
     tensor_names: str = "llama"
     """The weight-name map: a file of models/families, without its ending."""
 
@@ -196,54 +97,141 @@ class Model(Frozen):
     @classmethod
     def _derive_head_dim(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(attention := data.get("attention"), dict):
-            default = _HeadDimOf(data.get("hidden_size"), attention.get("num_heads"))
+            default = HeadDimOf(data.get("hidden_size"), attention.get("num_heads"))
             return {**data, "attention": {"head_dim": default, **attention}}
         return data
+
+    @field_validator("layer_types", mode="before")
+    @classmethod
+    def _fill_layer_types(cls, data: Any, info: ValidationInfo) -> Any:
+        """Completes each layer type with the model's own properties, which are validated by now."""
+        if not {"attention", "rope", "mlp"} <= info.data.keys():
+            return {}  # the spec is refused for one of these; errors about what follows from it would only distract
+        if not isinstance(data, dict):
+            return data
+        base = {name: info.data[name] for name in ("attention", "rope", "mlp")}
+        return {
+            name: {key: _merged(base.get(key), given.get(key, base.get(key))) for key in {**base, **given}}
+            if isinstance(given, dict)
+            else given
+            for name, given in data.items()
+        }
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
         wrong = Contradictions()
-        for at, value in (("hidden_size", self.hidden_size), ("mlp.intermediate_size", self.mlp.intermediate_size)):
-            if value % 8:
-                wrong.add(
-                    at,
-                    f"{at.rpartition('.')[2]} {value} is not a multiple of 8; kernels read 16 bytes at a time",
-                    f"nearest are {value // 8 * 8} and {value // 8 * 8 + 8}",
-                )
-        rotary = self.attention.head_dim * self.rope.fraction
-        if abs(rotary - self.rotary_dim) > 1e-6 or self.rotary_dim % 2 or self.rotary_dim == 0:
-            nearest = max(2, 2 * round(rotary / 2))
-            wrong.add(
-                "rope.fraction",
-                f"the rotary dim is head_dim {self.attention.head_dim} x fraction {self.rope.fraction:g} = {rotary:g}; "
-                "expected an even whole number, because elements are rotated in pairs",
-                f"fraction {nearest / self.attention.head_dim:.6g} gives {nearest}",
-            )
-        for at, what, rows, columns in self._matrices():
-            if rows * columns > INT32_MAX:
-                wrong.add(at, f"{what} {rows} x {columns} has more than 2^31 - 1 elements")
+        _check_multiple(wrong, "hidden_size", self.hidden_size)
+        self._check_norms(wrong)
+        self._check_pattern(wrong)
+        whole = LayerType(attention=self.attention, rope=self.rope, mlp=self.mlp)
+        self._check_layer(whole, "", None, wrong)
+        for name, layer in self.layer_types.items():
+            self._check_layer(layer, f"layer_types.{name}.", whole, wrong)
+        if self.vocab_size * self.hidden_size > INT32_MAX:
+            what = f"the embedding table of vocab_size x hidden_size {self.vocab_size} x {self.hidden_size}"
+            wrong.add("vocab_size", f"{what} has more than 2^31 - 1 elements")
         wrong.refuse()
         return self
 
-    def _matrices(self) -> tuple[tuple[str, str, int, int], ...]:
-        """Key to blame, name, rows and columns of each kind of weight matrix, merged as the passes merge them."""
-        heads, size = self.attention, self.mlp.intermediate_size
-        return (
-            ("vocab_size", "the embedding table of vocab_size x hidden_size", self.vocab_size, self.hidden_size),
-            (
-                "attention.num_heads",
-                "the merged query, key and value projection",
-                (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
-                self.hidden_size,
-            ),
-            ("mlp.intermediate_size", "the merged gate and up projection", 2 * size, self.hidden_size),
-        )
+    def _check_norms(self, wrong: Contradictions) -> None:
+        if self.parallel_blocks and self.norm.placement != "pre":
+            wrong.add(
+                "parallel_blocks",
+                f"parallel blocks share the norm before them, but norm.placement is {self.norm.placement}",
+                "set norm.placement to pre, or parallel_blocks to false",
+            )
+
+    def _check_pattern(self, wrong: Contradictions) -> None:
+        known = ", ".join(self.layer_types)
+        for index, name in enumerate(self.layer_pattern):
+            if name not in self.layer_types:
+                wrong.add(
+                    f"layer_pattern.{index}",
+                    f'"{name}" is no layer type; {f"there is {known}" if known else "layer_types is empty"}',
+                    f"name one of layer_types, or add {name} to it",
+                )
+        for name in self.layer_types:
+            if name not in self.layer_pattern:
+                wrong.add(
+                    f"layer_types.{name}",
+                    "no layer is of this type: layer_pattern does not name it",
+                    "name it in layer_pattern, or remove it",
+                )
+
+    def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
+        """Notes what does not go together in one layer type, unless all of it is `base`'s, which is checked already."""
+        attention, rope, mlp = layer.attention, layer.rope, layer.mlp
+        for name in _HEAD_COUNTS:
+            own, model = getattr(attention, name), getattr(self.attention, name)
+            if own != model:
+                wrong.add(
+                    f"{at}attention.{name}",
+                    f"{name} {own} differs from the model's {model}; all layers share one cache and its rows",
+                    "remove it",
+                )
+        if rope is not None and (base is None or rope != base.rope):
+            rope.check(attention.head_dim, f"{at}rope", wrong)
+        new_attention = base is None or attention != base.attention
+        if attention.temperature is not None and rope is None and (new_attention or (base and base.rope is not None)):
+            wrong.add(
+                f"{at}attention.temperature" if new_attention else f"{at}rope",
+                "temperature grows with the position, but rope is null: these layers know no positions",
+                "set temperature to null, or give rope",
+            )
+        if new_attention:
+            self._check_attention(attention, at, wrong)
+        if base is None or mlp != base.mlp:
+            self._check_mlp(mlp, at, wrong)
+
+    def _check_attention(self, attention: Attention, at: str, wrong: Contradictions) -> None:
+        qk_norm = attention.qk_norm
+        if qk_norm is not None and qk_norm.bias and (qk_norm.kind or self.norm.kind) == "rms":
+            wrong.add(
+                f"{at}attention.qk_norm.bias",
+                "a norm of kind rms has no bias",
+                "set bias to false, or qk_norm.kind to layer",
+            )
+        rows = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+        if rows * self.hidden_size > INT32_MAX:
+            what = f"the merged query, key and value projection {rows} x {self.hidden_size}"
+            wrong.add(f"{at}attention.num_heads", f"{what} has more than 2^31 - 1 elements")
+
+    def _check_mlp(self, mlp: Mlp, at: str, wrong: Contradictions) -> None:
+        for key, width in mlp.widths:
+            _check_multiple(wrong, f"{at}mlp.{key}", width)
+            if 2 * width * self.hidden_size > INT32_MAX:
+                what = f"the merged gate and up projection {2 * width} x {self.hidden_size}"
+                wrong.add(f"{at}mlp.{key}", f"{what} has more than 2^31 - 1 elements")
+
+    def layer(self, index: int) -> LayerType:
+        """The properties of one layer, resolved."""
+        assert 0 <= index < self.num_layers, f"layer {index} of {self.num_layers}"
+        if not self.layer_pattern:
+            return LayerType.model_construct(attention=self.attention, rope=self.rope, mlp=self.mlp)
+        return self.layer_types[self.layer_pattern[index % len(self.layer_pattern)]]
+
+    @property
+    def layers(self) -> tuple[LayerType, ...]:
+        """The properties of every layer, resolved."""
+        return tuple(self.layer(index) for index in range(self.num_layers))
 
     @property
     def rotary_dim(self) -> int:
-        """Rotated elements of a head."""
-        return round(self.attention.head_dim * self.rope.fraction)
+        """Rotated elements of a head where a layer's type says nothing else; 0 without rotation."""
+        return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
 
 
-def _divisors(value: int) -> str:
-    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)
+def _merged(base: Frozen | None, given: Any) -> Any:
+    """A section of a layer type: what is given, and the model's own keys where nothing is."""
+    if not isinstance(given, dict) or not isinstance(base, Frozen):
+        return given
+    return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}
+
+
+def _check_multiple(wrong: Contradictions, at: str, value: int) -> None:
+    if value % 8:
+        wrong.add(
+            at,
+            f"{at.rpartition('.')[2]} {value} is not a multiple of 8; kernels read 16 bytes at a time",
+            f"nearest are {value // 8 * 8} and {value // 8 * 8 + 8}",
+        )

@@ -25,8 +25,10 @@ _BOUNDS = {
     "less_than_equal": ("le", "of at most"),
     "less_than": ("lt", "less than"),
 }
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 _SECTION_TYPES = ("model_type", "model_attributes_type", "dict_type")
 _MAX_KEY = 64
+_MAX_CHOICES = 24
 
 # Names of Hugging Face's config.json that have another one here.
 _FOREIGN_KEYS = {
@@ -102,11 +104,18 @@ def _explain(model: type[BaseModel], error: ValidationError, document: Document)
         path, section = _locate(root, detail["loc"])
         if detail["type"] == CONTRADICTION:
             for at, text, fix in detail["ctx"]["found"]:
-                target = (*path, *at.split(".")) if at else path
+                target = _below(path, at, document)
                 problems.append(Problem(document.at_value(target), f"{_dotted(target)}: {text}", fix))
         elif detail["type"] != "extra_forbidden" and not (detail["type"] == "missing" and path in renamed):
             problems.append(_explain_value(detail, path, section, document))
     return problems
+
+
+def _below(path: Path, at: str, document: Document) -> Path:
+    """The path of a dotted key below `path`; a number is an item of a list where the document has one there."""
+    for key in at.split(".") if at else ():
+        path = (*path, int(key)) if key.isdecimal() and (*path, int(key)) in document.values else (*path, key)
+    return path
 
 
 def _locate(root: Place, loc: tuple[str | int, ...]) -> tuple[Path, Place]:
@@ -144,6 +153,10 @@ def _explain_value(detail: ErrorDetails, path: Path, section: Place, document: D
         expected = "letters, digits, dots, underscores and hyphens, 64 at most, starting with a letter or digit"
     elif kind == "finite_number":
         expected = "a finite number"
+    elif kind in _LENGTHS:
+        bound, words = _LENGTHS[kind]
+        what = f"{name} has {detail['ctx']['actual_length']} items; expected {words} {detail['ctx'][bound]}"
+        return Problem(document.at_value(path), what)
     elif kind in _SECTION_TYPES and got is None:
         return Problem(document.at_key(path), f"{name} is empty; expected {expected}", _fix_indent(place))
     return Problem(document.at_value(path), f"{name} is {show(got)}; expected {expected}", _fix_type(got, place))
@@ -151,7 +164,10 @@ def _explain_value(detail: ErrorDetails, path: Path, section: Place, document: D
 
 def _explain_choice(path: Path, got: Any, choices: tuple[str, ...], document: Document) -> Problem:
     like = nearest(got, choices) if isinstance(got, str) else None
-    expected = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    shown = ", ".join(choices[:_MAX_CHOICES])
+    if len(choices) > _MAX_CHOICES:
+        shown += f", ... {choices[-1]} ({len(choices)} in all)"
+    expected = f"one of {shown}" if len(choices) > 1 else choices[0]
     text = f"{_dotted(path)} is {show(got)}; expected {expected}"
     return Problem(document.at_value(path), text, f'did you mean "{like}"?' if like else "")
 

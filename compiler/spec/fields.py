@@ -7,8 +7,10 @@ several fields collects what it finds in `Contradictions`, which names the key t
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from mlxr.compiler.formats import WeightFormat
 
 INT32_MAX = 2**31 - 1
 CONTRADICTION = "contradiction"
@@ -29,11 +31,19 @@ def _parse_size(value: Any) -> Any:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def _known_format(name: str) -> str:
+    if name in list(WeightFormat):
+        return name
+    raise PydanticCustomError("literal_error", "is no weight format")  # shown with the names of the schema
+
+
 Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 FloatType = Literal["f32", "f16", "bf16"]
 CacheType = Literal["f32", "f16", "bf16", "q8"]
-FormatName = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
+FormatName = Annotated[
+    str, AfterValidator(_known_format), WithJsonSchema({"type": "string", "enum": [str(name) for name in WeightFormat]})
+]
 SizeBytes = Annotated[
     int,
     Field(ge=1, le=2**60, strict=True),

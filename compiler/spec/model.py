@@ -12,16 +12,8 @@ from pydantic import Field, model_validator
 from mlxr.compiler.arena import cache_row_bytes
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.spec.architecture import (
-    Attention,
-    LinearScaling,
-    Llama3Scaling,
-    Mlp,
-    Model,
-    Norm,
-    NoScaling,
-    Rope,
-)
+from mlxr.compiler.spec.architecture import LayerType, Model, Norm
+from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature
 from mlxr.compiler.spec.fields import (
     INT32_MAX,
     CacheType,
@@ -32,22 +24,32 @@ from mlxr.compiler.spec.fields import (
     Frozen,
     SizeBytes,
 )
+from mlxr.compiler.spec.matrices import matrix_shapes
+from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
+from mlxr.compiler.spec.rope import LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, YarnScaling
 
 __all__ = [
     "Attention",
     "Cache",
+    "Experts",
     "FloatType",
     "Frozen",
+    "LayerType",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "Mlp",
     "Model",
     "ModelSpec",
     "NoScaling",
     "Norm",
+    "QkNorm",
     "Rope",
+    "SharedExpert",
     "SizeBytes",
+    "Temperature",
     "WeightFormats",
+    "YarnScaling",
 ]
 
 
@@ -113,11 +115,11 @@ class WeightFormats(Frozen):
     attention: FormatName | None = None
     """Query, key, value and output projections; null for `default`."""
     mlp: FormatName | None = None
-    """Gate, up and down projections; null for `default`."""
+    """Gate, up and down projections, and routers; null for `default`."""
     output: FormatName | None = None
     """The output projection; null for `default`. With tied embeddings it must equal `embedding`."""
     norm: FloatType = "f32"
-    """Norm weights."""
+    """Norm weights and biases, attention sinks, and biases of the choice of experts."""
     tensors: dict[str, FormatName] = Field(default_factory=dict)
     """Exceptions: a tensor's name, such as `layers.3.mlp.down`, or a pattern with * and [], to its format. The first
     that matches counts."""
@@ -135,7 +137,10 @@ class WeightFormats(Frozen):
 
     def of_vector(self, name: str) -> DType:
         """The type of a norm or bias: a bias has its matrix's class, and f32 where that is quantised."""
-        return self.of("norm" if name.endswith("norm") else _class_of(name)).dtype
+        return self.of("norm" if name.endswith(_NORM_CLASS) else _class_of(name)).dtype
+
+
+_NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias")
 
 
 def _class_of(name: str) -> TensorClass:
@@ -177,11 +182,7 @@ class ModelSpec(Frozen):
                 f"set both to {embedding}, or model.tie_embeddings to false",
             )
         self._check_arena(wrong)
-        width = max(
-            2 * self.model.mlp.intermediate_size,
-            self.model.hidden_size,
-            (self.model.attention.num_heads + 2 * self.model.attention.num_kv_heads) * self.model.attention.head_dim,
-        )
+        width = max(self.model.hidden_size, *map(_widest, self.model.layers))
         if self.prefill_chunk * width > INT32_MAX:
             wrong.add(
                 "prefill_chunk",
@@ -214,22 +215,7 @@ class ModelSpec(Frozen):
 
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
         """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""
-        model, attention, width = self.model, self.model.attention, self.model.mlp.intermediate_size
-        hidden, heads = model.hidden_size, attention.num_heads * attention.head_dim
-        kv_heads = attention.num_kv_heads * attention.head_dim
-        of_layer = {
-            "attention.q": (heads, hidden),
-            "attention.k": (kv_heads, hidden),
-            "attention.v": (kv_heads, hidden),
-            "attention.o": (hidden, heads),
-            "mlp.gate": (width, hidden),
-            "mlp.up": (width, hidden),
-            "mlp.down": (hidden, width),
-        }
-        found = {"embedding": (model.vocab_size, hidden)}
-        for layer in range(model.num_layers):
-            found |= {f"layers.{layer}.{role}": shape for role, shape in of_layer.items()}
-        return found if model.tie_embeddings else found | {"output": (model.vocab_size, hidden)}
+        return matrix_shapes(self.model)
 
     def _check_arena(self, wrong: Contradictions) -> None:
         cache, model = self.cache, self.model
@@ -263,3 +249,13 @@ class ModelSpec(Frozen):
             )
         elif cache.memory_budget is not None and cache.memory_budget // block_bytes * cache.block_size > INT32_MAX:
             wrong.add("cache.memory_budget", "memory_budget holds more than 2^31 - 1 token slots")
+
+
+def _widest(layer: LayerType) -> int:
+    """Columns of the widest activation within a layer."""
+    attention, mlp = layer.attention, layer.mlp
+    chosen = 1 if mlp.experts is None else mlp.experts.per_token
+    return max(
+        (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim,
+        *(2 * width * chosen for _, width in mlp.widths),
+    )

@@ -32,8 +32,16 @@ def schema_of(model: type[BaseModel]) -> Schema:
 def spec_schema() -> Schema:
     """The JSON schema of a spec file, as editors read it."""
     schema = schema_of(ModelSpec)
-    attention = schema["$defs"]["Attention"]
+    sections = schema["$defs"]
+    attention = sections["Attention"]
     attention["required"] = [name for name in attention["required"] if name != "head_dim"]
+    layer = sections["LayerType"]
+    del layer["required"]
+    for key in ("attention", "mlp"):
+        # The loader completes what a layer type leaves out; an editor sees what may be written.
+        section = layer["properties"][key].pop("$ref").rpartition("/")[2]
+        sections[f"{section}Changes"] = {k: v for k, v in sections[section].items() if k != "required"}
+        layer["properties"][key]["$ref"] = f"#/$defs/{section}Changes"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "MLXR model spec"}
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
-from mlxr.runtime.weights.load_weights import load_weights
+from mlxr.runtime.weights.load_weights import load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Logits = mx.array | npt.NDArray[np.float32]
@@ -101,7 +101,13 @@ class Host(ABC):
 
 
 class ArrayHost(Host):
-    """A host whose weights are MLX arrays, by the names of `artifact.plan.weights`."""
+    """A host whose weights are MLX arrays, by the names of `artifact.plan.weights`.
+
+    Attributes:
+        reads_buffers: whether it has weights as kernels read them (see `WeightPlan.layout`), not as numbers.
+    """
+
+    reads_buffers: ClassVar[bool] = True
 
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
         """Prepares to execute.
@@ -128,16 +134,19 @@ class ArrayHost(Host):
         progress: Progress | None = None,
     ) -> Self:
         """See `Host.from_file`. These hosts have no threads to choose."""
-        return cls(artifact, read_arrays(artifact, file, progress), arena)
+        return cls(artifact, cls.read_arrays(artifact, file, progress), arena)
 
+    @classmethod
+    def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
+        """The weights of `artifact.plan.weights` as this host has them; see `load_buffers` and `load_weights`.
 
-def read_arrays(artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
-    """The weights of `artifact.plan.weights`, converted; see `load_weights`.
+        Raises:
+            WeightsError: the weights are corrupt or of another model.
+        """
+        plan, load = artifact.plan, load_buffers if cls.reads_buffers else load_weights
 
-    Raises:
-        WeightsError: the weights are corrupt or of another model.
-    """
-    plan = artifact.plan
-    return load_weights(
-        plan.weights, plan.ignored_tensors, file, progress and (lambda done, total: progress("weights", done, total))
-    )
+        def tell(done: int, total: int) -> None:
+            assert progress is not None, "only called where there is one"
+            progress("weights", done, total)
+
+        return load(plan.weights, plan.ignored_tensors, file, tell if progress else None)

@@ -4,6 +4,7 @@ A step is built lazily and MLX runs it; nothing here waits for the GPU, so steps
 from the token that every access binds and makes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ class MetalHost(ArrayHost):
         self._fixed: Arrays = {
             f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
-        self._fixed |= dict(weights) | {"k_arena": arena.k, "v_arena": arena.v}
+        self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
+        self._fixed |= {"k_arena": arena.k, "v_arena": arena.v}
 
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
@@ -64,12 +66,12 @@ class MetalHost(ArrayHost):
         arrays[ARENA_TOKEN] = self.arena.token
         for launch in step.launches:
             self._run(step, launch, arrays, dims)
-        logits, token = (arrays.get(name) for name in step.outputs)
-        assert token is not None, "every step accesses the arena"
-        self.arena.token = token
+        name, token_name = step.outputs
+        self.arena.token = arrays[token_name]
+        logits = _of_shape(arrays[name], (dims["rows"], self.plan.vocab_size)) if name in arrays else None
         if logits is None:
             logits = mx.zeros((0, self.plan.vocab_size))
-            mx.async_eval(token)  # type: ignore[no-untyped-call]
+            mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
         return logits
 
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
@@ -97,17 +99,20 @@ class MetalHost(ArrayHost):
         grid = grid_of(launch, dims)
         if grid is None:
             return
+        buffers = self._shapes[step.name]
         if launch.mlx_min_rows is not None:
             op = self._graphs[step.name].op(launch.op)
             rows = dims["rows" if "rows" in op.inputs else "tokens"]
             if rows >= launch.mlx_min_rows:
-                inputs = {port: arrays[name] for port, name in op.inputs.items()}
+                inputs = {port: self.weights.get(name, arrays[name]) for port, name in op.inputs.items()}
+                for port, name in op.inputs.items():
+                    if name in buffers:
+                        inputs[port] = _of_shape(arrays[name], shape_of(buffers[name], dims))
                 if "rows" in inputs:
                     inputs["rows"] = inputs["rows"][:rows]
-                arrays[op.out] = evaluate_projection(inputs, op.attrs)
+                arrays[op.out] = _bindable(evaluate_projection(inputs, op.attrs))
                 self.count(f"mlx.{op.kind}", launch.op)
                 return
-        buffers = self._shapes[step.name]
         shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
         self._launch(launch, arrays, grid, shapes)
 
@@ -118,7 +123,7 @@ class MetalHost(ArrayHost):
         options: dict[str, Any] = {
             "grid": (grid[0] * entry.threads, grid[1], grid[2]),
             "threadgroup": (entry.threads, 1, 1),
-            "output_shapes": [shapes.get(name, (8,)) for name in launch.outputs],
+            "output_shapes": [_bindable_shape(shapes.get(name, (8,))) for name in launch.outputs],
             "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
         }
         try:
@@ -127,3 +132,24 @@ class MetalHost(ArrayHost):
             raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
         arrays.update(zip(launch.outputs, outputs, strict=True))
         self.count(launch.kernel, grid)
+
+
+# MLX binds arrays of fewer elements in Metal's constant address space, which would be another kernel.
+_MIN_ELEMENTS = 8
+
+
+def _bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape, or that of the smallest buffer which holds it where it has too few elements; kernels see no shapes."""
+    return shape if math.prod(shape) >= _MIN_ELEMENTS else (_MIN_ELEMENTS,)
+
+
+def _bindable(array: mx.array) -> mx.array:
+    """The array, or one of that shape with its elements first."""
+    if array.size >= _MIN_ELEMENTS:
+        return array
+    return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
+
+
+def _of_shape(array: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """What `_bindable_shape` stands for, as MLX's ops take it."""
+    return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -25,6 +25,7 @@ class ReferenceHost(ArrayHost):
     """
 
     name: ClassVar[str] = "reference"
+    reads_buffers: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
-from mlxr.runtime.hosts.host import ArrayHost, Progress, read_arrays
+from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -74,7 +74,7 @@ class SimHost(ArrayHost):
         progress: Progress | None = None,
     ) -> Self:
         """See `Host.from_file`."""
-        weights = read_arrays(artifact, file, progress)
+        weights = cls.read_arrays(artifact, file, progress)
         return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
 
     def step(self, batch: Batch) -> mx.array:

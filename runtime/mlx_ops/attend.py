@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.mlx_ops.arena_view import layer_rows
 from mlxr.runtime.mlx_ops.cache_rows import decode_rows, encode_rows
+from mlxr.runtime.mlx_ops.dense import capped
 from mlxr.runtime.mlx_ops.types import Attrs, Inputs, Outputs, f32
 
 
@@ -18,6 +19,12 @@ def rope(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
     """Rotates every head of x [tokens, heads * head_dim]."""
     x = inputs["x"]
     return {"out": _rotate(f32(x), inputs, attrs, attrs["num_heads"]).astype(x.dtype)}
+
+
+def temperature(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+    """The product of x [tokens, width] and 1 + beta * ln(1 + floor(position / original_context))."""
+    x = inputs["x"]
+    return {"out": _heat(f32(x), inputs, attrs["beta"], attrs["original_context"]).astype(x.dtype)}
 
 
 def cache_write(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
@@ -40,7 +47,9 @@ def rope_cache_write(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -
 def rope_attention(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
     """Rotates the queries of qkv and attends over the arena, which holds this step's keys and values already."""
     q, _, _ = _parts(inputs, attrs)
-    out = _attend(_rotate(q, inputs, attrs, attrs["num_heads"]), inputs, attrs, arena)
+    q = _rotate(q, inputs, attrs, attrs["num_heads"])
+    q = _heat(q, inputs, attrs["temperature_beta"], attrs["temperature_context"])
+    out = _attend(q, inputs, attrs, arena)
     return {"out": out.astype(inputs["qkv"].dtype)} | _token(inputs)
 
 
@@ -59,12 +68,20 @@ def _parts(inputs: Inputs, attrs: Attrs) -> tuple[mx.array, mx.array, mx.array]:
     return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width :]
 
 
+def _heat(q: mx.array, inputs: Inputs, beta: float | None, context: int | None) -> mx.array:
+    if beta is None or context is None:
+        return q
+    return q * (1 + beta * mx.log(1 + f32(inputs["positions"] // context)))[:, None]
+
+
 def _rotate(x: mx.array, inputs: Inputs, attrs: Attrs, num_heads: int) -> mx.array:
     rotary_dim = attrs["rotary_dim"]
+    if rotary_dim == 0:
+        return x
     heads = x.reshape(-1, num_heads, attrs["head_dim"])
     rotated, passed = heads[..., :rotary_dim], heads[..., rotary_dim:]
     angles = (f32(inputs["positions"])[:, None] * inputs["frequencies"])[:, None, :]
-    cos, sin = mx.cos(angles), mx.sin(angles)
+    cos, sin = mx.cos(angles) * attrs["rope_scale"], mx.sin(angles) * attrs["rope_scale"]
     if attrs["rope_layout"] == "interleaved":
         a, b = rotated[..., 0::2], rotated[..., 1::2]
         rotated = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rotated.shape)
@@ -93,7 +110,7 @@ def _attend(q: mx.array, inputs: Inputs, attrs: Attrs, arena: Arena | None) -> m
     for seq, context in enumerate(_indices(inputs["context_lens"]).tolist()):
         own = slice(int(starts[seq]), int(starts[seq + 1]))
         k, v = (_context(arena, array, attrs["layer"], tables[seq], context) for array in (arena.k, arena.v))
-        outs.append(_attend_one(q[own], k, v, inputs["positions"][own], attrs))
+        outs.append(_attend_one(q[own], k, v, inputs["positions"][own], inputs.get("sinks"), attrs))
     return mx.concatenate(outs)
 
 
@@ -107,17 +124,24 @@ def _context(arena: Arena, array: mx.array, layer: int, table: npt.NDArray[np.in
     return decode_rows(rows, str(geometry.dtype)).transpose(1, 0, 2)
 
 
-def _attend_one(q: mx.array, k: mx.array, v: mx.array, positions: mx.array, attrs: Attrs) -> mx.array:
-    """One sequence: q [tokens, heads * head_dim], k and v [kv_heads, context, head_dim] -> like q."""
+def _attend_one(
+    q: mx.array, k: mx.array, v: mx.array, positions: mx.array, sinks: mx.array | None, attrs: Attrs
+) -> mx.array:
+    """One sequence: q [tokens, heads * head_dim], k and v [kv_heads, context, head_dim], sinks [heads] -> like q."""
     tokens, kv_heads, head_dim = len(positions), attrs["num_kv_heads"], attrs["head_dim"]
     ratio = attrs["num_heads"] // kv_heads
     grouped = q.reshape(tokens, kv_heads, ratio, head_dim).transpose(1, 2, 0, 3)
     scores = grouped @ k[:, None].swapaxes(-1, -2) * attrs["scale"]
+    scores = capped(scores, attrs["softcap"])
     keys = mx.arange(k.shape[1])
     seen = keys <= positions[:, None]
     if attrs["window"] is not None:
         seen = seen & (keys > positions[:, None] - attrs["window"])
-    weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1, precise=True)
+    scores = mx.where(seen, scores, -mx.inf)
+    if sinks is not None:  # one more score, whose share of the softmax goes to no value
+        more = mx.broadcast_to(f32(sinks).reshape(kv_heads, ratio, 1, 1), (*scores.shape[:-1], 1))
+        scores = mx.concatenate([scores, more], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)[..., : k.shape[1]]
     return (weights @ v[:, None]).transpose(2, 0, 1, 3).reshape(q.shape)
 
 

@@ -3,25 +3,36 @@
 import mlx.core as mx
 
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.mlx_ops import attend, dense
+from mlxr.runtime.mlx_ops import attend, dense, experts, normalise
 from mlxr.runtime.mlx_ops.types import Attrs, Inputs, OpFunction, Outputs
 
 MLX_OPS: dict[str, OpFunction] = {
     "embed": dense.embed,
-    "rms_norm": dense.rms_norm,
+    "norm": normalise.norm,
     "linear": dense.linear,
     "activation": dense.activation,
     "multiply": dense.multiply,
+    "swiglu_oai": dense.swiglu_oai,
     "add": dense.add,
+    "scale": dense.scale,
+    "soft_cap": dense.soft_cap,
     "gather_rows": dense.gather_rows,
+    "gate_rows": dense.gate_rows,
     "split": dense.split,
     "projection": dense.projection,
+    "qk_norm": normalise.qk_norm,
     "rope": attend.rope,
+    "temperature": attend.temperature,
     "cache_write": attend.cache_write,
     "attention": attend.attention,
     "rope_write_attention": attend.rope_write_attention,
     "rope_cache_write": attend.rope_cache_write,
     "rope_attention": attend.rope_attention,
+    "route": experts.route,
+    "expert_linear": experts.expert_linear,
+    "expert_sum": experts.expert_sum,
+    "expert_projection": experts.expert_projection,
+    "expert_combine": experts.expert_combine,
 }
 
 

@@ -1,7 +1,7 @@
-"""Text to token ids and back, by sentencepiece."""
+"""Text to token ids and back, by sentencepiece and by the `tokenizers` library, and chat templates."""
 
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
-from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
-__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = ["SpecialTokens", "StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -1,108 +1,150 @@
-"""Rebuild a sentencepiece tokenizer from the vocabulary inside a GGUF file.
+"""The tokenizer inside a GGUF file: its vocabulary, checked, and which kind of tokenizer it makes.
 
-A GGUF file of the kind `llama` holds the pieces, scores and kinds of a sentencepiece model in the order of their ids,
-so the model can be written again and gives the same ids. Other kinds (`gpt2`: byte-level BPE, ...) are refused by name.
+Kinds: `llama` (sentencepiece) and `gpt2` (byte-level BPE). Others are refused by name.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
-from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.tokenizer.end_tokens import end_tokens
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
-_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6
-_MAX_SCORE = 3e38  # what a model file can hold, in float32
-_PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+PREFIX = "tokenizer.ggml."
 _END_KEYS = ("eot_token_id", "eom_token_id")  # further tokens that end a turn, in chat models
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A GGUF file's vocabulary, in the order of the ids.
+
+    Attributes:
+        tokens: how each is spelled; never empty, never twice the same.
+        kinds: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte: as in sentencepiece.
+        special: the ids that the file names.
+    """
+
+    tokens: list[str]
+    kinds: list[int]
+    special: SpecialTokens
+
+    def of_kind(self, kind: int) -> list[int]:
+        """Ids of a kind."""
+        return [token_id for token_id, one in enumerate(self.kinds) if one == kind]
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
     """Whether a GGUF file's metadata holds a tokenizer."""
-    kind = metadata.get(f"{_PREFIX}model", "no_vocab")
-    return bool(kind != "no_vocab")
+    kind = metadata.get(f"{PREFIX}model", "no_vocab")
+    return bool(kind not in ("no_vocab", "none"))
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """The tokenizer in a GGUF file's metadata. Where it does not name BOS or EOS, they are `<s>` and `</s>`, if any.
+    """The tokenizer in a GGUF file's metadata.
 
     Args:
         metadata: as `gguf_metadata` gives it.
         source: the file, for messages.
 
     Raises:
-        TokenizerError: the vocabulary is malformed, or not one of sentencepiece.
+        TokenizerError: the vocabulary is malformed, or of a kind that is not supported.
     """
-    kind = metadata.get(f"{_PREFIX}model")
-    if kind != "llama":
-        raise TokenizerError(
-            f"{source}: its tokenizer is of the kind {kind!r}, expected 'llama' (sentencepiece); "
-            "other kinds are not supported yet"
-        )
-    pieces = _pieces(metadata, source)
-    unknown = [piece.text for piece in pieces if piece.kind == _UNKNOWN]
-    if len(unknown) != 1:
-        raise TokenizerError(f"{source}: the vocabulary has {len(unknown)} unknown tokens, expected one")
-    bos_id = _token_id(metadata, "bos_token_id", len(pieces), source)
-    eos_id = _token_id(metadata, "eos_token_id", len(pieces), source)
-    end_ids = (_token_id(metadata, key, len(pieces), source) for key in _END_KEYS)
-    proto = write_model_proto(
-        pieces,
-        specials=(unknown[0], _control_piece(pieces, bos_id), _control_piece(pieces, eos_id)),
-        byte_fallback=any(piece.kind == _BYTE for piece in pieces),
-        add_dummy_prefix=_flag(metadata, "add_space_prefix", True, source),
-        remove_extra_whitespaces=_flag(metadata, "remove_extra_whitespaces", False, source),
+    kind = metadata.get(f"{PREFIX}model")
+    if kind == "llama":
+        from mlxr.runtime.tokenizer.gguf_sentencepiece import sentencepiece_from_gguf  # noqa: PLC0415 (one of two)
+
+        return sentencepiece_from_gguf(metadata, source)
+    if kind == "gpt2":
+        from mlxr.runtime.tokenizer.gguf_byte_level import byte_level_from_gguf  # noqa: PLC0415 (one of two)
+
+        return byte_level_from_gguf(metadata, source)
+    raise TokenizerError(
+        f"{source}: its tokenizer is of the kind {kind!r:.60}, expected 'llama' (sentencepiece) or 'gpt2' (byte-level "
+        "BPE). With the model's own tokenizer.json it works: name its folder with --tokenizer"
     )
-    return Tokenizer(proto, source, bos_id, eos_id, [token_id for token_id in end_ids if token_id is not None])
 
 
-def _pieces(metadata: Mapping[str, Any], source: str) -> list[Piece]:
-    columns = []
-    for name, accepted in (("tokens", str), ("scores", (int, float)), ("token_type", int)):
-        column = metadata.get(_PREFIX + name)
-        if not isinstance(column, list) or not all(isinstance(value, accepted) for value in column):
-            raise TokenizerError(f"{source}: the vocabulary has no proper array `{_PREFIX}{name}`")
-        columns.append(column)
-    tokens, scores, kinds = columns
-    if not len(tokens) == len(scores) == len(kinds):
-        raise TokenizerError(
-            f"{source}: the vocabulary has {len(tokens)} tokens, {len(scores)} scores and {len(kinds)} types; "
-            "expected as many of each"
-        )
-    pieces = [Piece(*row) for row in zip(tokens, scores, kinds, strict=True)]
+def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
+    """The tokens, their kinds and the special ids.
+
+    Raises:
+        TokenizerError: they are malformed or contradict each other.
+    """
+    tokens = read_column(metadata, "tokens", str, source)
+    kinds = read_column(metadata, "token_type", int, source)
+    check_lengths(source, tokens=tokens, token_type=kinds)
     seen: set[str] = set()
-    for token_id, piece in enumerate(pieces):
+    for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         where = f"{source}: token {token_id} of the vocabulary"
-        if piece.kind not in range(1, 7):
-            raise TokenizerError(f"{where} has the unknown type {piece.kind}")
-        if not abs(piece.score) < _MAX_SCORE:
-            raise TokenizerError(f"{where} has the impossible score {piece.score}")
+        if not NORMAL <= kind <= BYTE:
+            raise TokenizerError(f"{where} has the unknown type {kind}")
         try:
-            piece.text.encode("utf-8")
+            token.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"{where} is not UTF-8: {piece.text!a}") from error
-        if not piece.text or piece.text in seen:
-            raise TokenizerError(f"{where} is {'empty' if not piece.text else f'{piece.text!a} for a second time'}")
-        seen.add(piece.text)
-    return pieces
+            raise TokenizerError(f"{where} is not UTF-8: {token!a}") from error
+        if not token or token in seen:
+            raise TokenizerError(f"{where} is {'empty' if not token else f'{token!a} for a second time'}")
+        seen.add(token)
+    named = [read_id(metadata, key, len(tokens), source) for key in _END_KEYS]
+    found = end_tokens({tokens[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)})
+    special = SpecialTokens(
+        bos_id=read_id(metadata, "bos_token_id", len(tokens), source),
+        eos_id=read_id(metadata, "eos_token_id", len(tokens), source),
+        end_ids=(*(token_id for token_id in named if token_id is not None), *found),
+        add_bos=read_flag(metadata, "add_bos_token", None, source),
+        add_eos=read_flag(metadata, "add_eos_token", None, source),
+    )
+    return Vocabulary(tokens, kinds, special)
 
 
-def _token_id(metadata: Mapping[str, Any], key: str, num_pieces: int, source: str) -> int | None:
-    value = metadata.get(_PREFIX + key)
+def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[type, ...], source: str) -> list[Any]:
+    """An array of the vocabulary.
+
+    Raises:
+        TokenizerError: it is missing, or holds something else.
+    """
+    column = metadata.get(PREFIX + key)
+    if not isinstance(column, list) or not all(isinstance(value, accepted) for value in column):
+        raise TokenizerError(f"{source}: the vocabulary has no proper array `{PREFIX}{key}`")
+    return column
+
+
+def check_lengths(source: str, **columns: list[Any]) -> None:
+    """Checks that the columns of a vocabulary are equally long.
+
+    Raises:
+        TokenizerError: they are not.
+    """
+    if len({len(column) for column in columns.values()}) != 1:
+        counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise TokenizerError(f"{source}: the vocabulary has {counts}; expected as many of each")
+
+
+def read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, source: str) -> int | None:
+    """A token's id; None where the file has no such key.
+
+    Raises:
+        TokenizerError: it is no id of the vocabulary.
+    """
+    value = metadata.get(PREFIX + key)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < num_pieces:
-        raise TokenizerError(f"{source}: `{_PREFIX}{key}` is {value!r}, expected an id below {num_pieces}")
+    if type(value) is not int or not 0 <= value < num_tokens:
+        raise TokenizerError(f"{source}: `{PREFIX}{key}` is {value!r}, expected an id below {num_tokens}")
     return value
 
 
-def _control_piece(pieces: list[Piece], token_id: int | None) -> str | None:
-    is_control = token_id is not None and pieces[token_id].kind == _CONTROL
-    return pieces[token_id].text if token_id is not None and is_control else None
+def read_flag(metadata: Mapping[str, Any], key: str, default: bool | None, source: str) -> bool | None:
+    """A flag; `default` where the file has no such key.
 
-
-def _flag(metadata: Mapping[str, Any], key: str, default: bool, source: str) -> bool:
-    value = metadata.get(_PREFIX + key, default)
+    Raises:
+        TokenizerError: it is neither true nor false.
+    """
+    value = metadata.get(PREFIX + key)
+    if value is None:
+        return default
     if not isinstance(value, bool):
-        raise TokenizerError(f"{source}: `{_PREFIX}{key}` is {value!r}, expected true or false")
+        raise TokenizerError(f"{source}: `{PREFIX}{key}` is {value!r}, expected true or false")
     return value

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
-from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vocabulary, tokenizer_from_gguf
+from mlxr.runtime.tokenizer.hub_files import NamedTokens, read_named_tokens
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr.runtime.weights import gguf_metadata
 
+JSON_NAME = "tokenizer.json"
 MODEL_NAME = "tokenizer.model"
-_MAX_MODEL_BYTES = 64 << 20  # the largest vocabularies take about 5 MiB
+_MAX_BYTES = {JSON_NAME: 256 << 20, MODEL_NAME: 64 << 20}  # the largest vocabularies take about 35 and 5 MiB
 _WEIGHT_SUFFIXES = (".safetensors", ".json")
 
 
@@ -16,11 +18,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load the tokenizer at or beside `path`.
 
     Args:
-        path: a sentencepiece model file; a .gguf file, whose own vocabulary is used if it has one; a folder or another
-            weight file, for the `tokenizer.model` in it or beside it (in a folder without one, its only .gguf file).
+        path: a tokenizer.json; a sentencepiece model file; a .gguf file, whose own vocabulary is used if it has one; a
+            folder or another weight file, for the `tokenizer.json` or else the `tokenizer.model` in it or beside it (in
+            a folder without one, its only .gguf file). What the files beside say of special tokens is heeded.
 
     Raises:
-        TokenizerError: there is none, or it is corrupt or of another kind than sentencepiece.
+        TokenizerError: there is none, or it is corrupt or of a kind that is not supported.
         WeightsError: the .gguf file that should hold it is corrupt.
     """
     path = Path(path)
@@ -28,9 +31,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if path.is_dir():
             return _load_from_folder(path)
         if not path.is_file():
-            raise TokenizerError(f"{path}: no such file; expected {MODEL_NAME}, a .gguf file, or a folder with one")
+            raise TokenizerError(
+                f"{path}: no such file; expected {JSON_NAME}, {MODEL_NAME}, a .gguf file, or a folder with one"
+            )
         if _is_gguf(path):
             return _load_from_gguf(path)
+        if path.name == JSON_NAME or (path.suffix.lower() == ".json" and not (_beside(path) or _is_index(path))):
+            return _load_json(path)
         if path.suffix.lower() in _WEIGHT_SUFFIXES:
             return _load_from_folder(path.parent)
         return _load_model(path)
@@ -42,29 +49,96 @@ def _load_from_gguf(path: Path) -> Tokenizer:
     metadata = gguf_metadata(path)
     if has_vocabulary(metadata):
         return tokenizer_from_gguf(metadata, str(path))
-    beside = path.parent / MODEL_NAME
-    if beside.is_file():
-        return _load_model(beside)
-    raise TokenizerError(f"{path}: holds no vocabulary, and there is no {MODEL_NAME} beside it")
+    beside = _beside(path)
+    if beside is None:
+        raise TokenizerError(f"{path}: holds no vocabulary, and there is no {JSON_NAME} or {MODEL_NAME} beside it")
+    return _load(beside)
 
 
 def _load_from_folder(folder: Path) -> Tokenizer:
-    if (folder / MODEL_NAME).is_file():
-        return _load_model(folder / MODEL_NAME)
+    found = _beside(folder / "weights")
+    if found is not None:
+        return _load(found)
     gguf_files = [file for file in folder.glob("*.gguf") if file.is_file()]
     if len(gguf_files) == 1:
         return _load_from_gguf(gguf_files[0])
-    hint = ""
-    if (folder / "tokenizer.json").is_file():
-        hint = "; its tokenizer.json is of Hugging Face's own kind, which is not supported"
-    raise TokenizerError(f"{folder}: holds no {MODEL_NAME}; put the model's sentencepiece file there{hint}")
+    raise TokenizerError(f"{folder}: holds no {JSON_NAME} and no {MODEL_NAME}; put the model's own there")
+
+
+def _beside(path: Path) -> Path | None:
+    """The tokenizer's file in the same folder. The JSON has added tokens that a sentencepiece file lacks."""
+    files = (path.parent / name for name in (JSON_NAME, MODEL_NAME))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _load(path: Path) -> Tokenizer:
+    return _load_json(path) if path.name == JSON_NAME else _load_model(path)
+
+
+def _load_json(path: Path) -> Tokenizer:
+    import tokenizers  # noqa: PLC0415 (one of several kinds)
+
+    from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors  # noqa: PLC0415
+
+    _check_size(path, JSON_NAME)
+    with library_errors(str(path)):
+        library = tokenizers.Tokenizer.from_file(str(path))
+        named = read_named_tokens(path.parent)
+        special = SpecialTokens(
+            library.token_to_id(named.bos) if named.bos is not None else None,
+            library.token_to_id(named.eos) if named.eos is not None else None,
+            named.end_ids,
+            named.add_bos,
+            named.add_eos,
+        )
+    return LibraryTokenizer(library, str(path), special)
 
 
 def _load_model(path: Path) -> Tokenizer:
+    from mlxr.runtime.tokenizer.model_proto import Piece, write_pieces  # noqa: PLC0415 (one of several kinds)
+    from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer  # noqa: PLC0415
+
+    _check_size(path, MODEL_NAME)
+    proto = path.read_bytes()
+    tokenizer = SentencepieceTokenizer(proto, str(path))
+    named = read_named_tokens(path.parent)
+    if named == NamedTokens(None, None, (), None, None, {}):
+        return tokenizer
+    own = tokenizer.vocab_size
+    pieces = [Piece(text, 0, CONTROL if control else USER_DEFINED) for text, control in _beyond(named, own, path)]
+    if pieces:
+        proto += write_pieces(pieces)  # messages joined are one message with the lists joined
+        tokenizer = SentencepieceTokenizer(proto, str(path))
+    ids = {tokenizer.token_text(token_id): token_id for token_id in range(tokenizer.vocab_size)}
+    special = SpecialTokens(
+        ids.get(named.bos) if named.bos is not None else None,
+        ids.get(named.eos) if named.eos is not None else None,
+        named.end_ids,
+        named.add_bos,
+        named.add_eos,
+    )
+    return SentencepieceTokenizer(proto, str(path), special, own)
+
+
+def _beyond(named: NamedTokens, size: int, path: Path) -> list[tuple[str, bool]]:
+    """The added tokens that a sentencepiece model of `size` pieces lacks, in the order of their ids."""
+    beyond = sorted(token_id for token_id in named.added if token_id >= size)
+    if beyond != list(range(size, size + len(beyond))):
+        raise TokenizerError(
+            f"{path.with_name('tokenizer_config.json')}: adds tokens {beyond[:4]} ... to the {size} of {path.name}; "
+            f"expected them without a gap. With a {JSON_NAME} beside it, it works"
+        )
+    return [named.added[token_id] for token_id in beyond]
+
+
+def _check_size(path: Path, kind: str) -> None:
     size_bytes = path.stat().st_size
-    if size_bytes > _MAX_MODEL_BYTES:
-        raise TokenizerError(f"{path}: {size_bytes} bytes is too large for a sentencepiece model")
-    return Tokenizer(path.read_bytes(), str(path))
+    if size_bytes > _MAX_BYTES[kind]:
+        raise TokenizerError(f"{path}: {size_bytes} bytes is too large for a {kind}")
+
+
+def _is_index(path: Path) -> bool:
+    return path.name.endswith(".safetensors.index.json")
 
 
 def _is_gguf(path: Path) -> bool:

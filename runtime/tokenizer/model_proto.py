@@ -41,11 +41,16 @@ def write_model_proto(
         add_dummy_prefix: whether a space is put before the text.
         remove_extra_whitespaces: whether runs of spaces become one.
     """
-    model = b"".join(_message(1, _piece(piece)) for piece in pieces)
+    model = write_pieces(pieces)
     trainer = _integer(3, _BPE) + _integer(35, byte_fallback)
     trainer += b"".join(_text(45 + index, name) for index, name in enumerate(specials) if name is not None)
     normalizer = _text(1, "identity") + _integer(3, add_dummy_prefix) + _integer(4, remove_extra_whitespaces)
     return model + _message(2, trainer) + _message(3, normalizer)
+
+
+def write_pieces(pieces: Iterable[Piece]) -> bytes:
+    """The part of a model that lists its pieces. Put behind a model, it lengthens the model's list."""
+    return b"".join(_message(1, _piece(piece)) for piece in pieces)
 
 
 def _piece(piece: Piece) -> bytes:

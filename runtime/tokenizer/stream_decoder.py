@@ -1,85 +1,72 @@
 """Decode a sequence token by token, for printing text as it is generated.
 
-Invariants: what `push` and `flush` return, joined, is `Tokenizer.decode` of all ids; a character that byte tokens
+Invariants: what `push` and `flush` return, joined, is `Tokenizer.decode` of all ids; a character that several tokens
 spell is returned once it is whole; the work of a token does not grow with the sequence.
 """
 
-from typing import TYPE_CHECKING
+import codecs
+from abc import ABC, abstractmethod
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
+class StreamDecoder(ABC):
+    """Decodes one sequence. Holds at most the three bytes of an unfinished character."""
 
-class StreamDecoder:
-    """Decodes one sequence. Holds at most the three bytes of an unfinished character.
-
-    Source: the decoder of sentencepiece (sentencepiece_processor.cc, `Decode`), whose rules for the first space and for
-    bytes that are no UTF-8 it follows.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._tokenizer = tokenizer
-        self._at_start = True
-        self._pending = bytearray()
-
+    @abstractmethod
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; often empty for control and byte tokens.
 
         Raises:
             TokenizerError: the id is outside the vocabulary; the decoder is as before.
         """
-        token_id = self._tokenizer.check_id(token_id)
-        byte = self._tokenizer.byte_of(token_id)
-        if byte is not None:
-            self._pending.append(byte)
-            return self._seen(_take_characters(self._pending))
-        before = self.flush()
-        if self._tokenizer.is_control(token_id):
-            return before
-        if self._tokenizer.is_unknown(token_id):
-            return before + self._seen(self._tokenizer.unknown_text)
-        return before + self._text(self._tokenizer.text_of(token_id))
+
+    @abstractmethod
+    def flush(self) -> str:
+        """Text of the bytes still held, as U+FFFD. Call it when the sequence ends."""
+
+
+class TokenBytes(Protocol):
+    """What a `ByteStreamDecoder` asks of its tokenizer."""
+
+    num_stripped_spaces: int
+    """How many spaces at the very start of a text decoding leaves out."""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 bytes, perhaps a part of a character, that a token stands for.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+
+
+class ByteStreamDecoder(StreamDecoder):
+    """Decodes tokens that each stand for some bytes of UTF-8 text, wherever they stand.
+
+    What is no UTF-8 becomes U+FFFD, one for each longest run that could have begun a character, as in Rust's and
+    Python's own decoding (Unicode, section 3.9, "maximal subpart").
+    """
+
+    def __init__(self, tokenizer: TokenBytes) -> None:
+        self._tokenizer = tokenizer
+        self._to_strip = tokenizer.num_stripped_spaces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """See `StreamDecoder`."""
+        return self._decoder.decode(self._stripped(self._tokenizer.bytes_of(token_id)))
 
     def flush(self) -> str:
-        """Text of the bytes still held, as U+FFFD each. Call it when the sequence ends."""
-        return self._seen(_take_characters(self._pending, final=True))
-
-    def _text(self, text: str) -> str:
-        if not self._at_start or not text.startswith(" "):
-            return self._seen(text)
-        if self._tokenizer.drops_leading_spaces:
-            return self._seen(text[1:])
-        if self._tokenizer.drops_first_space:
-            self._at_start = False
-            return text[1:]
-        return self._seen(text)
-
-    def _seen(self, text: str) -> str:
-        self._at_start = self._at_start and not text
+        """See `StreamDecoder`."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
         return text
 
-
-def _take_characters(pending: bytearray, final: bool = False) -> str:
-    """Remove the characters at the front of `pending` and return them, each byte that begins none as U+FFFD.
-
-    What could still become a character stays, unless `final`.
-    """
-    taken = []
-    while pending:
-        width = _width(pending[0])
-        try:
-            taken.append(pending[:width].decode("utf-8"))
-        except UnicodeDecodeError as error:
-            if not final and len(pending) < width and "unexpected end" in error.reason:
+    def _stripped(self, data: bytes) -> bytes:
+        """`data` without the spaces that the start of a text still has to lose."""
+        while data and self._to_strip:
+            if not data.startswith(b" "):
+                self._to_strip = 0
                 break
-            width = 1
-            taken.append("\N{REPLACEMENT CHARACTER}")
-        del pending[:width]
-    return "".join(taken)
-
-
-def _width(lead: int) -> int:
-    """Bytes of the UTF-8 character that begins with `lead`; 1 where none does."""
-    if lead < 0xC2 or lead > 0xF4:
-        return 1
-    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            data = data[1:]
+            self._to_strip -= 1
+        return data

@@ -6,7 +6,7 @@ and the config.json beside safetensors files say these numbers; what they say mu
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,28 +18,48 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 
 class _Fact(NamedTuple):
-    """A number of the spec, and where files say it: a GGUF key after the architecture, and keys of config.json."""
+    """A number of the spec, and where files say it: GGUF keys after the architecture, and keys of config.json."""
 
     name: str
-    value: Callable[[ModelSpec], float]
-    gguf: str
+    values: Callable[[ModelSpec], Iterable[float]]
+    """Of one layer at least the file has to say what the spec says: layers may differ, and files name one number."""
+    gguf: tuple[str, ...]
     config: tuple[str, ...]
+
+
+def _thetas(spec: ModelSpec) -> Iterable[float]:
+    ropes = [spec.model.rope, *(layer.rope for layer in spec.model.layer_types.values())]
+    return {rope.theta for rope in ropes if rope is not None}
+
+
+def _rotary_dims(spec: ModelSpec) -> Iterable[float]:
+    model = spec.model
+    ropes = [model.rope, *(layer.rope for layer in model.layer_types.values())]
+    return {rope.rotary_dim(model.attention.head_dim) for rope in ropes if rope is not None}
 
 
 _FACTS = (
     _Fact(
-        "attention.num_heads", lambda s: s.model.attention.num_heads, "attention.head_count", ("num_attention_heads",)
+        "attention.num_heads",
+        lambda s: [s.model.attention.num_heads],
+        ("attention.head_count",),
+        ("num_attention_heads",),
     ),
     _Fact(
         "attention.num_kv_heads",
-        lambda s: s.model.attention.num_kv_heads,
-        "attention.head_count_kv",
+        lambda s: [s.model.attention.num_kv_heads],
+        ("attention.head_count_kv",),
         ("num_key_value_heads",),
     ),
-    _Fact("attention.head_dim", lambda s: s.model.attention.head_dim, "attention.key_length", ("head_dim",)),
-    _Fact("norm.eps", lambda s: s.model.norm.eps, "attention.layer_norm_rms_epsilon", ("rms_norm_eps",)),
-    _Fact("rope.theta", lambda s: s.model.rope.theta, "rope.freq_base", ("rope_theta", "rope_parameters.rope_theta")),
-    _Fact("rope.fraction x head_dim", lambda s: s.model.rotary_dim, "rope.dimension_count", ()),
+    _Fact("attention.head_dim", lambda s: [s.model.attention.head_dim], ("attention.key_length",), ("head_dim",)),
+    _Fact(
+        "norm.eps",
+        lambda s: [s.model.norm.eps],
+        ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+        ("rms_norm_eps", "layer_norm_eps", "norm_epsilon"),
+    ),
+    _Fact("rope.theta", _thetas, ("rope.freq_base",), ("rope_theta", "rope_parameters.rope_theta")),
+    _Fact("rope.fraction x head_dim", _rotary_dims, ("rope.dimension_count",), ()),
 )
 
 
@@ -51,7 +71,8 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
     """
     if file.format == "gguf":
         prefix = file.metadata.get("general.architecture")
-        said: dict[str, Any] = {fact.name: file.metadata.get(f"{prefix}.{fact.gguf}") for fact in _FACTS}
+        flat = {key: file.metadata.get(f"{prefix}.{key}") for fact in _FACTS for key in fact.gguf}
+        said = {fact.name: next((flat[key] for key in fact.gguf if flat[key] is not None), None) for fact in _FACTS}
         source = file.path
     else:
         source = file.path.with_name("config.json")
@@ -59,10 +80,12 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
         said = {fact.name: _first(config, fact.config) for fact in _FACTS}
     wrong = []
     for fact in _FACTS:
-        number, expected = said[fact.name], fact.value(spec)
-        known = isinstance(number, int | float) and not isinstance(number, bool)
-        if known and not math.isclose(number, expected, rel_tol=1e-5):
-            wrong.append(f"{fact.name} is {number:.6g}, the spec says {expected:.6g}")
+        number, expected = said[fact.name], tuple(fact.values(spec))
+        if not isinstance(number, int | float) or isinstance(number, bool) or not expected:
+            continue
+        if not any(math.isclose(number, one, rel_tol=1e-5) for one in expected):
+            numbers = " or ".join(f"{one:.6g}" for one in expected)
+            wrong.append(f"{fact.name} is {number:.6g}, the spec says {numbers}")
     if wrong:
         raise WeightsError(
             f"{source}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the spec "

@@ -1,64 +1,111 @@
 """Check a weight file's tensors against those that an artifact wants, by its header alone."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from re import Pattern
 
 from mlxr.compiler.artifact import TensorSource, WeightPlan
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.stored_format import planes_of
+from mlxr.runtime.weights.tensor_rows import TensorRows, expected_names, find_recipe, open_tensor, rows_in_file
 from mlxr.runtime.weights.weight_file import WeightFile, quoted
 
 _MAX_LISTED = 8
-
-
-def tensor_name(part: TensorSource, file: WeightFile) -> str:
-    """The name of `part` in files of this format."""
-    name: str = part.gguf if file.format == "gguf" else part.safetensors
-    return name
 
 
 def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequence[Pattern[str]]) -> None:
     """Refuse a file whose tensors are not exactly those of `weights`, in shape and in a type that can be read.
 
     Raises:
-        WeightsError: tensors are missing, of another shape or type, or in the file without use and not `ignored`.
+        WeightsError: tensors are missing, of another shape or type, in another format than the quantised one that the
+            artifact reads, or in the file without use and not `ignored`.
     """
-    wanted = {tensor_name(part, file): part for weight in weights for part in weight.parts}
-    missing = [f"{quoted(name)} ({part.name})" for name, part in wanted.items() if name not in file.tensors]
-    misshapen, unreadable = [], []
-    for name, part in wanted.items():
-        info = file.tensors.get(name)
-        if info is None:
+    mapped = MappedWeights(file)  # maps nothing before something is read
+    wanted = {part.name: part for weight in weights for part in weight.parts}
+    missing = [part for part in wanted.values() if find_recipe(file, part) is None]
+    found: list[TensorRows] = []
+    wrong: list[str] = []
+    for part in wanted.values():
+        if part in missing:
             continue
-        if info.shape != part.shape:
-            misshapen.append(f"{quoted(name)} ({part.name}) got {list(info.shape)}, expected {list(part.shape)}")
-        if not (info.element_type.is_readable and info.element_type.is_float):
-            unreadable.append(f"{quoted(name)} ({part.name}) is {info.type}")
-    extra = [
-        quoted(name)
-        for name in file.tensors
-        if name not in wanted and not any(pattern.fullmatch(name) for pattern in ignored)
-    ]
+        try:
+            found.append(open_tensor(mapped, part))
+        except WeightsError as error:
+            wrong.append(str(error).removeprefix(f"{file.path}: tensor "))
+    used = {name for tensor in found for first in tensor.recipe.tensors for name in planes_of(first, tensor.stored)}
     hint = ""
-    if (len(missing) + len(misshapen)) * 2 > len(wanted):
-        hint = "; these look like weights of another model: compile the spec that belongs to them"
+    if (len(missing) + len(wrong)) * 2 > len(wanted):
+        hint = f"; these look like weights of another model: {compile_command(file)}"
     if missing:
-        found = f"; it holds, without use for the model: {_listed(extra)}" if extra else ""
+        names = [f"{' or '.join(quoted(name) for name in expected_names(file, p))} ({p.name})" for p in missing]
+        extra = _extra(file, used, ignored)
+        also = f"; it holds, without use for the model: {_listed(extra)}" if extra else ""
         raise WeightsError(
-            f"{file.path}: {len(missing)} of {len(wanted)} tensors are missing: {_listed(missing)}{found}{hint}"
+            f"{file.path}: {len(missing)} of {len(wanted)} tensors are missing: {_listed(names)}{also}{hint}"
         )
-    if misshapen:
-        raise WeightsError(f"{file.path}: {len(misshapen)} tensors have the wrong shape: {_listed(misshapen)}{hint}")
-    if unreadable:
+    if wrong:
         raise WeightsError(
-            f"{file.path}: {len(unreadable)} tensors have a type that cannot be read as weights: "
-            f"{_listed(unreadable)}; convert them to BF16, F16 or F32, "
-            "or to a quantised GGUF type that the `gguf` package can dequantise"
+            f"{file.path}: {len(wrong)} tensors have another shape or type than the model's: {_listed(wrong)}"
+            f"{hint or f'; {compile_command(file)}'}"
         )
-    if extra:
+    _check_formats(file, found, wanted)
+    _check_coverage(file, found)
+    if extra := _extra(file, used, ignored):
         raise WeightsError(
             f"{file.path}: holds {len(extra)} tensors that the model has no use for: {_listed(extra)}; "
-            "the spec may lack something that these weights have, such as biases or an untied output"
+            "the spec may lack something that these weights have, such as biases or an untied output; "
+            f"{compile_command(file)}"
         )
+
+
+def compile_command(file: WeightFile) -> str:
+    """How to get an artifact that fits the file."""
+    source = file.path if file.format == "gguf" else file.path.parent
+    return (
+        f"`mlxr run {source}` runs these weights as they are; `mlxr import {source} -o spec.yaml` and "
+        "`mlxr-compile spec.yaml -o DIR` compile for them"
+    )
+
+
+def _check_formats(file: WeightFile, found: Iterable[TensorRows], wanted: dict[str, TensorSource]) -> None:
+    """Floats are converted, and quantised weights widened where the spec says floats; blocks are read as they are."""
+    other = [
+        f"{tensor.name} is {tensor.format}, the artifact reads {wanted[tensor.name].format}"
+        for tensor in found
+        if wanted[tensor.name].format.is_quantised and wanted[tensor.name].format != tensor.format
+    ]
+    if other:
+        raise WeightsError(
+            f"{file.path}: {len(other)} tensors are in other formats than the artifact's: {_listed(other)}; quantised "
+            f"weights are read in the very format that the spec says: {compile_command(file)}"
+        )
+
+
+def _check_coverage(file: WeightFile, found: Iterable[TensorRows]) -> None:
+    """Of a tensor that several share, every row has to be someone's."""
+    rows: Counter[str] = Counter()
+    total: dict[str, int] = {}
+    for tensor in found:
+        if tensor.recipe.rows is None:
+            continue
+        for name in tensor.recipe.tensors:
+            rows[name] += tensor.num_rows // tensor.recipe.stack
+            total[name] = rows_in_file(file.tensors[name], tensor.stored, tensor.columns) or 0
+    wrong = [f"{quoted(name)} has {total[name]} rows, the model {count}" for name, count in rows.items()]
+    wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
+    if wrong:
+        raise WeightsError(
+            f"{file.path}: {len(wrong)} tensors have the wrong shape: {_listed(wrong)}; {compile_command(file)}"
+        )
+
+
+def _extra(file: WeightFile, used: set[str], ignored: Sequence[Pattern[str]]) -> list[str]:
+    return [
+        quoted(name)
+        for name in file.tensors
+        if name not in used and not any(pattern.fullmatch(name) for pattern in ignored)
+    ]
 
 
 def _listed(items: Iterable[str]) -> str:

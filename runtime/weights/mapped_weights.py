@@ -40,10 +40,15 @@ class MappedWeights:
     def forget(self, name: str, first: int, last: int) -> None:
         """Says that rows [first, last) of a tensor will not be needed soon: their pages count no longer as ours."""
         info = self.file.tensors[name]
-        block, _ = self._maps[info.file]
         row_bytes = info.size_bytes // max(1, info.shape[0])
-        start = -(-(info.offset + first * row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (info.offset + last * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        self.forget_bytes(name, first * row_bytes, last * row_bytes)
+
+    def forget_bytes(self, name: str, first: int, last: int) -> None:
+        """Says so of bytes [first, last) of a tensor."""
+        info = self.file.tensors[name]
+        block, _ = self._map(info)
+        start = -(-(info.offset + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (info.offset + last) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start and hasattr(mmap, "MADV_DONTNEED"):
             block.madvise(mmap.MADV_DONTNEED, start, stop - start)
 

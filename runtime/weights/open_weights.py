@@ -77,7 +77,12 @@ def _find_in_folder(folder: Path) -> Path:
 
 
 def _pickle_refusal(path: Path) -> str:
-    return f"{path}: refused: a {path.suffix} file is a pickle and can run code when read; convert it to safetensors"
+    return (
+        f"{path}: refused: a {path.suffix} file is a pickle and can run code when read; convert it to safetensors, "
+        'if you trust it: python -c "import sys, torch; from safetensors.torch import save_file; '
+        "save_file({name: tensor.contiguous() for name, tensor in torch.load(sys.argv[1], weights_only=True).items()}, "
+        "'model.safetensors')\" FILE"
+    )
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -15,6 +15,7 @@ from mlxr.compiler.version import VERSION
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
     from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.runtime.conversation import Conversation
     from mlxr.runtime.generate import Completion, Event, Generation
     from mlxr.runtime.model import Model, load
     from mlxr.runtime.sampling import Sampling
@@ -24,6 +25,7 @@ __version__ = VERSION
 __all__ = [
     "Artifact",
     "Completion",
+    "Conversation",
     "Event",
     "Generation",
     "Model",
@@ -39,6 +41,7 @@ _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "ModelSpec": "mlxr.compiler.spec.model",
     "Completion": "mlxr.runtime.generate",
+    "Conversation": "mlxr.runtime.conversation",
     "Event": "mlxr.runtime.generate",
     "Generation": "mlxr.runtime.generate",
     "Model": "mlxr.runtime.model",

@@ -9,7 +9,7 @@ typedef struct {
     int32_t start8;       // -8 * sum(q)
     int32_t start128;     // -128 * sum(q)
     int32_t start32[2];   // -32 * sum(q) of the first and of the last 16 columns
-    int32_t unused[2];
+    float sums[2];        // d * sum(q), likewise
 } mlxr_act_block;
 
 typedef struct {
@@ -76,6 +76,7 @@ MLXR_INLINE void mlxr_quantise(const float *x, int K, uint8_t *dst) {
         blocks[b].start128 = -128 * (sums[0] + sums[1]);
         blocks[b].start32[0] = -32 * sums[0];
         blocks[b].start32[1] = -32 * sums[1];
-        blocks[b].unused[0] = blocks[b].unused[1] = 0;
+        blocks[b].sums[0] = d * (float)sums[0];
+        blocks[b].sums[1] = d * (float)sums[1];
     }
 }

@@ -105,6 +105,22 @@ MLXR_INLINE void i32_transpose(__m512i *r) {
 }
 #endif
 
+// Scores [count][columns], rows of `stride`, times `scales` of their rows if there are such, become cap * tanh(score).
+MLXR_INLINE void attend_cap(float *scores, int stride, int count, int columns, const float *scales, float cap) {
+    for (int j = 0; j < count; j++)
+        for (int v = 0; v < columns; v += MLXR_LANES) {
+            f32v x = f32_load(scores + (size_t)j * stride + v);
+            if (scales) x *= scales[j];
+            f32_store(scores + (size_t)j * stride + v, f32_tanh(x) * cap);
+        }
+}
+
+// A sink as a score.
+MLXR_INLINE float attend_sink(float sink) {
+    const float score = sink * 1.44269504f;
+    return score > MLXR_LOWEST ? score : MLXR_LOWEST;
+}
+
 // --- Decode: the query heads on one KV head over a tile of keys ---
 //
 // The lanes of a vector of scores are (key, query head): MLXR_LANES / block keys of a group by `block` heads, a power of
@@ -243,30 +259,31 @@ MLXR_INLINE void attend_values(float *values, const float *keep, const float *we
 // A tile's keys for up to MLXR_LANES query heads: their maxima and sums, a vector each, and values are brought forward.
 MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                      const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                     cache_ahead *ahead, int lines, int count, int type, int head_dim,
+                                     cache_ahead *ahead, int lines, int count, float cap, int type, int head_dim,
                                      int dim) {
     const int block = attend_block(heads), keys = MLXR_LANES / block;
     float keep[MLXR_LANES];
     attend_scores(scores, q, heads, k_rows, offsets, ahead, lines, count, type, head_dim, dim);
     attend_scale(scores, block, k_rows, offsets, count, type, head_dim);
+    if (cap) attend_cap(scores, MLXR_LANES, (count + keys - 1) / keys, MLXR_LANES, NULL, cap);
     attend_softmax(scores, block, count, (count + keys - 1) / keys * keys, maxima, sums, keep, ahead, 0);
     attend_scale(scores, block, v_rows, offsets, count, type, head_dim);
     attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, head_dim, dim);
 }
 
-// The same for any number of heads: h's maximum and sum are those of lane h % MLXR_LANES of vector h / MLXR_LANES.
+// The same for any number of heads (`cap`: 0, or scores become cap * tanh(score)): h's maximum and sum are those of lane h % MLXR_LANES of vector h / MLXR_LANES.
 MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                    cache_ahead *ahead, int count, int type, int head_dim, int dim) {
+                                    cache_ahead *ahead, int count, float cap, int type, int head_dim, int dim) {
     const int whole = heads / MLXR_LANES * MLXR_LANES;
     // Half with the scores, half with the values.
     const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
     for (int h = 0; h < whole; h += MLXR_LANES)
         attend_decode_heads(values + h * dim, maxima + h, sums + h, scores, q + h * dim, MLXR_LANES, k_rows, v_rows,
-                            offsets, ahead, h ? 0 : lines, count, type, head_dim, dim);
+                            offsets, ahead, h ? 0 : lines, count, cap, type, head_dim, dim);
     if (whole < heads)
         attend_decode_heads(values + whole * dim, maxima + whole, sums + whole, scores, q + whole * dim, heads - whole,
-                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, type, head_dim, dim);
+                            k_rows, v_rows, offsets, ahead, whole ? 0 : lines, count, cap, type, head_dim, dim);
 }
 
 MLXR_INLINE void attend_decode_close(float *sums, int heads) {

@@ -198,7 +198,7 @@ typedef struct {
 // forward. offsets hold a multiple of 32 rows.
 MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                     int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                    cache_ahead *ahead, int lines, int token_bytes, int count, int direct, int type,
+                                    cache_ahead *ahead, int lines, int token_bytes, int count, float cap, int direct, int type,
                                     int head_dim, int dim) {
     const int block = tiles_block(heads), halves = (count + 31) / 32;
     float keep[16];
@@ -207,6 +207,7 @@ MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, c
     tiles_groups(group, stride, k_rows, offsets, (count + 15) / 16, token_bytes, direct, s->copies, type, head_dim);
     tiles_scores(s->scores, q, heads, group, stride, (count + 15) / 16, (head_dim + 31) / 32, ahead, lines);
     attend_scale(s->scores, block, k_rows, offsets, count, type, head_dim);
+    if (cap) attend_cap(s->scores, 16, (count * block + 15) / 16, 16, NULL, cap);
     attend_softmax(s->scores, block, count, 32 * halves, maxima, sums, keep, ahead, lines);
     attend_scale(s->scores, block, v_rows, offsets, count, type, head_dim);
     for (int i = 0; i < halves; i++) tiles_weights(s->weights + 1024 * i, s->scores + 32 * block * i, heads);
@@ -227,17 +228,17 @@ MLXR_INLINE void tiles_queries(uint8_t *q, const float *queries, int heads, int 
 // The same as attend_decode_tile, with tiles.
 MLXR_INLINE void tiles_decode_tile(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                    int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
-                                   cache_ahead *ahead, int token_bytes, int count, int direct, int type, int head_dim,
-                                   int dim) {
+                                   cache_ahead *ahead, int token_bytes, int count, float cap, int direct, int type,
+                                   int head_dim, int dim) {
     const int whole = heads / 16 * 16, bytes = (head_dim + 31) / 32 * 1024;
     // A quarter with the scores, a quarter with the softmax, the rest with the values; each takes two keys at a time.
     const int lines = (head_dim * cache_element_bytes(type) + 127) / 128;
     for (int h = 0; h < whole; h += 16)
         tiles_decode_heads(values + h * dim, maxima + h, sums + h, s, q + h / 16 * bytes, 16, k_rows, v_rows, offsets,
-                           ahead, h ? 0 : lines, token_bytes, count, direct, type, head_dim, dim);
+                           ahead, h ? 0 : lines, token_bytes, count, cap, direct, type, head_dim, dim);
     if (whole < heads)
         tiles_decode_heads(values + whole * dim, maxima + whole, sums + whole, s, q + whole / 16 * bytes, heads - whole,
-                           k_rows, v_rows, offsets, ahead, whole ? 0 : lines, token_bytes, count, direct, type, head_dim,
+                           k_rows, v_rows, offsets, ahead, whole ? 0 : lines, token_bytes, count, cap, direct, type, head_dim,
                            dim);
 }
 

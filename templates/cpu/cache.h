@@ -160,3 +160,8 @@ MLXR_INLINE void rope_head(float *restrict dst, const float *restrict head, cons
     for (int i = rotary_dim; i < head_dim; i++) dst[i] = head[i] * scale;
     for (int i = head_dim; i < (head_dim + 15) / 16 * 16; i++) dst[i] = 0.0f;
 }
+
+// What the queries of a position are multiplied by where they grow with it.
+MLXR_INLINE float rope_temperature(int position, float beta, int original_context) {
+    return 1.0f + beta * logf((float)(1 + position / original_context));
+}

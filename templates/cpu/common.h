@@ -46,22 +46,20 @@ MLXR_INLINE void mlxr_share(const mlxr_worker *w, int n, int *first, int *last) 
     *last = (int)((int64_t)n * (w->tid + 1) / w->threads);
 }
 
-// The row of a file that holds row `row` of a matrix. Files of llama.cpp store the rows of each head of q and k as
-// rotary pairs (0, half, 1, half + 1, ...); `head_rows` is 0 for all other matrices.
-MLXR_INLINE int mlxr_file_row(int row, int head_rows) {
-    if (!head_rows) return row;
-    int head = row / head_rows, i = row % head_rows, half = head_rows / 2;
-    return head * head_rows + (i < half ? 2 * i : 2 * (i - half) + 1);
-}
-
-// Body of a case of mlxr_pack: panels of 16 rows through FORMAT_pack_panel.
-#define MLXR_PACK(format, rows_in_all, row_bytes, blocks)                                                \
-    for (int p = first; p < last; ++p) {                                                                 \
-        const uint8_t *rows[16];                                                                         \
-        for (int i = 0; i < 16; ++i) {                                                                   \
-            int row = 16 * p + i;                                                                        \
-            rows[i] = row < (rows_in_all) ? src + (size_t)mlxr_file_row(row, unpermute) * (row_bytes) : NULL; \
-        }                                                                                                \
-        format##_pack_panel(dst + (size_t)p * 16 * (row_bytes), rows, blocks);                           \
-    }                                                                                                    \
-    return 0;
+// Body of a case of mlxr_pack: panels of 16 rows through FORMAT_pack_panel, which takes 16 rows of each plane, one after
+// the other. After `blocks` come the bytes of a row in each plane.
+#define MLXR_PACK(format, rows_in_all, panel_bytes, blocks, ...)                                       \
+    {                                                                                                  \
+        const int32_t row_bytes[] = {__VA_ARGS__};                                                     \
+        enum { PLANES = sizeof row_bytes / sizeof *row_bytes };                                        \
+        for (int p = first; p < last; ++p) {                                                           \
+            const uint8_t *rows[16 * PLANES];                                                          \
+            for (int i = 0; i < 16 * PLANES; ++i) {                                                    \
+                int row = 16 * p + i % 16, plane = i / 16;                                             \
+                size_t offset = (size_t)(row - 16 * first) * row_bytes[plane];                         \
+                rows[i] = row < (rows_in_all) ? planes[plane] + offset : NULL;                         \
+            }                                                                                          \
+            format##_pack_panel(dst + (size_t)p * (panel_bytes), rows, blocks);                        \
+        }                                                                                              \
+        return 0;                                                                                      \
+    }

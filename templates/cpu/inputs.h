@@ -16,11 +16,12 @@ enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 // A row in f32 on its way to another form.
 #define mlxr_row_floats(K) (((size_t)(K) + 31) / 32 * 32)
 
-// Rows of x: `rows` of them, those that `gather` names if it is not NULL, through RMSNorm if `norm` is not NULL.
+// Rows of x: `rows` of them, those that `gather` names if it is not NULL. With `norm` they go through RMSNorm, or through
+// LayerNorm if `layer`, which may have a `norm_bias`.
 typedef struct {
-    const float *x, *norm;
+    const float *x, *norm, *norm_bias;
     const int32_t *gather;
-    int rows, columns;
+    int rows, columns, layer;
     float eps;
 } mlxr_input;
 
@@ -37,28 +38,58 @@ MLXR_INLINE void f32_store_part(float *p, f32v v, int n) {
     memcpy(p, numbers, (size_t)n * 4);
 }
 
-// y = x, or x / sqrt(mean(x^2) + eps) * norm, then zeros up to mlxr_row_floats(K).
-MLXR_OUTLINE void mlxr_norm_row(const float *x, const float *norm, int K, float eps, float *y) {
-    const int whole = K / MLXR_LANES * MLXR_LANES, rest = K - whole;
-    f32v scale = f32_set1(1.0f);
-    if (norm) {
-        f32v squares[4] = {f32_zero(), f32_zero(), f32_zero(), f32_zero()};
-        int k = 0;
-        for (; k + 4 * MLXR_LANES <= whole; k += 4 * MLXR_LANES)
-            MLXR_UNROLL for (int i = 0; i < 4; i++) {
-                f32v v = f32_load(x + k + i * MLXR_LANES);
-                squares[i] += v * v;
-            }
-        for (; k < K; k += MLXR_LANES) {
-            f32v v = k < whole ? f32_load(x + k) : f32_load_part(x + k, rest);
-            squares[0] += v * v;
+// n numbers from p on as vectors: f32_load_at(p, k, n) is that of lane k, with zeros past the end.
+MLXR_INLINE f32v f32_load_at(const float *p, int k, int n) {
+    return n - k >= MLXR_LANES ? f32_load(p + k) : f32_load_part(p + k, n - k);
+}
+
+MLXR_INLINE void f32_store_at(float *p, int k, int n, f32v v) {
+    if (n - k >= MLXR_LANES) f32_store(p + k, v);
+    else f32_store_part(p + k, v, n - k);
+}
+
+// The sum of (x - shift)^power over n numbers; power 1 (without a shift) or 2.
+MLXR_INLINE float mlxr_power_sum(const float *x, int n, float shift, int power) {
+    const int whole = n / MLXR_LANES * MLXR_LANES;
+    f32v sums[4] = {f32_zero(), f32_zero(), f32_zero(), f32_zero()};
+    int k = 0;
+    for (; k + 4 * MLXR_LANES <= whole; k += 4 * MLXR_LANES)
+        MLXR_UNROLL for (int i = 0; i < 4; i++) {
+            f32v v = f32_load(x + k + i * MLXR_LANES) - shift;
+            sums[i] += power == 2 ? v * v : v;
         }
-        float sum = f32_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-        scale = f32_set1(1.0f / __builtin_sqrtf(sum / (float)K + eps));
+    for (; k < whole; k += MLXR_LANES) {
+        f32v v = f32_load(x + k) - shift;
+        sums[0] += power == 2 ? v * v : v;
     }
+    float rest = 0.0f;
+    for (; k < n; k++) rest += power == 2 ? (x[k] - shift) * (x[k] - shift) : x[k] - shift;
+    return f32_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+}
+
+// What a norm takes off n numbers, and what it multiplies them by: 0 and 1 / sqrt(mean(x^2) + eps), or, if `layer`, the
+// mean and 1 / sqrt(variance + eps).
+typedef struct {
+    float mean, scale;
+} mlxr_moments;
+
+MLXR_INLINE mlxr_moments mlxr_moments_of(const float *x, int n, int layer, float eps) {
+    const float mean = layer ? mlxr_power_sum(x, n, 0.0f, 1) / (float)n : 0.0f;
+    const float square = layer ? mlxr_power_sum(x, n, mean, 2) : mlxr_power_sum(x, n, 0.0f, 2);
+    return (mlxr_moments){mean, 1.0f / __builtin_sqrtf(square / (float)n + eps)};
+}
+
+// y = x or its norm, then zeros up to mlxr_row_floats(K).
+MLXR_OUTLINE void mlxr_norm_row(const float *x, const mlxr_input *in, float *y) {
+    const int K = in->columns;
+    const float *norm = in->norm, *bias = in->norm_bias;
+    mlxr_moments m = {0.0f, 1.0f};
+    if (norm) m = in->layer ? mlxr_moments_of(x, K, 1, in->eps) : mlxr_moments_of(x, K, 0, in->eps);
+    const f32v mean = f32_set1(m.mean), scale = f32_set1(m.scale);
     for (int k = 0; k < K; k += MLXR_LANES) {
-        f32v v = k < whole ? f32_load(x + k) : f32_load_part(x + k, rest);
-        if (norm) v = v * scale * (k < whole ? f32_load(norm + k) : f32_load_part(norm + k, rest));
+        f32v v = f32_load_at(x, k, K);
+        if (norm) v = (v - mean) * scale * f32_load_at(norm, k, K);
+        if (bias) v += f32_load_at(bias, k, K);
         f32_store(y + k, v);
     }
     for (int k = (K + MLXR_LANES - 1) / MLXR_LANES * MLXR_LANES; k < (int)mlxr_row_floats(K); k += MLXR_LANES)
@@ -75,18 +106,19 @@ MLXR_INLINE void mlxr_bf16_row(const float *x, int K, uint8_t *dst) {
 #endif
 }
 
-// Where the rows are, in `form`: a single one in `own`, several in `shared`. `row`: mlxr_row_floats floats of this thread.
-MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, float *row, uint8_t *own,
-                                        uint8_t *shared) {
+// Where the rows are, in `form`: if `alone` this thread's own, all of them in `own`; else in `shared`, its part of them.
+// `row`: mlxr_row_floats floats of this thread.
+MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, int alone, float *row,
+                                        uint8_t *own, uint8_t *shared) {
     const int K = in->columns;
     const size_t bytes = mlxr_row_bytes(form, K);
-    uint8_t *to = in->rows == 1 ? own : shared;
-    int first = 0, last = 1;
-    if (in->rows > 1) mlxr_share(w, in->rows, &first, &last);
+    uint8_t *to = alone ? own : shared;
+    int first = 0, last = in->rows;
+    if (!alone) mlxr_share(w, in->rows, &first, &last);
     for (int r = first; r < last; r++) {
         const float *x = in->x + (size_t)(in->gather ? in->gather[r] : r) * (size_t)K;
         uint8_t *dst = to + (size_t)r * bytes;
-        mlxr_norm_row(x, in->norm, K, in->eps, form == MLXR_ROWS_F32 ? (float *)dst : row);
+        mlxr_norm_row(x, in, form == MLXR_ROWS_F32 ? (float *)dst : row);
         if (form == MLXR_ROWS_I8) mlxr_quantise(row, K, dst);
         if (form == MLXR_ROWS_BF16) mlxr_bf16_row(row, K, dst);
     }

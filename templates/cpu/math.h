@@ -1,4 +1,4 @@
-// exp and the activations of gated layers, on vectors of f32.
+// exp, tanh and activations, on vectors of f32.
 
 // e^x to about 1 ulp; infinity past f32's range, 0 below 2.4e-38 (never a subnormal number: those take an assist of
 // hundreds of cycles). A NaN stays one.
@@ -51,4 +51,22 @@ MLXR_INLINE f32v f32_gelu(f32v x) {
 MLXR_INLINE f32v f32_gelu_tanh(f32v x) {
     f32v u = x * (x * x * 0.044715f + 1.0f) * -1.59576912f;
     return x / (f32_exp(u) + 1.0f);
+}
+
+// 1 / (1 + e^-x).
+MLXR_INLINE f32v f32_sigmoid(f32v x) { return 1.0f / (f32_exp(-x) + 1.0f); }
+
+// max(x, 0) and its square; a NaN stays one.
+MLXR_INLINE f32v f32_relu(f32v x) { return f32_max(f32_zero(), x); }
+MLXR_INLINE f32v f32_relu2(f32v x) { return f32_relu(x) * f32_relu(x); }
+
+// tanh to 2 ulp: near 0 an odd polynomial, fitted for the least relative error, elsewhere through e^(2 x).
+MLXR_INLINE f32v f32_tanh(f32v x) {
+    f32v t = x * x;
+    f32v p = t * -5.70499033e-3f + 2.06390906e-2f;
+    p = p * t - 5.37397163e-2f;
+    p = p * t + 1.33314422e-1f;
+    p = p * t - 3.33332819e-1f;
+    f32v far = 1.0f - 2.0f / (f32_exp(x + x) + 1.0f);
+    return f32_select(f32_abs(x) < 0.625f, x * t * p + x, far);
 }

@@ -35,9 +35,13 @@ struct mlxr_output;
 // Rows [row, row + count) of `valid` outputs from `column` on, from sums y and, of `up`, u.
 typedef void (*mlxr_finish)(const struct mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                             const float (*u)[16]);
+// Where outputs go, and what an epilogue reads.
 typedef struct mlxr_output {
     float *out;
-    const float *bias, *residual;
+    const float *bias, *up_bias, *residual;
+    const float *gate;      // [rows]: a row's outputs are multiplied by its sigmoid
+    const int32_t *places;  // [rows]: the rows of `out`, `residual` and `gate` that they are, if not their own
+    const float *factors;   // [rows]: what a row's outputs are multiplied by
     int width;
     mlxr_finish finish;
 } mlxr_output;
@@ -50,31 +54,61 @@ MLXR_INLINE int mlxr_form(const mlxr_matrix *a, int m) {
     return m >= MLXR_LEAST_COLUMNS ? MLXR_ROWS_BF16 : MLXR_ROWS_F32;
 }
 
-enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH };
+enum { MLXR_NO_ACTIVATION, MLXR_SILU, MLXR_GELU, MLXR_GELU_TANH, MLXR_RELU, MLXR_RELU2, MLXR_SWIGLU_OAI };
 #define MLXR_CHUNK 64
 
+// An epilogue's steps, as literals; a number that is 0 is a step left out.
+typedef struct {
+    int activation, gated, bias, residual, gate, places, factors;
+    float limit, out_scale, out_cap, residual_scale;
+} mlxr_epilogue;
+
 MLXR_INLINE f32v mlxr_activate(int kind, f32v v) {
-    return kind == MLXR_SILU ? f32_silu(v) : kind == MLXR_GELU ? f32_gelu(v) : f32_gelu_tanh(v);
+    switch (kind) {
+        case MLXR_SILU: return f32_silu(v);
+        case MLXR_GELU: return f32_gelu(v);
+        case MLXR_GELU_TANH: return f32_gelu_tanh(v);
+        case MLXR_RELU: return f32_relu(v);
+        case MLXR_RELU2: return f32_relu2(v);
+        default: return v;
+    }
 }
 
-MLXR_INLINE void mlxr_finish_rows(int kind, int bias, int residual, const mlxr_output *out, int row, int count, int column,
-                                  int valid, const float (*y)[16], const float (*u)[16]) {
+// activation(gate) * up; swiglu_oai, whose `limit` bounds both: gate * sigmoid(1.702 * gate) * (up + 1).
+MLXR_INLINE f32v mlxr_gated(int kind, float limit, f32v gate, f32v up) {
+    if (kind != MLXR_SWIGLU_OAI) return mlxr_activate(kind, gate) * up;
+    if (limit) {
+        gate = f32_min(f32_set1(limit), gate);
+        up = f32_min(f32_set1(limit), f32_max(f32_set1(-limit), up));
+    }
+    return gate / (f32_exp(gate * -1.702f) + 1.0f) * (up + 1.0f);
+}
+
+MLXR_INLINE void mlxr_finish_rows(mlxr_epilogue e, const mlxr_output *out, int row, int count, int column, int valid,
+                                  const float (*y)[16], const float (*u)[16]) {
     for (int lane = 0; lane < valid; lane += MLXR_LANES) {
         const int n = valid - lane, whole = n >= MLXR_LANES, c = column + lane;
         f32v b = f32_zero(), up_b = f32_zero();
-        if (bias) b = whole ? f32_load(out->bias + c) : f32_load_part(out->bias + c, n);
-        if (bias && kind)
-            up_b = whole ? f32_load(out->bias + out->width + c) : f32_load_part(out->bias + out->width + c, n);
+        if (e.bias) b = whole ? f32_load(out->bias + c) : f32_load_part(out->bias + c, n);
+        if (e.bias && e.gated) up_b = whole ? f32_load(out->up_bias + c) : f32_load_part(out->up_bias + c, n);
         for (int i = 0; i < count; i++) {
-            const size_t place = (size_t)(row + i) * (size_t)out->width + (size_t)c;
+            const size_t to = (size_t)(e.places ? out->places[row + i] : row + i);
+            const size_t place = to * (size_t)out->width + (size_t)c;
             f32v v = f32_load(y[i] + lane);
-            if (bias) v += b;
-            if (kind) {
+            if (e.bias) v += b;
+            if (e.gated) {
                 f32v up = f32_load(u[i] + lane);
-                if (bias) up += up_b;
-                v = mlxr_activate(kind, v) * up;
+                if (e.bias) up += up_b;
+                v = mlxr_gated(e.activation, e.limit, v, up);
+            } else {
+                v = mlxr_activate(e.activation, v);
             }
-            if (residual) v += whole ? f32_load(out->residual + place) : f32_load_part(out->residual + place, n);
+            if (e.out_scale) v *= e.out_scale;
+            if (e.out_cap) v = f32_tanh(v * (1.0f / e.out_cap)) * e.out_cap;
+            if (e.gate) v *= f32_sigmoid(f32_set1(out->gate[to]));
+            if (e.factors) v *= f32_set1(out->factors[row + i]);
+            if (e.residual_scale) v *= e.residual_scale;
+            if (e.residual) v += whole ? f32_load(out->residual + place) : f32_load_part(out->residual + place, n);
             if (whole) f32_store(out->out + place, v);
             else f32_store_part(out->out + place, v, n);
         }
@@ -112,32 +146,38 @@ MLXR_INLINE int mlxr_valid(const mlxr_segment *s, int panel) {
     return s->rows - 16 * panel < 16 ? s->rows - 16 * panel : 16;
 }
 
-// Few inputs: m rows, `x` in the form of each matrix, `x_bytes` from one row to the next.
-MLXR_INLINE void mlxr_few(const mlxr_worker *w, int m, const mlxr_segment *segments, int n, const uint8_t *const *x,
-                          const size_t *x_bytes, const mlxr_output *out) {
+// Panels [first, last) of a segment whose outputs start at `column`, for few inputs: m rows, `x` in the form of each
+// matrix, `x_bytes` from one row to the next.
+MLXR_INLINE void mlxr_few_panels(int m, const mlxr_segment *s, int first, int last, int column, const uint8_t *const *x,
+                                 const size_t *x_bytes, const mlxr_output *out) {
     enum { GROUP = 4 };  // panels that stay in the cache for the next chunk of inputs
     float y[MLXR_CHUNK][16], u[MLXR_CHUNK][16];
+    const mlxr_matrix *a = s->matrix, *b = s->up_matrix;
+    for (int group = first; group < last; group += GROUP) {
+        const int end = group + GROUP < last ? group + GROUP : last;
+        for (int row = 0; row < m; row += MLXR_CHUNK) {
+            const int count = m - row < MLXR_CHUNK ? m - row : MLXR_CHUNK;
+            for (int p = group; p < end; p++) {
+                const int valid = mlxr_valid(s, p);
+                const int fa = mlxr_form(a, m), fb = b ? mlxr_form(b, m) : 0;
+                a->dot(s->w + (size_t)p * a->panel_bytes, valid, x[fa] + (size_t)row * x_bytes[fa], count, y);
+                if (b) b->dot(s->up + (size_t)p * b->panel_bytes, valid, x[fb] + (size_t)row * x_bytes[fb], count, u);
+                out->finish(out, row, count, column + 16 * p, valid, (const float(*)[16])y, (const float(*)[16])u);
+            }
+        }
+    }
+}
+
+MLXR_INLINE void mlxr_few(const mlxr_worker *w, int m, const mlxr_segment *segments, int n, const uint8_t *const *x,
+                          const size_t *x_bytes, const mlxr_output *out) {
     int64_t cost = 0;
     for (int i = 0; i < n; i++) cost += mlxr_panel_cost(&segments[i]) * mlxr_panels(&segments[i]);
     mlxr_split split = mlxr_split_start(w, cost);
     for (int i = 0, column = 0; i < n; column += segments[i++].rows) {
         const mlxr_segment *s = &segments[i];
-        const mlxr_matrix *a = s->matrix, *b = s->up_matrix;
         int first, last;
         mlxr_split_next(&split, mlxr_panel_cost(s), mlxr_panels(s), &first, &last);
-        for (int group = first; group < last; group += GROUP) {
-            const int end = group + GROUP < last ? group + GROUP : last;
-            for (int row = 0; row < m; row += MLXR_CHUNK) {
-                const int count = m - row < MLXR_CHUNK ? m - row : MLXR_CHUNK;
-                for (int p = group; p < end; p++) {
-                    const int valid = mlxr_valid(s, p);
-                    const int fa = mlxr_form(a, m), fb = b ? mlxr_form(b, m) : 0;
-                    a->dot(s->w + (size_t)p * a->panel_bytes, valid, x[fa] + (size_t)row * x_bytes[fa], count, y);
-                    if (b) b->dot(s->up + (size_t)p * b->panel_bytes, valid, x[fb] + (size_t)row * x_bytes[fb], count, u);
-                    out->finish(out, row, count, column + 16 * p, valid, (const float(*)[16])y, (const float(*)[16])u);
-                }
-            }
-        }
+        mlxr_few_panels(m, s, first, last, column, x, x_bytes, out);
     }
 }
 
@@ -166,45 +206,50 @@ MLXR_INLINE void mlxr_finish_unit(const mlxr_output *out, const mlxr_segment *s,
         out->finish(out, row, count, column + 32 * unit + 16, mlxr_valid(s, 2 * unit + 1), u, NULL);
 }
 
-// Many inputs: m rows in f32 or bf16. Some units are unpacked at a time, over so many columns that they fit the second
-// level cache, or the first level one if the rows are not that many; while there are more columns the sums wait.
-MLXR_INLINE void mlxr_many(const mlxr_worker *w, int m, int K, int form, const mlxr_segment *segments, int n,
-                           const uint8_t *x, uint8_t *scratch, const mlxr_output *out) {
+// Units [first, last) of a segment for many inputs: m rows in f32 or bf16. Some units are unpacked at a time, over so
+// many columns that they fit the second level cache, or the first level one if the rows are not that many; while there
+// are more columns the sums wait.
+MLXR_INLINE void mlxr_many_units(int m, int K, int form, const mlxr_segment *s, int first, int last, int column,
+                                 const uint8_t *x, uint8_t *scratch, const mlxr_output *out) {
     const int bytes = form == MLXR_ROWS_BF16 ? 2 : 4;
     const int rows = form == MLXR_ROWS_BF16 ? MLXR_BF16_TILE_ROWS : MLXR_F32_TILE_ROWS;
     const int block = m > MLXR_NEAR_ROWS ? mlxr_block_columns(K, bytes) : MLXR_NEAR_COLUMNS;
     const int most = m > MLXR_NEAR_ROWS ? MLXR_UNITS : 1;
     const size_t x_bytes = mlxr_row_bytes(form, K), panel_bytes = (size_t)(block * 16 * bytes);
     float *sums = (float *)(scratch + 2 * (size_t)most * panel_bytes);
+    for (int unit = first; unit < last; unit += most) {
+        const int units = last - unit < most ? last - unit : most;
+        for (int k0 = 0; k0 < K; k0 += block) {
+            int k1 = k0 + block < K ? k0 + block : K;
+            if (form == MLXR_ROWS_BF16) k1 = (k1 + 31) / 32 * 32;
+            for (int j = 0; j < units; j++)
+                mlxr_unpack_unit(s, unit + j, k0, k1, scratch + 2 * (size_t)j * panel_bytes, panel_bytes);
+            for (int row = 0; row < m; row += rows) {
+                const int count = m - row < rows ? m - row : rows;
+                const uint8_t *from = x + (size_t)row * x_bytes + (size_t)(k0 * bytes);
+                for (int j = 0; j < units; j++) {
+                    const int waiting = block < K ? row / rows * most + j : 0;
+                    float *y = sums + (size_t)waiting * MLXR_TILE_FLOATS;
+                    // Each unit brings its part of the next rows closer.
+                    const int near = rows * j / units, far = rows * (j + 1) / units;
+                    mlxr_tile(form, from, x_bytes, count, scratch + 2 * (size_t)j * panel_bytes, panel_bytes, k1 - k0, y,
+                              k0 > 0, from + (size_t)(rows + near) * x_bytes, far - near);
+                    if (k1 >= K) mlxr_finish_unit(out, s, unit + j, row, count, column, y);
+                }
+            }
+        }
+    }
+}
+
+MLXR_INLINE void mlxr_many(const mlxr_worker *w, int m, int K, int form, const mlxr_segment *segments, int n,
+                           const uint8_t *x, uint8_t *scratch, const mlxr_output *out) {
     int64_t cost = 0;
     for (int i = 0; i < n; i++) cost += mlxr_units(&segments[i]);
     mlxr_split split = mlxr_split_start(w, cost);
     for (int i = 0, column = 0; i < n; column += segments[i++].rows) {
-        const mlxr_segment *s = &segments[i];
         int first, last;
-        mlxr_split_next(&split, 1, mlxr_units(s), &first, &last);
-        for (int unit = first; unit < last; unit += most) {
-            const int units = last - unit < most ? last - unit : most;
-            for (int k0 = 0; k0 < K; k0 += block) {
-                int k1 = k0 + block < K ? k0 + block : K;
-                if (form == MLXR_ROWS_BF16) k1 = (k1 + 31) / 32 * 32;
-                for (int j = 0; j < units; j++)
-                    mlxr_unpack_unit(s, unit + j, k0, k1, scratch + 2 * (size_t)j * panel_bytes, panel_bytes);
-                for (int row = 0; row < m; row += rows) {
-                    const int count = m - row < rows ? m - row : rows;
-                    const uint8_t *from = x + (size_t)row * x_bytes + (size_t)(k0 * bytes);
-                    for (int j = 0; j < units; j++) {
-                        const int waiting = block < K ? row / rows * most + j : 0;
-                        float *y = sums + (size_t)waiting * MLXR_TILE_FLOATS;
-                        // Each unit brings its part of the next rows closer.
-                        const int near = rows * j / units, far = rows * (j + 1) / units;
-                        mlxr_tile(form, from, x_bytes, count, scratch + 2 * (size_t)j * panel_bytes, panel_bytes, k1 - k0, y,
-                                  k0 > 0, from + (size_t)(rows + near) * x_bytes, far - near);
-                        if (k1 >= K) mlxr_finish_unit(out, s, unit + j, row, count, column, y);
-                    }
-                }
-            }
-        }
+        mlxr_split_next(&split, 1, mlxr_units(&segments[i]), &first, &last);
+        mlxr_many_units(m, K, form, &segments[i], first, last, column, x, scratch, out);
     }
 }
 
@@ -216,7 +261,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
     float *row = (float *)w->scratch;
     uint8_t *own = w->scratch + mlxr_row_floats(K) * 4, *shared = w->shared;
     if (m > few) {
-        const uint8_t *x = mlxr_inputs(w, in, wide, row, own, shared);
+        const uint8_t *x = mlxr_inputs(w, in, wide, 0, row, own, shared);
         mlxr_barrier(w);
         mlxr_tiles_on();
         if (wide == MLXR_ROWS_BF16) mlxr_many(w, m, K, MLXR_ROWS_BF16, segments, n, x, own, out);
@@ -234,7 +279,7 @@ MLXR_OUTLINE void mlxr_project(mlxr_worker *w, const mlxr_input *in, const mlxr_
     for (int form = 0; form < MLXR_FORMS; form++) {
         if (!(used >> form & 1)) continue;
         x_bytes[form] = mlxr_row_bytes(form, K);
-        x[form] = mlxr_inputs(w, in, form, row, own, shared);
+        x[form] = mlxr_inputs(w, in, form, m == 1, row, own, shared);
         own += x_bytes[form];
         shared += x_bytes[form] * (size_t)(m + MLXR_MOST_TILE_ROWS);
     }

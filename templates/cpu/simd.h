@@ -62,6 +62,19 @@ MLXR_INLINE i32v f32_bits(f32v v) { return (i32v)v; }
 MLXR_INLINE f32v f32_of_bits(i32v v) { return (f32v)v; }
 MLXR_INLINE f32v f32_of_i32(i32v v) { return __builtin_convertvector(v, f32v); }
 MLXR_INLINE f32v f32_abs(f32v v) { return (f32v)((i32v)v & 0x7fffffff); }
+// v, which no FMA swallows.
+MLXR_INLINE f32v f32_rounded(f32v v) {
+#if defined(MLXR_AVX512)
+    __asm__("" : "+v"(v));
+#elif defined(__SSE__)
+    __asm__("" : "+x"(v));
+#elif defined(MLXR_NEON)
+    __asm__("" : "+w"(v));
+#else
+    __asm__("" : "+m"(v));
+#endif
+    return v;
+}
 // Lanes of a where mask is -1, of b where it is 0.
 MLXR_INLINE i32v i32_select(i32v mask, i32v a, i32v b) { return (mask & a) | (~mask & b); }
 MLXR_INLINE f32v f32_select(i32v mask, f32v a, f32v b) { return (f32v)i32_select(mask, (i32v)a, (i32v)b); }

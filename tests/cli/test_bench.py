@@ -9,6 +9,8 @@ import pytest
 import mlxr
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.cli import main
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import GOLDEN, Q8_0
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"
@@ -91,19 +93,32 @@ def test_a_bundled_model_gets_as_many_sequences_as_are_asked_for(capsys: pytest.
 
 
 def test_traffic_counts_each_weight_once_and_of_the_table_only_rows() -> None:
-    plan = mlxr.compile("tinyllama-1.1b").plan
+    artifact = mlxr.compile("tinyllama-1.1b")
     parameters = 22 * (2048 * (2048 + 2 * 256 + 2048 + 3 * 5632)) + 32000 * 2048
     norms = 45 * 2048
     for host in ("metal", "cpu"):
-        one, four = weight_bytes(plan, host), weight_bytes(plan, host, 4)
+        one, four = weight_bytes(artifact, host), weight_bytes(artifact, host, 4)
         assert one == 2 * parameters + 4 * norms + 2 * 2048
         assert four - one == 3 * 2 * 2048
-    assert cache_bytes(plan, 10) == 10 * 22 * 2 * 4 * 64 * 2
+    assert cache_bytes(artifact.plan, 10) == 10 * 22 * 2 * 4 * 64 * 2
 
 
 def test_a_tied_table_is_read_whole() -> None:
-    plan = mlxr.compile("storyteller").plan
-    assert weight_bytes(plan, "metal") == plan.memory.weights_bytes
+    artifact = mlxr.compile("storyteller")
+    assert weight_bytes(artifact, "metal") == artifact.plan.memory.weights_bytes
+
+
+def test_of_experts_only_the_chosen_are_read() -> None:
+    experts = {"count": 4, "per_token": 1, "router": "softmax_topk"}
+    spec = family_spec("plain", model__mlp={"intermediate_size": 88, "experts": experts})
+    of_one = spec.model.num_layers * 3 * spec.model.hidden_size * 88 * 4
+    row_of_table = spec.model.hidden_size * 4
+    for target in ("metal", "cpu"):
+        artifact = compiled(spec, target=target)
+        one, two, four, eight = (weight_bytes(artifact, target, rows) for rows in (1, 2, 4, 8))
+        assert two - one == of_one + row_of_table
+        assert four - two == 2 * (of_one + row_of_table)
+        assert eight - four == 4 * row_of_table
 
 
 def test_help_says_where_decoding_starts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,3 +167,9 @@ def test_kernels_are_found_by_name_or_label(artifact: Artifact) -> None:
     assert artifact.kernel_entry(kernel.name) == artifact.kernel_entry(kernel.label) == kernel
     with pytest.raises(ArtifactError, match=f"no kernel named 'nope'. It has {kernel.label}"):
         artifact.kernel_text("nope")
+    twin = kernel.model_copy(update={"name": f"{kernel.name}0"})
+    plan = artifact.plan.model_copy(update={"kernels": (*artifact.plan.kernels, twin)})
+    several = Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
+    assert several.kernel_entry(kernel.name) == kernel
+    with pytest.raises(ArtifactError, match=f"several kernels named .*full name: {kernel.name}, {twin.name}"):
+        several.kernel_entry(kernel.label)

@@ -18,7 +18,7 @@ def test_ops(layers: int) -> None:
     verify(graph, "source")
     assert Counter(kinds(graph)) == {
         "embed": 1,
-        "rms_norm": 2 * layers + 1,
+        "norm": 2 * layers + 1,
         "linear": 7 * layers + 1,
         "rope": 2 * layers,
         "cache_write": layers,
@@ -123,7 +123,7 @@ def test_attributes_follow_the_spec() -> None:
     )
     attention = one(graph, "attention")
     assert (attention.attrs["window"], attention.attrs["scale"]) == (7, 40**-0.5)
-    assert {op.attrs["eps"] for op in graph.ops if op.kind == "rms_norm"} == {0.125}
+    assert {op.attrs["eps"] for op in graph.ops if op.kind == "norm"} == {0.125}
     assert one(graph, "activation").attrs["kind"] == "gelu_tanh"
     ropes = [op for op in graph.ops if op.kind == "rope"]
     assert [op.attrs["num_heads"] for op in ropes] == [6, 2]

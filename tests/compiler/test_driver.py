@@ -109,7 +109,7 @@ def test_a_malformed_debug_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         compile_spec(storyteller_spec())
 
 
-@pytest.mark.parametrize(("level", "expected"), [("1", "pass merge_qkv"), ("2", "rms_norm("), ("3", "[[kernel]]")])
+@pytest.mark.parametrize(("level", "expected"), [("1", "pass merge_qkv"), ("2", " norm("), ("3", "[[kernel]]")])
 def test_debug_levels_show_timings_graphs_and_sources(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, expected: str
 ) -> None:

@@ -99,7 +99,7 @@ def test_dump_shows_every_op_on_a_line() -> None:
     graph = small_graph()
     lines = graph.dump().splitlines()
     assert len(lines) == len(graph) + 1
-    assert lines[0] == '%embedded: [tokens, 48] f32 = embed(ids=%token_ids, table=%embedding) {dtype="f32"}'
+    assert lines[0] == '%embedded: [tokens, 48] f32 = embed(ids=%token_ids, table=%embedding) {dtype="f32" scale=1.0}'
     assert lines[-1] == "return %logits"
     for line, kind in zip(lines, kinds(graph), strict=False):
         assert f"{kind}(" in line

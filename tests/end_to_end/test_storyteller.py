@@ -1,15 +1,18 @@
 """The bundled model end to end: the recorded fp32 run, token for token, on every host that runs here."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mlxr
+from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.runtime.sampling import Sampler
-from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, storyteller_spec
+from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
 
 HOSTS = ("sim", "cpu", "reference")
 Storyteller = Callable[[str, str], mlxr.Model]
@@ -76,6 +79,27 @@ def test_variants_of_the_spec_give_the_same_logits(
         assert answer.token_ids == golden[0]["greedy_fp32"][:12]
     else:
         assert answer.token_ids[0] == golden[0]["greedy_fp32"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "recorded", "formats"),
+    [(Q8_0, "fp32_on_q8_0", {"q8_0", "f32"}), (Q4_K_M, "fp32_on_q4_k_m", {"q4_k", "q6_k", "f32"})],
+    ids=["q8_0", "q4_k_m"],
+)
+def test_quantised_files_run_as_they_are(
+    golden: list[dict[str, Any]], path: Path, recorded: str, formats: set[str]
+) -> None:
+    """Metal kernels read a GGUF file's blocks, and give what fp32 arithmetic on their numbers gives."""
+    spec, _ = import_model(path, ImportOptions())
+    spec = spec.model_copy(update={"cache": storyteller_spec(cache={"max_sequences": 3}).cache})
+    artifact = compile_spec(spec, targets=("metal",)).artifact
+    assert {str(part.format) for weight in artifact.plan.weights for part in weight.parts} == formats
+    assert artifact.plan.memory.weights_bytes == pytest.approx(path.stat().st_size, rel=0.02), "no number is widened"
+    model = mlxr.load(artifact, path, host="sim", tokenizer=TOKENIZER)
+    answers = model.start([g["ids"] for g in golden], max_tokens=12, ignore_eos=True).finish()
+    assert [answer.token_ids for answer in answers] == [g[recorded]["greedy"][:12] for g in golden]
+    labels = {artifact.plan.kernel(kernel).label for kernel in model.host.launches}
+    assert {"qkv_gemm", "qkv_rows", "gate_up_gemm", "gate_up_rows", "logits_rows"} <= labels
 
 
 def test_the_answer_ends_at_an_end_of_sequence_token(storyteller: Storyteller) -> None:

@@ -1,13 +1,17 @@
 """Attention kernels, each op alone: decode with its cache write, and cache write plus attention for prefill."""
 
+import dataclasses
+
 import pytest
 
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr_tests.attention_cases import CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 
 DECODE = ["layers.1.attention.attended"]
+# Every third of the variants in q8, which are all the head dims, layouts and modes.
+Q8_CASES = [dataclasses.replace(case, cache="q8") for case in CASES[1::3]]
 PREFILL = ["layers.1.attention.cache_write", "layers.1.attention.attended"]
 
 
@@ -32,7 +36,7 @@ def borders(case):
     return sorted(n for n in around | {case.context - 1} if 0 <= n < case.context)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + Q8_CASES + EXTRA_CASES, ids=str)
 def test_decode(case):
     bench = OpBench(compiled(case.spec))
     lengths = borders(case)
@@ -43,7 +47,7 @@ def test_decode(case):
         decode(bench, *(lengths[i] for i in order[start : start + num_seqs]))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + Q8_CASES + EXTRA_CASES, ids=str)
 def test_prefill(case):
     bench = OpBench(compiled(case.spec))
     tile, block = bench.plan.query_tile, case.block_size

@@ -25,6 +25,9 @@ def only_copies(artifact):
         ("block", "f16", 1, 32),
         ("layer", "f32", 32, 48),
         ("block", "bf16", 16, 136),
+        ("block", "q8", 1, 40),
+        ("layer", "q8", 2, 56),
+        ("layer", "q8", 4, 64),
     ],
 )
 def test_copies(layout, dtype, block_size, head_dim):

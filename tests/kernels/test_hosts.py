@@ -44,6 +44,44 @@ SPECS = {
         SPLIT,
     ),
     "contiguous": (small_spec(cache={"dtype": "f32", "mode": "contiguous", "block_size": 16}), SPLIT),
+    "q8-layer": (
+        small_spec(
+            cache=PAGED | {"dtype": "q8", "layout": "layer"},
+            model__attention={"num_heads": 8, "num_kv_heads": 1, "head_dim": 64, "sliding_window": 7},
+        ),
+        SPLIT,
+    ),
+    "q8-contiguous": (
+        small_spec(
+            cache={"dtype": "q8", "mode": "contiguous", "block_size": 1},
+            activation_dtype="bf16",
+            model__attention={"num_heads": 4, "num_kv_heads": 4, "head_dim": 40},
+        ),
+        SPLIT,
+    ),
+    "q8-everything": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=3,
+            model__norm={"placement": "sandwich"},
+            model__attention={
+                "num_heads": 6,
+                "num_kv_heads": 2,
+                "head_dim": 48,
+                "softcap": 4.0,
+                "sinks": True,
+                "qk_norm": {"scope": "head"},
+            },
+            model__layer_types={
+                "sliding": {"attention": {"sliding_window": 9}, "rope": {"theta": 700.0}},
+                "full": {"rope": {"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 16}}},
+                "unturned": {"rope": None},
+            },
+            model__layer_pattern=["sliding", "full", "unturned"],
+            cache=PAGED | {"dtype": "q8", "block_size": 2},
+        ),
+        SPLIT,
+    ),
 }
 
 

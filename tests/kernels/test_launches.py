@@ -22,7 +22,7 @@ def weights_file(tmp_path_factory):
     for weight in plan.weights:
         array, row = random_weights(plan)[weight.name], 0
         for part in weight.parts:
-            tensors[part.safetensors] = mx.array(np.array(array[row : row + part.shape[0]]))
+            tensors[part.safetensors[0].tensor] = mx.array(np.array(array[row : row + part.shape[0]]))
             row += part.shape[0]
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
     mx.save_safetensors(str(path), tensors, metadata={"format": "mlx"})

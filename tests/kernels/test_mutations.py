@@ -78,14 +78,20 @@ PREFILL = ("layers.1.attention.cache_write", *ATTEND)
 WIDE = {"model__hidden_size": 136}
 BIAS = {"model__attention__qkv_bias": True}
 WINDOW = {"model__attention__sliding_window": 5}
+SINKS = {"model__tensor_names": "canonical", "model__attention__sinks": True}
+CAPPED = {"model__attention__softcap": 1.5}
+WARM = {"model__attention__temperature": {"beta": 0.4, "original_context": 4}}
+UNTURNED = {"model__rope": None}
+YARN = {"model__rope": {"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64, "attention_factor": 1.3}}}
+Q8 = {"cache__dtype": "q8"}
 THREE = ((13, 1), (6, 1), (0, 1))
 CHUNKS = ((7, 12), (0, 5), (3, 1))
 
 MISTAKES = [
     Mistake("embed", "token_ids[token]", "token_ids[0]", ("embedded",), parts=((0, 9),)),
-    Mistake("embed", "i < 48u", "i < 40u", ("embedded",), parts=((0, 9),)),
-    Mistake("qkv", "i < 136u", "i < 128u", QKV, WIDE),
-    Mistake("qkv", "i += 128u", "i += 256u", QKV, WIDE),
+    Mistake("embed", "piece < 12u", "piece < 10u", ("embedded",), parts=((0, 9),)),
+    Mistake("qkv", "piece < 34u", "piece < 32u", QKV, WIDE),
+    Mistake("qkv", "piece += 32", "piece += 64", QKV, WIDE),
     Mistake("qkv", "v[j] *= n[j];", "", QKV),
     Mistake("qkv", "+ 9.99999975e-06f", "+ 1e-4f", QKV),
     Mistake("qkv", "y += (float)bias[o];", "", QKV, BIAS),
@@ -97,9 +103,9 @@ MISTAKES = [
     Mistake("gate_up_rows", "(row + 88u)", "(row + 87u)", GATED, parts=((0, 3),)),
     Mistake("logits", "rows[0]", "0u", LOGITS, parts=((0, 1), (0, 1))),
     Mistake("logits_rows", "rows[row]", "row", LOGITS, parts=((0, 3), (0, 2))),
-    Mistake("logits_rows", "min(first + r, 60u)", "(first + r)", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("logits_rows", "min(first + r, end - 1)", "(first + r)", LOGITS, parts=((0, 3), (0, 2))),
     Mistake("logits_rows", "row < count && ", "", LOGITS, parts=((0, 3), (0, 2))),
-    Mistake("logits_rows", " && o < 61u", "", LOGITS, parts=((0, 3), (0, 2))),
+    Mistake("logits_rows", " && o < end", "", LOGITS, parts=((0, 3), (0, 2))),
     Mistake("attend", "first ? -sine : sine", "first ? sine : -sine", ATTEND, parts=THREE),
     Mistake("attend", "const uint end = position;", "const uint end = position + 1;", ATTEND, parts=THREE),
     Mistake("attend", "const uint end = position;", "const uint end = max(position, 1u) - 1;", ATTEND, parts=THREE),
@@ -136,6 +142,30 @@ MISTAKES = [
     Mistake("attend_prefill", "simdgroup_barrier(mem_flags::mem_threadgroup);", "", PREFILL, parts=CHUNKS),
     Mistake("attend_prefill", "threadgroup_barrier(mem_flags::mem_threadgroup);", "", PREFILL, parts=CHUNKS),
     Mistake("attend_prefill", "element >= 40u ? 0.0f : (float)", "(float)", PREFILL, parts=CHUNKS),
+    Mistake("attend", "float sum = exp2(sink - largest);", "float sum = 0.0f;", ATTEND, SINKS, THREE),
+    Mistake("attend", "sinks[kv_head * 3u + 0u + g]", "sinks[g]", ATTEND, SINKS, THREE),
+    Mistake("attend_reduce", "float sum = exp2(sink - largest);", "float sum = 0.0f;", ATTEND, SINKS, ((20, 1),)),
+    Mistake("attend_prefill", "total[r] = lane == 0 ? 1.0f : 0.0f", "total[r] = 0.0f", PREFILL, SINKS, CHUNKS),
+    Mistake("attend_prefill", "total[r] = lane == 0 ? 1.0f : 0.0f", "total[r] = 1.0f", PREFILL, SINKS, CHUNKS),
+    Mistake("attend_prefill", "(simd_gid * 4u + r) % 3u", "r % 3u", PREFILL, SINKS, CHUNKS),
+    Mistake("attend", "metal::precise::tanh(score)", "score", ATTEND, CAPPED, THREE),
+    Mistake("attend", "metal::precise::tanh(score[g])", "score[g]", ATTEND, CAPPED, ((0, 1), (1, 1))),
+    Mistake("attend_partition", "metal::precise::tanh(score)", "score", ATTEND, CAPPED, ((30, 1),)),
+    Mistake("attend_prefill", "metal::precise::tanh(scores[r])", "scores[r]", PREFILL, CAPPED, CHUNKS),
+    Mistake("attend", "position / 4u", "position / 5u", ATTEND, WARM, THREE),
+    Mistake("attend_prefill", "(first_position + t) / 4u", "first_position / 4u", PREFILL, WARM, CHUNKS),
+    Mistake("attend", "(angle) * 1.29999995f", "(angle)", ATTEND, YARN, THREE),
+    Mistake("rope_cache_write", "(angle) * 1.29999995f", "(angle)", PREFILL, YARN, CHUNKS),
+    Mistake("rope_cache_write", "(key + (i - element))[element]", "key[element]", PREFILL, UNTURNED, CHUNKS),
+    Mistake("attend", "score *= k_scale;", "", ATTEND, Q8, THREE),
+    Mistake("attend", "(p * v_scale)", "p", ATTEND, Q8, THREE),
+    Mistake("attend", "score[g] *= k_scale;", "", ATTEND, Q8, ((0, 1), (1, 1))),
+    Mistake("attend", "(float)new_v * v_scale", "(float)new_v", ATTEND, Q8, THREE),
+    Mistake("attend", "*(device float*)(v_out + row + 40) = v_scale;", "", ATTEND, Q8, THREE),
+    Mistake("attend_prefill", "scores[r] *= k_scale;", "", PREFILL, Q8, CHUNKS),
+    Mistake("attend_prefill", "p * v_scale", "p", PREFILL, Q8, CHUNKS),
+    Mistake("rope_cache_write", "q8_scale(simd_max(largest))", "q8_scale(largest)", PREFILL, Q8, CHUNKS),
+    Mistake("rope_cache_write", "r % 2u * 44u", "r % 2u * 40u", PREFILL, Q8, CHUNKS),
 ]
 
 

@@ -18,6 +18,10 @@ CASES = [
     (32, Case(4, 2, 128, "bf16", "bf16", "block", "paged", 4, 5, "half")),
     (16, Case(16, 2, 96, "f16", "f32", "block", "paged", 16, 1, "linear")),
     (64, Case(8, 1, 256, "f32", "f32", "layer", "contiguous", 16, 64, "half")),
+    (16, Case(6, 2, 40, "q8", "f32", "block", "paged", 4, None, "half")),
+    (32, Case(8, 1, 64, "q8", "bf16", "layer", "contiguous", 16, 21, "none", extras="softcap")),
+    (16, Case(8, 2, 64, "f16", "f32", "block", "paged", 16, None, "none", extras="sinks")),
+    (32, Case(4, 4, 32, "q8", "f32", "layer", "paged", 8, 40, "yarn-half-of-it", extras="everything")),
 ]
 
 

@@ -35,10 +35,12 @@ class CpuRopeTable(CpuKernel):
 
     Attributes:
         frequencies: radians per position of each pair, scaling applied.
+        scale: what cosines and sines are multiplied by.
     """
 
     template = "rope_table.jinja"
     frequencies: tuple[float, ...]
+    scale: float = 1.0
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -116,7 +118,7 @@ class CpuRotaryKernel(CpuArenaKernel):
 
     Attributes:
         num_heads: query heads.
-        rotary_dim: leading elements of a head that are rotated.
+        rotary_dim: leading elements of a head that are rotated; 0: none, and there is no table.
     """
 
     num_heads: int
@@ -138,6 +140,11 @@ class CpuRotaryKernel(CpuArenaKernel):
         """Columns of the packed projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
+    @property
+    def _inputs(self) -> tuple[Param, ...]:
+        table = (Param("rope_table", "input"),) if self.rotary_dim else ()
+        return (Param("qkv", "input"), *table, Param("layer", "layer"))
+
 
 @dataclass(frozen=True)
 class CpuCacheWrite(CpuRotaryKernel):
@@ -148,7 +155,7 @@ class CpuCacheWrite(CpuRotaryKernel):
     @property
     def params(self) -> tuple[Param, ...]:
         """Packed projection, the step's rotations and the layer."""
-        return (Param("qkv", "input"), Param("rope_table", "input"), Param("layer", "layer"))
+        return self._inputs
 
 
 @dataclass(frozen=True)
@@ -199,26 +206,34 @@ class CpuAttend(CpuRotaryKernel):
         scale: of the scores.
         window: most keys that a query sees, itself included; None sees all.
         compute: `fast` may use bf16 matrix tiles where the machine has them.
+        softcap: scores become softcap * tanh(score / softcap); None: they stay.
+        sinks: whether each query head has one more logit, [num_heads], in its softmax's denominator.
+        temperature: (beta, original_context): queries are multiplied by 1 + beta * log(1 + position //
+            original_context).
     """
 
     scale: float
     window: int | None
     compute: Literal["exact", "fast"]
+    softcap: float | None = None
+    sinks: bool = False
+    temperature: tuple[float, int] | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Packed projection, the step's rotations, the layer and the heads' results."""
-        return (
-            Param("qkv", "input"),
-            Param("rope_table", "input"),
-            Param("layer", "layer"),
-            Param("out", "output"),
-        )
+        """Packed projection, the step's rotations, the layer, sinks and the heads' results."""
+        sinks = (Param("sinks", "vector"),) if self.sinks else ()
+        return (*self._inputs, *sinks, Param("out", "output"))
 
     @property
-    def scale_log2(self) -> float:
-        """Scale of the scores for exp2."""
-        return self.scale * LOG2_E
+    def query_scale(self) -> float:
+        """What queries are multiplied by: scores are for exp2, or, with a cap, for tanh."""
+        return self.scale / self.softcap if self.softcap else self.scale * LOG2_E
+
+    @property
+    def cap(self) -> float:
+        """The cap of scores for exp2; 0: none."""
+        return self.softcap * LOG2_E if self.softcap else 0.0
 
     @property
     def rows_in_place(self) -> bool:

@@ -7,12 +7,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-ParamKind = Literal["matrix", "vector", "input", "output", "layer"]
+ParamKind = Literal["matrix", "vector", "input", "output", "indices", "output_indices", "layer"]
+OUTPUTS: tuple[ParamKind, ...] = ("output", "output_indices")
+"""Kinds of parameters that a kernel writes."""
 _C_TYPES: dict[ParamKind, str] = {
     "matrix": "const uint8_t *",
     "vector": "const float *",
     "input": "const float *",
     "output": "float *",
+    "indices": "const int32_t *",
+    "output_indices": "int32_t *",
     "layer": "int ",
 }
 PANEL_ROWS = 16
@@ -25,7 +29,8 @@ class Param:
 
     Attributes:
         name: its name in C.
-        kind: `matrix` a weight's bytes, `vector` f32 weights, `input` and `output` activations, `layer` a number.
+        kind: `matrix` a weight's bytes, `vector` f32 weights, `input` and `output` activations,
+            `indices` and `output_indices` activations of i32, `layer` a number.
     """
 
     name: str

@@ -4,6 +4,7 @@ Which way a projection goes is decided at run time by its number of rows; see te
 counted here for the machine that needs most.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,10 +13,13 @@ from mlxr.compiler.codegen.cpu.matrix import Compute, CpuHelper, Finish, Matrix
 from mlxr.compiler.codegen.kernels import round_up
 from mlxr.compiler.formats import WeightFormat
 
+NormKind = Literal["rms", "layer"]
 _UNIT_BYTES = 2 * PANEL_ROWS * 4096  # of unpacked weights, at most
 _UNITS = 8
 _WAITING_BYTES = 2 * 32 * 16 * 4  # sums of a tile
 _TILE_ROWS = 24, 32  # of f32, of bf16
+TILE_ROWS = max(_TILE_ROWS)
+"""Rows that may be read, with no meaning, past the last one."""
 _MOST_COLUMNS = 64
 
 
@@ -39,65 +43,36 @@ class Output:
 
 
 @dataclass(frozen=True)
-class CpuProjection(CpuKernel):
-    """out = x @ W.T, [rows, out_features] f32, with what is fused around it.
+class CpuMatrixKernel(CpuKernel):
+    """Base of the kernels that multiply rows of inputs with matrices.
 
     Attributes:
-        segments: tensors in the order of the outputs. With an activation: gate and up, of equal rows.
-        norm: whether x goes through RMSNorm first, with `eps`.
-        bias: whether [sum of the segments' rows] is added.
-        residual: whether [rows, out_features] is added last.
-        gather: whether rows are those of the batch's logit_rows, else all tokens.
-        activation_kind: silu, gelu or gelu_tanh: out = activation(gate) * up.
+        in_features: columns of the matrices.
+        segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
+        norm: the norm that x goes through first, with `eps`; `norm_bias`: whether that adds one (of LayerNorm alone).
+        eps: what keeps the norm's root from zero; None without a norm.
+        bias: whether one is added, [sum of the segments' rows].
+        residual: whether one, of the result's shape, is added last, to `residual_scale` times the result.
+        activation_kind: silu, gelu, gelu_tanh, relu, relu2; gated also swiglu_oai.
+        gated: out = activation(gate) * up, else activation of every output.
+        limit: what bounds gate and up of swiglu_oai; None: nothing.
         compute: exact keeps f32 inputs; fast may make 8-bit integers or bf16 of them.
         max_rows: most rows at once.
-        logits: whether the batch says where the result goes.
     """
 
-    template = "projection.jinja"
     in_features: int
     segments: tuple[Segment, ...]
-    norm: bool
-    eps: float | None
-    bias: bool
-    residual: bool
-    gather: bool
-    activation_kind: str | None
     compute: Compute
     max_rows: int
-    logits: bool
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        """x, norm, a weight per segment, bias, residual, out."""
-        params = [Param("x", "input")]
-        if self.norm:
-            params.append(Param("norm", "vector"))
-        params += [Param(f"w{index}", "matrix") for index in range(len(self.segments))]
-        if self.bias:
-            params.append(Param("bias", "vector"))
-        if self.residual:
-            params.append(Param("residual", "input"))
-        return (*params, Param("out", "output"))
-
-    @property
-    def out_features(self) -> int:
-        """Columns of the result."""
-        rows = sum(segment.rows for segment in self.segments)
-        return rows // 2 if self.activation_kind else rows
-
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        """The result's columns, in order."""
-        tensors = [(self._matrix(s), f"w{index}", s.rows) for index, s in enumerate(self.segments)]
-        if self.activation_kind:
-            (gate, w0, rows), (up, w1, up_rows) = tensors
-            assert rows == up_rows, "gate and up have equal rows"
-            return (Output(gate, w0, up, w1, rows),)
-        return tuple(Output(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
-
-    def _matrix(self, segment: Segment) -> Matrix:
-        return Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
+    norm: NormKind | None = None
+    norm_bias: bool = False
+    eps: float | None = None
+    bias: bool = False
+    residual: bool = False
+    residual_scale: float = 1.0
+    activation_kind: str | None = None
+    gated: bool = False
+    limit: float | None = None
 
     @property
     def tiles_f32(self) -> bool:
@@ -118,14 +93,133 @@ class CpuProjection(CpuKernel):
         return "MLXR_FEW_INTEGER" if quantised else "MLXR_FEW_HALF"
 
     @property
+    @abstractmethod
     def finish(self) -> Finish:
         """The epilogue."""
-        return Finish(self.activation_kind, self.bias, self.residual)
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """How each segment's tensor is read."""
+        return tuple(
+            Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
+            for segment in self.segments
+        )
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
         """What is rendered before it."""
-        return (*dict.fromkeys(self._matrix(segment) for segment in self.segments), self.finish)
+        return (*dict.fromkeys(self.matrices), self.finish)
+
+    @property
+    def _first_params(self) -> list[Param]:
+        """x, what norms it, and a weight per segment."""
+        params = [Param("x", "input")]
+        if self.norm:
+            params.append(Param("norm", "vector"))
+        if self.norm_bias:
+            params.append(Param("norm_bias", "vector"))
+        return params + [Param(f"w{index}", "matrix") for index in range(len(self.segments))]
+
+    @property
+    def _norm_table(self) -> list[str]:
+        rows = [f"norm     [{self.in_features}] f32"] if self.norm else []
+        return rows + ([f"norm_bias [{self.in_features}] f32"] if self.norm_bias else [])
+
+    def _formula(self, x: str, of: str = "") -> str:
+        """What it computes of its inputs; `of` is what selects among several matrices."""
+        x = f"{self.norm}_norm({x})" if self.norm else x
+        bias = " + bias" if self.bias else ""
+        if not self.gated:
+            y = f"{x} @ W{of}.T{bias}"
+            return f"{self.activation_kind}({y})" if self.activation_kind else y
+        gate, up = f"{x} @ w0{of}.T{bias}", f"{x} @ w1{of}.T{bias}"
+        if self.activation_kind == "swiglu_oai":
+            return f"swiglu_oai({gate}, {up})"
+        return f"{self.activation_kind}({gate}) * ({up})"
+
+    @property
+    def _residual_formula(self) -> str:
+        scale = "" if self.residual_scale == 1 else f" * {self.residual_scale}"
+        return f"{scale}{' + residual' if self.residual else ''}"
+
+    @property
+    def _many_bytes(self) -> int:
+        """Blocks of unpacked weights and sums that wait; or inputs turned into 64 columns."""
+        tiles = -(-self.max_rows // _TILE_ROWS[0])
+        return max(_UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES), round_up(self.in_features, 32) * _MOST_COLUMNS * 2)
+
+    @property
+    def _forms(self) -> int:
+        """Forms that rows may take at once, at most: those of few rows, and that of many."""
+        return len({matrix.form for matrix in self.matrices} | {self.wide})
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of the largest form."""
+        return round_up(self.in_features, 32) * 4 + 64
+
+
+@dataclass(frozen=True)
+class CpuProjection(CpuMatrixKernel):
+    """out = x @ W.T, [rows, out_features] f32, with what is fused around it.
+
+    Attributes:
+        gather: whether rows are those of the batch's logit_rows, else all tokens.
+        out_scale: what the result is multiplied by.
+        out_cap: the result becomes out_cap * tanh(result / out_cap); None: it stays.
+        gate: whether each row is multiplied by the sigmoid of its number in `gate`, [rows, 1].
+        logits: whether the batch says where the result goes.
+    """
+
+    template = "projection.jinja"
+    gather: bool = False
+    out_scale: float = 1.0
+    out_cap: float | None = None
+    gate: bool = False
+    logits: bool = False
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """x, norm, norm_bias, a weight per segment, bias, residual, gate, out."""
+        params = self._first_params
+        if self.bias:
+            params.append(Param("bias", "vector"))
+        if self.residual:
+            params.append(Param("residual", "input"))
+        if self.gate:
+            params.append(Param("gate", "input"))
+        return (*params, Param("out", "output"))
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the result."""
+        rows = sum(segment.rows for segment in self.segments)
+        return rows // 2 if self.gated else rows
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The result's columns, in order."""
+        tensors = [(m, f"w{i}", s.rows) for i, (m, s) in enumerate(zip(self.matrices, self.segments, strict=True))]
+        if self.gated:
+            (gate, w0, rows), (up, w1, up_rows) = tensors
+            assert rows == up_rows, "gate and up have equal rows"
+            return (Output(gate, w0, up, w1, rows),)
+        return tuple(Output(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
+
+    @property
+    def finish(self) -> Finish:
+        """The epilogue."""
+        return Finish(
+            bias=self.bias,
+            activation_kind=self.activation_kind,
+            gated=self.gated,
+            limit=self.limit,
+            out_scale=self.out_scale,
+            out_cap=self.out_cap,
+            gate=self.gate,
+            residual_scale=self.residual_scale,
+            residual=self.residual,
+        )
 
     @property
     def count(self) -> str:
@@ -135,53 +229,45 @@ class CpuProjection(CpuKernel):
     @property
     def formula(self) -> str:
         """What it computes."""
-        x = "x[logit_rows]" if self.gather else "x"
-        x = f"rms_norm({x})" if self.norm else x
-        bias = " + bias" if self.bias else ""
-        y = f"{x} @ W.T{bias}"
-        if self.activation_kind:
-            y = f"{self.activation_kind}({x} @ w0.T{bias}) * ({x} @ w1.T{bias})"
-        return f"{self.label}: out = {y}{' + residual' if self.residual else ''}"
+        y = self._formula("x[logit_rows]" if self.gather else "x")
+        if self.out_scale != 1:
+            y = f"({y}) * {self.out_scale}"
+        if self.out_cap:
+            y = f"{self.out_cap} * tanh(({y}) / {self.out_cap})"
+        if self.gate:
+            y = f"sigmoid(gate) * ({y})"
+        return f"{self.label}: out = {y}{self._residual_formula}"
 
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
-        k, n = self.in_features, self.out_features
-        rows = [f"x        [tokens, {k}] f32"]
-        if self.norm:
-            rows.append(f"norm     [{k}] f32")
-        rows += [f"{f'w{i}':8} [{s.rows}, {k}] {s.format}" for i, s in enumerate(self.segments)]
+        n = self.out_features
+        rows = [f"x        [tokens, {self.in_features}] f32", *self._norm_table]
+        rows += [f"{f'w{i}':8} [{s.rows}, {self.in_features}] {s.format}" for i, s in enumerate(self.segments)]
         if self.bias:
             rows.append(f"bias     [{sum(s.rows for s in self.segments)}] f32")
         if self.residual:
             rows.append(f"residual [tokens, {n}] f32")
+        if self.gate:
+            rows.append("gate     [tokens, 1] f32")
         rows.append(f"out      [{self.count}, {n}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
     @property
     def thread_bytes(self) -> int:
         """A row in f32; then a row in every form and 64 of bf16, or blocks of unpacked weights and sums that wait."""
-        floats = round_up(self.in_features, 32)
-        few = 3 * self._row_bytes + floats * _MOST_COLUMNS * 2
-        tiles = -(-self.max_rows // _TILE_ROWS[0])
-        many = _UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES)
-        return floats * 4 + max(few, many)
+        return round_up(self.in_features, 32) * 4 + 3 * self._row_bytes + self._many_bytes
 
     @property
     def shared_bytes(self) -> int:
         """All rows, and those of a tile past the last one, in each form that few rows may take."""
-        forms = len({self._matrix(segment).form for segment in self.segments})
-        return forms * (self.max_rows + _TILE_ROWS[1]) * self._row_bytes
-
-    @property
-    def _row_bytes(self) -> int:
-        """Of the largest form."""
-        return round_up(self.in_features, 32) * 4 + 64
+        forms = len({matrix.form for matrix in self.matrices})
+        return forms * (self.max_rows + TILE_ROWS) * self._row_bytes
 
 
 @dataclass(frozen=True)
 class CpuEmbed(CpuKernel):
-    """out = table[token_ids], [tokens, hidden_size] f32.
+    """out = table[token_ids] * scale, [tokens, hidden_size] f32.
 
     Attributes:
         layout: rows as in the file, or packed panels of a quantised format.
@@ -192,6 +278,7 @@ class CpuEmbed(CpuKernel):
     hidden_size: int
     format: WeightFormat
     layout: Literal["rows", "packed"]
+    scale: float = 1.0
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -1,23 +1,22 @@
 """Renders the translation unit: headers, one C function per kernel, two programs, and the library's API."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import jinja2
 
+from mlxr.compiler.codegen.cpu.format_headers import affine_definitions, format_headers
 from mlxr.compiler.codegen.cpu.kernel import CpuKernel
 from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.cpu import CpuTensor
 
 _BASE = ("common.h", "simd.h", "math.h", "activations.h")
-_FORMATS = ("integer_dot", "interleave", "q8_0", "q4_0", "k_scales", "q4_k", "q5_k", "q6_k", "panels")
-_PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h")
+_PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h", "experts.h", "rows.h")
 _ATTENTION = ("cache.h", "attend.h")
-HEADERS = (*_BASE, *(f"formats/{name}.h" for name in _FORMATS), *_PROJECTION, *_ATTENTION)
-"""The headers of templates/cpu in the order in which they build on each other."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,19 @@ class Unit:
     vocab_size: int
 
     @property
+    def formats(self) -> frozenset[WeightFormat]:
+        """Of its tensors."""
+        return frozenset(tensor.format for tensor in self.tensors)
+
+    @property
     def packed(self) -> tuple[tuple[int, CpuTensor], ...]:
         """The tensors that the library packs, with their indices."""
         return tuple((index, t) for index, t in enumerate(self.tensors) if t.layout == "packed")
+
+
+def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
+    """The headers of templates/cpu in the order in which they build on each other, without those of other formats."""
+    return (*_BASE, *format_headers(formats), *_PROJECTION, *_ATTENTION)
 
 
 def name_kernels(kernels: Sequence[CpuKernel]) -> dict[CpuKernel, str]:
@@ -81,7 +90,8 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     values: dict[str, object] = {
         "unit": unit,
         "origin": origin,
-        "headers": HEADERS,
+        "headers": headers(unit.formats),
+        "affine_formats": affine_definitions(unit.formats),
         "helpers": [_render(f"cpu/{helper.template}", {"h": helper}) for helper in helpers],
         "functions": [_function(name, kernel) for name, kernel in unit.kernels],
         "copy_function": _function(*unit.copy_blocks) if unit.copy_blocks else "",

@@ -52,7 +52,7 @@ class Library:
         self.open = _function(loaded, "mlxr_open", pointer, pointer, pointer, pointer, number)
         self.step = _function(loaded, "mlxr_step", None, pointer, pointer)
         self.copy_blocks = _function(loaded, "mlxr_copy_blocks", None, pointer, pointer, number)
-        self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number, number)
+        self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
         self.close = _function(loaded, "mlxr_close", None, pointer)
 

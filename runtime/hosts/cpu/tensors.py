@@ -1,30 +1,31 @@
 """Puts every weight where the program expects it: mapped, converted, or packed into panels.
 
 A matrix in a float format is used where it lies, if its type is the program's and its rows are in order; else it is
-converted into memory of our own. A quantised one must have the program's very blocks, which are rearranged by the
-program's own `mlxr_pack`. Vectors become f32. Memory is reserved once; several threads fill it, in pieces, and pages of
-the file that were read for that are given back.
+converted into memory of our own. A quantised one must have the program's very blocks, whose planes the program's own
+`mlxr_pack` brings together and rearranges. Vectors become f32. Memory is reserved once; several threads fill it, in
+pieces, and pages of the file that were read for that are given back.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from ctypes import c_void_p
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import CpuProgram, CpuTensor, TensorSource
+from mlxr.compiler.artifact import CpuProgram, CpuTensor, TensorSource, WeightFormat
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
-from mlxr.runtime.weights.check_tensors import tensor_name
-from mlxr.runtime.weights.element_types import STORAGE, ElementType, decode, encode, gguf_type_named
+from mlxr.runtime.weights.element_types import STORAGE, decode, encode, gguf_type_named
 from mlxr.runtime.weights.mapped_weights import MappedWeights
-from mlxr.runtime.weights.unpermute_rope import unpermute_rope
-from mlxr.runtime.weights.weight_file import WeightFile, quoted
+from mlxr.runtime.weights.tensor_rows import open_tensor
+from mlxr.runtime.weights.weight_file import WeightFile
 
+Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 PANEL_ROWS = 16
 _PIECE_BYTES = 4 << 20
@@ -32,29 +33,43 @@ _PIECE_BYTES = 4 << 20
 _MAX_LISTED = 8
 
 
-@dataclass(frozen=True)
-class NativeTensor:
-    """A tensor as a file or a test has it.
+class NativeTensor(Protocol):
+    """A tensor as a file or a test has it, its rows in the model's order; of a vector, an element is a row."""
 
-    Attributes:
-        rows: [rows, bytes of a row]; of a vector, an element is a row.
-        type: how its elements lie there.
-        heads: of how many heads the rows are, if each head's rotary pairs lie side by side as in GGUF; else None.
-        where: what to call it in messages.
-        forget: says that some of its rows are not needed any more.
-    """
+    @property
+    def where(self) -> str:
+        """What to call it in messages."""
 
-    rows: Bytes
-    type: ElementType
-    heads: int | None
-    where: str
-    forget: Callable[[int, int], None] = lambda first, last: None
+    @property
+    def format(self) -> str:
+        """The name of its format, or of an element type that no program has, such as `f64`."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows can be used where they lie."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its numbers are not those of its bytes."""
+
+    def plane_rows(self, plane: int, first: int, last: int, /) -> Bytes:
+        """Rows [first, last) of one plane of its format: [rows, bytes of a row], contiguous."""
+
+    def numbers(self, first: int, last: int, /) -> Floats:
+        """Rows [first, last) as numbers: [rows, columns]."""
+
+    def forget(self, first: int, last: int, /) -> None:
+        """Says that some of its rows are not needed any more."""
 
 
 class TensorReader(Protocol):
     """Finds the tensors that a program's weights are made of."""
 
-    def __call__(self, part: TensorSource, tensor: CpuTensor) -> NativeTensor:
+    def __call__(self, part: TensorSource, tensor: CpuTensor, /) -> NativeTensor:
         """The tensor of a part; `tensor` says what it is for."""
 
 
@@ -62,23 +77,45 @@ class FileReader:
     """Tensors of a weight file, mapped."""
 
     def __init__(self, file: WeightFile) -> None:
-        self._file, self._mapped = file, MappedWeights(file)
+        self._mapped = MappedWeights(file)
 
     def __call__(self, part: TensorSource, tensor: CpuTensor) -> NativeTensor:
         """See `TensorReader`."""
-        name = tensor_name(part, self._file)
-        is_permuted = self._file.format == "gguf" and part.gguf_transform == "unpermute_rope"
-        return NativeTensor(
-            self._mapped.rows(name),
-            self._file.tensors[name].element_type,
-            part.heads if is_permuted else None,
-            f"{self._file.path}: tensor {quoted(name)} ({part.name})",
-            lambda first, last: self._mapped.forget(name, first, last),
-        )
+        return open_tensor(self._mapped, part)
+
+
+@dataclass(frozen=True)
+class MemoryTensor:
+    """A tensor in an array of bytes, [rows, bytes of a row]. A row's planes follow one another."""
+
+    where: str
+    format: str
+    rows: Bytes
+    is_plain: ClassVar[bool] = True
+    is_changed: ClassVar[bool] = False
+
+    @property
+    def num_rows(self) -> int:
+        """See `NativeTensor`."""
+        return len(self.rows)
+
+    def plane_rows(self, plane: int, first: int, last: int) -> Bytes:
+        """See `NativeTensor`."""
+        held = WeightFormat(self.format)
+        sizes = [self.rows.shape[1] // held.block_bytes * found.block_bytes for found in held.planes]
+        start = sum(sizes[:plane])
+        return np.ascontiguousarray(self.rows[first:last, start : start + sizes[plane]])
+
+    def numbers(self, first: int, last: int) -> Floats:
+        """See `NativeTensor`."""
+        return np.asarray(decode(self.rows[first:last], gguf_type_named(self.format.upper())), np.float32)
+
+    def forget(self, first: int, last: int) -> None:
+        """See `NativeTensor`."""
 
 
 class MemoryReader:
-    """Tensors by their canonical names, in arrays: f32, f16, bf16 as uint16, or uint8 rows of blocks."""
+    """Tensors by their canonical names, in arrays: f32, f16, bf16 as uint16, or uint8 rows of the part's own format."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays = arrays
@@ -86,11 +123,10 @@ class MemoryReader:
     def __call__(self, part: TensorSource, tensor: CpuTensor) -> NativeTensor:
         """See `TensorReader`."""
         array = np.ascontiguousarray(self._arrays[part.name])
-        names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "uint8": tensor.format.gguf}
-        found = gguf_type_named(names[str(array.dtype)])
+        names = {"float32": "f32", "float16": "f16", "uint16": "bf16", "uint8": str(tensor.format)}
         is_blocks = array.dtype == np.uint8
         assert is_blocks or array.shape == part.shape, f"{part.name}: {array.shape}, expected {part.shape}"
-        return NativeTensor(array.view(np.uint8).reshape(len(array), -1), found, None, part.name)
+        return MemoryTensor(part.name, names[str(array.dtype)], array.view(np.uint8).reshape(len(array), -1))
 
 
 @dataclass
@@ -130,9 +166,10 @@ def place_tensors(
     placed = Placed([0] * len(program.tensors))
     offsets: dict[int, int] = {}
     for index, (tensor, parts) in enumerate(zip(program.tensors, sources, strict=True)):
-        if _is_in_place(tensor, parts):
-            placed.addresses[index] = parts[0].rows.ctypes.data
-            placed.owners.append(parts[0].rows)
+        rows = _in_place(tensor, parts)
+        if rows is not None:
+            placed.addresses[index] = rows.ctypes.data
+            placed.owners.append(rows)
             placed.mapped_bytes += tensor.size_bytes
         else:
             offsets[index] = placed.own_bytes
@@ -168,43 +205,44 @@ def _run(tasks: Sequence[Callable[[], int]], threads: int) -> Iterator[int]:
             raise
 
 
-def _is_in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> bool:
-    """Whether the program can read a tensor where it lies."""
+def _in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> Bytes | None:
+    """A tensor's bytes where the program can read them where they lie, else None."""
     if tensor.layout != "rows":
-        return False
+        return None
     (part,) = parts
-    return (
-        part.type.name == tensor.format.gguf
-        and part.heads is None
-        and part.rows.ctypes.data % part.type.block_bytes == 0
-    )
+    if not part.is_plain or part.format != tensor.format:
+        return None
+    rows = part.plane_rows(0, 0, part.num_rows)
+    return rows if rows.ctypes.data % tensor.format.block_bytes == 0 else None
 
 
 def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[NativeTensor]]) -> None:
     wrong = [
-        f"{parts[0].where} is {parts[0].type.name}, the artifact reads {tensor.format.gguf}"
+        f"{parts[0].where} is {parts[0].format}, the artifact reads {tensor.format}"
         for tensor, parts in zip(tensors, sources, strict=True)
-        if tensor.layout == "packed" and parts[0].type.name != tensor.format.gguf
+        if tensor.layout == "packed" and parts[0].format != tensor.format
     ]
     if wrong:
         more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
         raise WeightsError(
             f"{'; '.join(wrong[:_MAX_LISTED])}{more}. Quantised weights are read as they are: run the file itself "
-            "(mlxr run FILE.gguf), which compiles for its types, or give the spec the file's weight formats"
+            "(mlxr run MODEL), which compiles for its types, or give the spec the file's weight formats"
         )
 
 
 def _pack_tasks(
     library: Library, index: int, tensor: CpuTensor, part: NativeTensor, target: Bytes
 ) -> Iterator[Callable[[], int]]:
-    rows, row_bytes = part.rows.shape
+    rows, row_bytes = tensor.shape[0], tensor.format.row_bytes(tensor.shape[1])
     panels, per_task = -(-rows // PANEL_ROWS), max(1, _PIECE_BYTES // (PANEL_ROWS * row_bytes))
-    head_rows = rows // part.heads if part.heads else 0
 
     def pack(first: int, last: int) -> int:
-        failed = library.pack(index, target.ctypes.data, part.rows.ctypes.data, head_rows, first, last)
+        start, stop = first * PANEL_ROWS, min(rows, last * PANEL_ROWS)
+        planes = [part.plane_rows(plane, start, stop) for plane in range(len(tensor.format.planes))]
+        pointers = (c_void_p * len(planes))(*(plane.ctypes.data for plane in planes))
+        failed = library.pack(index, target.ctypes.data, pointers, first, last)
         assert not failed, f"the library has no panels for {tensor.name}"
-        part.forget(first * PANEL_ROWS, min(rows, last * PANEL_ROWS))
+        part.forget(start, stop)
         return int((last - first) * PANEL_ROWS * row_bytes)
 
     for start in range(0, panels, per_task):
@@ -212,34 +250,26 @@ def _pack_tasks(
 
 
 def _convert_tasks(tensor: CpuTensor, parts: Sequence[NativeTensor], target: Bytes) -> Iterator[Callable[[], int]]:
-    dtype = str(tensor.format)
     width = prod(tensor.shape[1:])
-    numbers = target.view(STORAGE[dtype]).reshape(tensor.shape)
+    numbers = target.view(STORAGE[str(tensor.format)]).reshape(tensor.shape)
     row = 0
     for part, source in zip(parts, tensor.parts, strict=True):
         rows = source.shape[0]
-        yield from _part_tasks(part, numbers[row : row + rows].reshape(rows, width), dtype)
+        yield from _part_tasks(part, numbers[row : row + rows].reshape(rows, width), str(tensor.format))
         row += rows
 
 
 def _part_tasks(part: NativeTensor, target: npt.NDArray[Any], dtype: str) -> Iterator[Callable[[], int]]:
     """Fills a target of [rows, elements of a row] from one tensor."""
-    rows = len(target)
-    head_rows = rows // part.heads if part.heads else 1
-    per_task = max(1, _PIECE_BYTES // max(1, target[:1].nbytes) // head_rows) * head_rows
-    if len(part.rows) != rows:  # a quantised vector: its blocks span rows
-        per_task = rows
+    rows, is_vector = target.shape[0], target.shape[1] == 1  # the blocks of a quantised vector span rows
+    per_task = rows if is_vector else max(1, _PIECE_BYTES // target[:1].nbytes)
 
     def convert(first: int, last: int) -> int:
-        raw = part.rows[first:last] if len(part.rows) == rows else part.rows
-        if part.heads:
-            raw = unpermute_rope(raw, (last - first) // head_rows)
-        if part.type.name == dtype.upper():
-            target[first:last].view(np.uint8)[...] = raw
+        if part.format == dtype and not part.is_changed:
+            target[first:last].view(np.uint8)[...] = part.plane_rows(0, first, last)
         else:
             try:
-                numbers = encode(decode(np.ascontiguousarray(raw), part.type), dtype)
-                target[first:last] = numbers.reshape(last - first, -1)
+                target[first:last] = encode(part.numbers(first, last), dtype).reshape(last - first, -1)
             except WeightsError as error:
                 raise WeightsError(f"{part.where}: {error}") from error
         part.forget(first, last)

@@ -101,7 +101,7 @@ def measure(model: Model, work: Workload) -> Measurement:
     launched = sum(model.host.launches.values()) - launched
     sequences.close()
     host, step = model.host.name, statistics.median(steps)
-    read = weight_bytes(plan, host, work.batch)
+    read = weight_bytes(model.artifact, host, work.batch)
     cached = cache_bytes(plan, work.batch * (work.start + work.decode_tokens // 2))
     memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     return Measurement(

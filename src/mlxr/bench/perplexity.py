@@ -1,39 +1,111 @@
 """How well a model predicts a text: what a weight format or a way to compute costs in quality."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.model import Model
 
-Progress = Callable[[int, int], None]
-"""Called with the windows done and the windows in all."""
+Progress = Callable[[int, int, float], None]
+"""Called with the windows done, the windows in all, and the perplexity so far."""
+
+_ROWS = 32  # of logits at a time in f64
 
 
-def perplexity(model: Model, ids: Sequence[int], window: int, progress: Progress | None = None) -> float:
-    """The perplexity of a text: e to the mean negative log-likelihood of its tokens.
+@dataclass(frozen=True)
+class Perplexity:
+    """What was measured.
 
-    The text is cut into windows of `window` tokens, each read from an empty cache; the first token of a window is
-    given, not predicted. Tokens that do not fill a window are left out.
+    Attributes:
+        value: e to the mean negative log-likelihood of the tokens predicted.
+        error: its standard error, from how the tokens' log-likelihoods scatter.
+        tokens: tokens predicted.
+        windows: windows read.
+    """
+
+    value: float
+    error: float
+    tokens: int
+    windows: int
+
+
+def perplexity(
+    model: Model,
+    ids: Sequence[int],
+    window: int,
+    stride: int | None = None,
+    begin: int | None = None,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of a text.
+
+    The text is cut into windows, each read from an empty cache. A window predicts those of its tokens that no window
+    before it has: with a stride below its length, every token but the first ones is predicted after at least
+    `window - stride` others. The first token of the text is predicted only after `begin`.
+
+    Args:
+        model: the model.
+        ids: the text's tokens.
+        window: tokens of a window, with `begin`; the last one may be shorter.
+        stride: text tokens from the start of a window to that of the next; None: windows do not overlap.
+        begin: a token before every window: the model's BOS.
+        progress: told of each window.
 
     Raises:
-        RequestError: a window is longer than the model's context, or an id is outside the vocabulary.
+        RequestError: a window is longer than the model's context, a stride leaves tokens out, the text has too few
+            tokens, or an id is outside the vocabulary.
     """
-    windows = [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
-    assert windows and window > 1, f"{len(ids)} tokens, windows of {window}"
-    total = 0.0
-    for done, tokens in enumerate(windows, 1):
-        total += float(_losses(model.logits(tokens)[:-1], tokens[1:]).sum())
+    prefix = [] if begin is None else [begin]
+    length = window - len(prefix)
+    step = length if stride is None else stride
+    if window > model.artifact.plan.arena.context:
+        raise RequestError(
+            f"a window of {window} tokens exceeds the model's context, {model.artifact.plan.arena.context}"
+        )
+    if not 1 <= step <= length:
+        raise RequestError(f"the stride is {step} tokens; expected 1 to {length}, so that windows leave no token out")
+    if len(ids) + len(prefix) < 2:
+        raise RequestError(f"the text has {len(ids)} tokens; expected at least {2 - len(prefix)}, to predict one")
+    windows = list(_windows(len(ids), length, step, given=1 - len(prefix)))
+    losses: list[npt.NDArray[np.float64]] = []
+    for done, (start, end, first) in enumerate(windows, 1):
+        tokens = [*prefix, *ids[start:end]]
+        skip = first - start + len(prefix) - 1  # the row before the first token to be predicted
+        losses.append(_losses(model.logit_chunks(tokens), tokens, skip))
         if progress is not None:
-            progress(done, len(windows))
-    return float(np.exp(total / (len(windows) * (window - 1))))
+            progress(done, len(windows), float(np.exp(np.concatenate(losses).mean())))
+    every = np.concatenate(losses)
+    value = float(np.exp(every.mean()))
+    return Perplexity(value, value * float(every.std()) / len(every) ** 0.5, len(every), len(windows))
 
 
-def _losses(logits: npt.NDArray[np.float32], targets: Sequence[int]) -> npt.NDArray[np.float64]:
-    """-log softmax at the targets: [rows]."""
-    numbers = logits.astype(np.float64)
-    numbers -= numbers.max(axis=1, keepdims=True)
-    chosen: npt.NDArray[np.float64] = numbers[np.arange(len(targets)), targets]
-    losses: npt.NDArray[np.float64] = np.log(np.exp(numbers).sum(axis=1)) - chosen
-    return losses
+def _windows(count: int, length: int, step: int, given: int) -> Iterator[tuple[int, int, int]]:
+    """Start, end, and the first token to be predicted, of each window over `count` tokens."""
+    predicted = 0
+    for start in range(0, count, step):
+        end = min(start + length, count)
+        first = max(predicted, start + given)
+        if first < end:
+            yield start, end, first
+        predicted = end
+        if end == count:
+            return
+
+
+def _losses(chunks: Iterator[npt.NDArray[np.float32]], tokens: Sequence[int], skip: int) -> npt.NDArray[np.float64]:
+    """-log softmax of rows `skip` on, each at the token after its own: [tokens - 1 - skip]."""
+    losses, row = [], 0
+    for chunk in chunks:
+        for start in range(0, len(chunk), _ROWS):
+            logits = chunk[start : start + _ROWS]
+            first, last = max(skip - row, 0), min(len(logits), len(tokens) - 1 - row)
+            if first < last:
+                numbers = logits[first:last].astype(np.float64)
+                numbers -= numbers.max(axis=1, keepdims=True)
+                chosen = numbers[np.arange(last - first), tokens[row + first + 1 : row + last + 1]]
+                losses.append(np.log(np.exp(numbers).sum(axis=1)) - chosen)
+            row += len(logits)
+    return np.concatenate(losses)

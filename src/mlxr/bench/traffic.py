@@ -1,33 +1,41 @@
 """How many bytes a decode step has to read, which is what limits its speed."""
 
-from mlxr.compiler.artifact import Plan
+import re
+
+from mlxr.compiler.artifact import Artifact, ModelSpec, Plan
+
+_EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.")
 
 
-def weight_bytes(plan: Plan, host: str, rows: int = 1) -> int:
+def weight_bytes(artifact: Artifact, host: str, rows: int = 1) -> int:
     """Bytes of weights that a decode step reads, each once, on a host that runs a target's kernels.
 
     Args:
-        plan: of the artifact.
+        artifact: the compiled model.
         host: `cpu` reads the cpu target's tensors; others those of the metal target.
-        rows: sequences of the step; of the embedding table it reads their rows alone, unless it is the output too.
+        rows: sequences of the step; of the embedding table it reads their rows alone, unless it is the output too, and
+            of experts those that they choose, taken to be different ones.
     """
+    plan = artifact.plan
     if host == "cpu" and plan.cpu is not None:
         sizes = {tensor.name: (tensor.size_bytes, tensor.shape[0]) for tensor in plan.cpu.tensors}
         launches = [(launch.kernel, launch.inputs) for launch in plan.cpu.step("decode").launches]
     elif plan.steps:
-        sizes = {}
-        for weight in plan.weights:
-            elements = 1
-            for size in weight.shape:
-                elements *= size
-            sizes[weight.name] = (elements * weight.dtype.size_bytes, weight.shape[0])
+        sizes = {weight.name: (weight.size_bytes, weight.shape[0]) for weight in plan.weights}
         launches = [(launch.kernel, launch.inputs) for launch in plan.step("decode").launches]
     else:
         return plan.memory.weights_bytes
     whole = {name for kernel, inputs in launches if not kernel.startswith("embed_") for name in inputs}
     table = {name for kernel, inputs in launches if kernel.startswith("embed_") for name in inputs} - whole
-    read = sum(sizes[name][0] for name in whole if name in sizes)
+    read = sum(int(sizes[name][0] * _share(artifact.spec, name, rows)) for name in whole if name in sizes)
     return read + sum(sizes[name][0] // sizes[name][1] * rows for name in table if name in sizes)
+
+
+def _share(spec: ModelSpec, name: str, rows: int) -> float:
+    """What part of a weight a step reads: of experts' weights the chosen ones."""
+    match = _EXPERTS.match(name)
+    experts = spec.model.layer(int(match[1])).mlp.experts if match else None
+    return min(1.0, rows * experts.per_token / experts.count) if experts else 1.0
 
 
 def cache_bytes(plan: Plan, tokens: int) -> int:

@@ -6,15 +6,16 @@ from typing import Any
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.config import spec_from_config
-from mlxr.compiler.importers.gguf import ROPE_FACTORS, spec_from_gguf
-from mlxr.compiler.importers.imported import Imported, ImportOptions
+from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
 CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 1 << 20
-_MAX_ROPE_FACTORS = 4096
+_MAX_FACTORS = 4096
 
 
 def is_model_file(path: Path) -> bool:
@@ -27,7 +28,7 @@ def is_model_file(path: Path) -> bool:
         return False
 
 
-def import_model(path: Path, options: ImportOptions) -> tuple[Imported, Path]:
+def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
     """The spec of the model in `path`, and its weights.
 
     Raises:
@@ -41,19 +42,22 @@ def import_model(path: Path, options: ImportOptions) -> tuple[Imported, Path]:
     tensors = {name: TensorFact(info.shape, info.type) for name, info in file.tensors.items()}
     name = path.absolute().name if path.is_dir() and weights == path else weights.stem
     if file.format == "gguf":
-        factors = _rope_factors(file)
-        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, factors), weights
+        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file)), weights
     config = path / CONFIG
     return spec_from_config(_read_config(config), tensors, name, str(config), options), weights
 
 
-def _rope_factors(file: WeightFile) -> list[float] | None:
-    info = file.tensors.get(ROPE_FACTORS)
-    if info is None:
-        return None
-    if info.num_elements > _MAX_ROPE_FACTORS or not info.element_type.is_float:
-        raise SpecError(f"{file.path}: {ROPE_FACTORS} is {list(info.shape)} {info.type}; expected floats, one a pair")
-    return [float(number) for number in file.read(ROPE_FACTORS).ravel()]
+def _factors(file: WeightFile) -> dict[str, list[float]]:
+    """Numbers of the tensors of RoPE divisors, which are part of what a GGUF file says of its model."""
+    found = {}
+    for name in FACTOR_TENSORS:
+        info = file.tensors.get(name)
+        if info is None:
+            continue
+        if info.num_elements > _MAX_FACTORS or not (info.element_type.is_float and info.element_type.is_readable):
+            raise SpecError(f"{file.path}: {name} is {list(info.shape)} {info.type}; expected floats, one a pair")
+        found[name] = [float(number) for number in file.read(name).ravel()]
+    return found
 
 
 def _read_config(path: Path) -> dict[str, Any]:

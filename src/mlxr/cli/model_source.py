@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.artifact import Artifact, ModelSpec, load_artifact
 from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT, ImportOptions
@@ -32,12 +33,14 @@ class Changes:
         needed_context: of a model that is imported, at least this.
         sequences: at least so many at once.
         compute: None: as the spec says.
+        cache_dtype: element type of the cache; None: as the spec says, or the importer.
     """
 
     context: int | None = None
     needed_context: int = 1
     sequences: int = 1
     compute: Literal["exact", "fast"] | None = None
+    cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
 
 
 NO_CHANGES = Changes()
@@ -47,7 +50,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which model to load, and where and how to run it."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--weights", metavar="W", help="a .gguf or .safetensors file, or a folder of them")
-    parser.add_argument("--tokenizer", metavar="T", help="a tokenizer.model, if it is not in or beside the weights")
+    parser.add_argument(
+        "--tokenizer", metavar="T", help="a tokenizer.json or tokenizer.model, if it is not in or beside the weights"
+    )
     parser.add_argument(
         "--host",
         default="auto",
@@ -74,12 +79,21 @@ def add_context_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cache_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says in which type keys and values are kept."""
+    parser.add_argument(
+        "--kv",
+        choices=("f32", "f16", "bf16", "q8"),
+        help="element type of the cache (as the spec says; of .gguf files and folders f16, of f32 weights f32)",
+    )
+
+
 def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
     """The model that the arguments name, loaded.
 
     Args:
-        args: of `add_model_arguments`, and perhaps of `add_context_argument`.
-        needed: what the command itself must have; context and compute are those of the arguments.
+        args: of `add_model_arguments`, and perhaps of `add_context_argument` and `add_cache_argument`.
+        needed: what the command itself must have; context, compute and cache are those of the arguments.
 
     Raises:
         MlxrError: it cannot be found, compiled or loaded.
@@ -89,16 +103,17 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     context = getattr(args, "context", None)
     if context is not None and context < 1:
         raise RequestError(f"--context is {context}; expected at least 1")
-    changes = Changes(context, needed.needed_context, needed.sequences, args.compute)
+    changes = Changes(context, needed.needed_context, needed.sequences, args.compute, getattr(args, "kv", None))
     artifact, bundled = resolve_artifact(args.model, changes)
     weights = args.weights or bundled
     if weights is None:
         raise WeightsError(f"{args.model} comes without weights: name them with --weights FILE")
-    show = _Progress()
-    try:
+    with ProgressLine() as line:
+
+        def show(what: str, done: int, total: int) -> None:
+            line.show(f"loading {what} {100 * done // max(1, total)} %")
+
         return Model(artifact, weights, host=args.host, tokenizer=args.tokenizer, threads=args.threads, progress=show)
-    finally:
-        show.clear()
 
 
 def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact, Path | None]:
@@ -115,12 +130,14 @@ def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact
 
         if is_model_file(path):
             options = ImportOptions(
-                changes.context, changes.needed_context, changes.sequences, changes.compute or "fast"
+                changes.context,
+                changes.needed_context,
+                changes.sequences,
+                changes.compute or "fast",
+                changes.cache_dtype,
             )
-            imported, weights = import_model(path, options)
-            for note in imported.notes:
-                print(f"note: {name}: {note}", file=sys.stderr)
-            return _cached(imported.spec), weights
+            spec, weights = import_model(path, options)
+            return _cached(spec), weights
         if path.is_dir():
             artifact = load_artifact(path)
             spec = _changed(artifact.spec, changes)
@@ -138,6 +155,8 @@ def _changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
         model = model.model_copy(update={"context": changes.context})
     if changes.sequences > cache.max_sequences:
         cache = cache.model_copy(update={"max_sequences": changes.sequences})
+    if changes.cache_dtype is not None:
+        cache = cache.model_copy(update={"dtype": changes.cache_dtype})
     update = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
     changed = spec.model_copy(update=update)
     return spec if changed == spec else parse_spec(dump_spec(changed), f"{spec.name}, as the options change it")
@@ -173,22 +192,3 @@ def _compiler_digest() -> str:
         for path in sorted(folder.rglob(pattern)):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-class _Progress:
-    """A line on a terminal's standard error that says what is being prepared."""
-
-    def __init__(self) -> None:
-        self._shown = False
-        self._terminal = sys.stderr.isatty()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._terminal:
-            share = 100 * done // max(1, total)
-            print(f"\r\x1b[Kloading {what} {share} %", end="", file=sys.stderr, flush=True)
-            self._shown = True
-
-    def clear(self) -> None:
-        """Takes the line away."""
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,15 +1,15 @@
 """`mlxr run`: generate text."""
 
 import argparse
-import io
 import json
 import sys
 
 from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.generate import Completion, Generation
 from mlxr.runtime.model import Model
-from mlxr.runtime.sampling import Sampling
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,11 +19,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_context_argument(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, standard input is read")
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: the most probable token (0)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most probable tokens (0: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the most probable share P (1)")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only tokens at P of the top one (0)")
-    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+    add_sampling_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
     parser.add_argument("--stats", action="store_true", help="speed and launches to standard error at the end")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of text")
@@ -32,12 +28,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    sampling = sampling_of(args)
     if args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     prompt = args.prompt if args.prompt is not None else _read_prompt()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character shows a ? instead
-        sys.stdout.reconfigure(errors="replace")
+    show_any_character()
     model = load_model(args)
     generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling)
     interrupted = False

@@ -1,6 +1,5 @@
 """The launches of an artifact as rows, and the rows of layers that are alike folded into one block."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,7 @@ from functools import cached_property
 from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
 from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
 
+_EXPERTS = ("expert_projection", "expert_combine")
 _ARENA_ONLY = "copy_blocks"
 
 
@@ -118,7 +118,7 @@ def programs(artifact: Artifact) -> list[Program]:
 
 
 def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
-    sizes = {w.name: math.prod(w.shape) * w.dtype.size_bytes for w in plan.weights}
+    sizes = {w.name: w.size_bytes for w in plan.weights}
     rows_of = {w.name: w.shape[0] for w in plan.weights}
     kernels = {kernel.name: kernel for kernel in plan.kernels}
     kinds = {op.name: op.kind for op in graph.ops}
@@ -126,8 +126,12 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
     for index, launch in enumerate(step.launches):
         kind = kinds[launch.op]
         weights = [name for name in launch.inputs if name in sizes]
-        gathers = kind == "embed"
-        read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
+        gathers = kind == "embed" or kind in _EXPERTS
+        if kind in _EXPERTS:  # of an expert's weights, those of the chosen ones
+            attrs = graph.op(launch.op).attrs
+            read = sum(sizes[name] for name in weights) * int(str(attrs["top_k"])) // int(str(attrs["num_experts"]))
+        else:
+            read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
         reads, writes = _short_list(launch.inputs, launch, graph), _short_list(launch.outputs, launch, graph)
         row = LaunchRow(step.name, index, launch, kernels[launch.kernel], kind, read, gathers, reads, writes)
         rows.append(row)

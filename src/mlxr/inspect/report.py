@@ -79,7 +79,7 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     axes = {"block": ("blocks", "layers"), "layer": ("layers", "blocks")}[arena.layout]
     names = (*axes, "tokens", "KV heads", "head dim")
     shape = " x ".join(f"{n} {name}" for n, name in zip(arena.shape, names, strict=True))
-    dtypes = sorted({str(weight.dtype) for weight in plan.weights})
+    dtypes = sorted({str(part.format) for weight in plan.weights for part in weight.parts})
     steps = ", ".join(f"{step.name} {size(step.activation_bytes)}" for step in plan.steps)
     budget = "no budget" if memory.budget_bytes is None else f"of a budget of {size(memory.budget_bytes)}"
     for name, value, text in (

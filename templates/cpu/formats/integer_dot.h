@@ -33,7 +33,7 @@ MLXR_INLINE int32x4_t neon_dot(int32x4_t acc, int8x16_t w, int8x16_t x) { return
 #endif
 
 // How many sums of two products of weights of so many bits fit 16 bits: 2 * 127 * 15 * 8 = 30480, and so on.
-MLXR_INLINE int words_that_add(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1; }
+MLXR_INLINE int words_that_add(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1; }
 
 #if MLXR_WORDS
 // Sums of two products, 16 bits each.
@@ -84,6 +84,25 @@ MLXR_INLINE i32v dot_bytes(i32v acc, i8v w, i8v x) {
 }
 #endif
 
+// The table's number at every index of 0..15.
+MLXR_INLINE i8v look_up(const int8_t table[16], i8v index) {
+#if defined(MLXR_AVX512)
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (i8v)_mm512_shuffle_epi8(all, (__m512i)index);
+#elif defined(MLXR_AVX2)
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (i8v)_mm256_shuffle_epi8(both, (__m256i)index);
+#elif defined(MLXR_SSE4)
+    return (i8v)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)table), (__m128i)index);
+#elif defined(MLXR_NEON)
+    return (i8v)vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)index);
+#else
+    i8v found;
+    for (int i = 0; i < 4 * MLXR_LANES; i++) found[i] = table[index[i] & 15];
+    return found;
+#endif
+}
+
 // Signed weights as dot_bytes wants them.
 MLXR_INLINE i8v signed_weights(i8v w) { return MLXR_SIGNED_BY_128 ? w ^ (int8_t)-128 : w; }
 
@@ -92,7 +111,7 @@ MLXR_INLINE i8v signed_weights(i8v w) { return MLXR_SIGNED_BY_128 ? w ^ (int8_t)
 MLXR_INLINE void dot_groups(const i8v w[8], int bits, int apart, const int8_t *const x[8], int m, i32v sums[8][2]) {
 #if MLXR_WORDS
     // By row: its words add up in one register.
-    const int together = words_that_add(bits);
+    const int together = apart && bits < 5 ? 4 : words_that_add(bits);
     MLXR_UNROLL for (int i = 0; i < m; i++) {
         i16v words;
         MLXR_UNROLL for (int g = 0; g < 8; g++) {

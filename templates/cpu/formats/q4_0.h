@@ -1,16 +1,17 @@
 // Q4_0: 32 columns are an f16 and 32 numbers w of 4 bits: d * (w - 8).
 //
-// Packed (pairs): 16 f16 | 4 vectors of two groups. A native byte i holds columns i and i + 16: groups g and g + 4
-// already.
+// Packed (shared lines): 16 f16 | 4 vectors of two groups. A native byte i holds columns i and i + 16: groups g and
+// g + 4 already.
 enum { Q4_0_BYTES = 18, Q4_0_BODY = 256 };
 
 MLXR_INLINE void q4_0_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {
-    open_pair(panel, blocks, b, Q4_0_BODY, at);
+    open_shared(panel, blocks, b, 2, Q4_0_BODY, at);
 }
 
-MLXR_INLINE void q4_0_read(const mlxr_block *at, int part, mlxr_weights *out) {
+MLXR_INLINE void q4_0_read(const mlxr_block *at, int s, int part, mlxr_weights *out) {
+    (void)s;
     out->d[0] = out->d[1] = f16_load(at->scales + 2 * MLXR_LANES * part);
-    unpack_nibbles(at->body, part, out->w);
+    unpack_numbers(4, at->body, part, out->w);
 }
 
 MLXR_INLINE void q4_0_pack_panel(uint8_t *dst, const uint8_t *const rows[16], int blocks) {
@@ -24,3 +25,5 @@ MLXR_INLINE void q4_0_pack_panel(uint8_t *dst, const uint8_t *const rows[16], in
         }
     }
 }
+
+MLXR_PANEL_FORMAT(q4_0, .columns = 32, .step = 16 * Q4_0_BYTES, .bits = 4, .bias = 8)

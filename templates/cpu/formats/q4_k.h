@@ -3,7 +3,8 @@
 // Packed: the scales (k_scales.h) | 8 x 4 vectors of two groups.
 enum { Q4_K_BYTES = 144, Q4_K_STEP = 256 };
 
-MLXR_INLINE void q4_k_open(const uint8_t *panel, int b, mlxr_block *at) {
+MLXR_INLINE void q4_k_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {
+    (void)blocks;
     const uint8_t *packed = panel + (size_t)b * 16 * Q4_K_BYTES;
     at->body = packed + K_SCALES_BYTES;
     open_k_scales(packed, at);
@@ -11,12 +12,7 @@ MLXR_INLINE void q4_k_open(const uint8_t *panel, int b, mlxr_block *at) {
 
 MLXR_INLINE void q4_k_read(const mlxr_block *at, int s, int part, mlxr_weights *out) {
     read_k_scales(at, s, part, out);
-    unpack_nibbles(at->body + Q4_K_STEP * s, part, out->w);
-}
-
-// The low (s even) or high halves of 32 native bytes, which two times 32 columns share.
-MLXR_INLINE void k_nibbles(const uint8_t *native, int s, uint32_t nibbles[8]) {
-    for (int g = 0; g < 8; g++) nibbles[g] = dword_at(native + 32 * (s / 2), g) >> 4 * (s & 1) & 0x0f0f0f0f;
+    unpack_numbers(4, at->body + Q4_K_STEP * s, part, out->w);
 }
 
 MLXR_INLINE void q4_k_pack_panel(uint8_t *dst, const uint8_t *const rows[16], int blocks) {
@@ -32,3 +28,5 @@ MLXR_INLINE void q4_k_pack_panel(uint8_t *dst, const uint8_t *const rows[16], in
         }
     }
 }
+
+MLXR_PANEL_FORMAT(q4_k, .columns = 256, .step = 2 * Q4_K_BYTES, .bits = 4, .minima = 1)

@@ -1,15 +1,17 @@
 """Metadata by strangers: whatever it says, there is a spec or a SpecError, soon."""
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.config import spec_from_config
-from mlxr.compiler.importers.gguf import ROPE_FACTORS, spec_from_gguf
+from mlxr.compiler.importers.gguf import spec_from_gguf
+from mlxr.compiler.importers.rules import architectures
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr_tests.hostile_files import CASES
 
 GGUF: dict[str, Any] = {
     "general.architecture": "llama",
@@ -47,6 +49,20 @@ EXTRA = [
     "rms_norm_eps",
     "head_dim",
     "sliding_window",
+    "sliding_window_pattern",
+    "layer_types",
+    "no_rope_layers",
+    "quantization",
+    "quantization_config",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "logits_scaling",
+    "llama.expert_count",
+    "llama.expert_used_count",
+    "llama.attention.sliding_window_pattern",
     "tie_word_embeddings",
     "architectures",
     "",
@@ -80,16 +96,24 @@ changes = st.dictionaries(keys, values, max_size=5)
 shapes = st.lists(st.integers(min_value=0, max_value=2**59), max_size=4).map(tuple)
 facts = st.builds(TensorFact, shapes, st.sampled_from(["F32", "BF16", "Q4_K", "Q5_1", "I32", "", "F8_E4M3"]))
 tensors = st.dictionaries(st.one_of(st.sampled_from(NAMES), st.text(max_size=16)), facts, max_size=6)
+
+
+def kinds_of(kind: Literal["gguf", "config"]) -> st.SearchStrategy[str]:
+    """Names of every architecture, so that every family's rules are met."""
+    return st.sampled_from(sorted({one.name for one in architectures(kind)}))
+
+
 TABLE = {"token_embd.weight": TensorFact((640, 256), "F16"), "model.embed_tokens.weight": TensorFact((640, 256), "F16")}
 
 
-@settings(max_examples=600, deadline=2000)
-@given(changes=changes, more=tensors, name=st.text(max_size=30), whole=st.booleans())
-def test_gguf(changes: dict[str, Any], more: dict[str, TensorFact], name: str, whole: bool) -> None:
+@settings(max_examples=CASES * 3 // 10, deadline=2000)
+@given(changes=changes, more=tensors, name=st.text(max_size=30), whole=st.booleans(), kind=kinds_of("gguf"))
+def test_gguf(changes: dict[str, Any], more: dict[str, TensorFact], name: str, whole: bool, kind: str) -> None:
+    changes = {key.replace("llama.", f"{kind}.", 1): value for key, value in (GGUF | changes).items()}
+    changes["general.architecture"] = kind
     found = (TABLE if whole else {}) | more
-    factors = [1.0] * 32 if ROPE_FACTORS in found else None
     try:
-        spec = spec_from_gguf(GGUF | changes, found, name, "x.gguf", rope_factors=factors).spec
+        spec = spec_from_gguf(changes, found, name, "x.gguf")
     except SpecError as error:
         assert str(error).startswith("x.gguf: ")
         assert len(str(error)) < 20_000
@@ -97,11 +121,13 @@ def test_gguf(changes: dict[str, Any], more: dict[str, TensorFact], name: str, w
         assert isinstance(spec, ModelSpec)
 
 
-@settings(max_examples=600, deadline=2000)
-@given(changes=changes, more=tensors, name=st.text(max_size=30), whole=st.booleans())
-def test_config(changes: dict[str, Any], more: dict[str, TensorFact], name: str, whole: bool) -> None:
+@settings(max_examples=CASES * 3 // 10, deadline=2000)
+@given(changes=changes, more=tensors, name=st.text(max_size=30), whole=st.booleans(), kind=kinds_of("config"))
+def test_config(changes: dict[str, Any], more: dict[str, TensorFact], name: str, whole: bool, kind: str) -> None:
     try:
-        spec = spec_from_config(CONFIG | changes, (TABLE if whole else {}) | more, name, "config.json").spec
+        spec = spec_from_config(
+            CONFIG | {"model_type": kind} | changes, (TABLE if whole else {}) | more, name, "config.json"
+        )
     except SpecError as error:
         assert str(error).startswith("config.json: ")
         assert len(str(error)) < 20_000
@@ -109,10 +135,14 @@ def test_config(changes: dict[str, Any], more: dict[str, TensorFact], name: str,
         assert isinstance(spec, ModelSpec)
 
 
-@given(factors=st.lists(st.floats(), min_size=32, max_size=32), original=st.integers())
-def test_rope_factors(factors: list[float], original: int) -> None:
+@given(
+    factors=st.lists(st.floats(), min_size=32, max_size=32),
+    original=st.integers(),
+    names=st.sets(st.sampled_from(["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"])),
+)
+def test_rope_factors(factors: list[float], original: int, names: set[str]) -> None:
     metadata = GGUF | {"llama.rope.scaling.original_context_length": original}
     try:
-        spec_from_gguf(metadata, TABLE, "x", "x.gguf", rope_factors=factors)
+        spec_from_gguf(metadata, TABLE, "x", "x.gguf", factors={tensor: factors for tensor in names})
     except SpecError as error:
         assert str(error).startswith("x.gguf: ")

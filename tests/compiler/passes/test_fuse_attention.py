@@ -73,9 +73,58 @@ def test_attributes_are_kept() -> None:
         "head_dim": 40,
         "rotary_dim": 16,
         "rope_layout": "interleaved",
+        "rope_scale": 1.0,
         "scale": 40**-0.5,
         "window": 5,
+        "softcap": None,
+        "temperature_beta": None,
+        "temperature_context": None,
     }
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_layers_without_rotation_have_no_frequencies(step: Literal["decode", "prefill"]) -> None:
+    spec = small_spec(model__rope=None)
+    source = source_graph(spec)
+    fused = fires(FuseAttention(step), fires(MergeQkv(), source))
+    for op in fused.ops:
+        if "k_arena" in op.inputs:
+            assert (op.attrs["rotary_dim"], op.attrs["rope_scale"]) == (0, 1.0)
+            assert "frequencies" not in op.inputs and "positions" in op.inputs
+    check_same_numbers(source, fused, spec, decode_only=step == "decode")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_temperature_sinks_soft_cap_and_rope_scale_are_kept(step: Literal["decode", "prefill"]) -> None:
+    scaling = {"kind": "yarn", "factor": 4.0, "original_context": 16, "attention_factor": 1.5}
+    spec = small_spec(
+        model__rope__scaling=scaling,
+        model__attention__sinks=True,
+        model__attention__softcap=2.0,
+        model__attention__temperature={"beta": 0.3, "original_context": 4},
+    )
+    source = source_graph(spec)
+    fused = fires(FuseAttention(step), fires(MergeQkv(), source))
+    kind = "rope_write_attention" if step == "decode" else "rope_attention"
+    for layer, op in enumerate(op for op in fused.ops if op.kind == kind):
+        assert op.inputs["sinks"] == f"layers.{layer}.attention.sinks"
+        names = ("rope_scale", "softcap", "temperature_beta", "temperature_context")
+        assert [op.attrs[name] for name in names] == [1.5, 2.0, 0.3, 4]
+    check_same_numbers(source, fused, spec, decode_only=step == "decode")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_must_not_fire_when_the_temperature_reads_other_positions(step: Literal["decode", "prefill"]) -> None:
+    graph = merged(model__attention__temperature={"beta": 0.3, "original_context": 4})
+    other = Value("other", "input", ("tokens",), DType.I32)
+    check_silent(
+        FuseAttention(step), edited(graph, f"{PREFIX}.q_tempered", inputs={"positions": "other"}, values=[other])
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_must_not_fire_over_a_norm_of_the_queries(step: Literal["decode", "prefill"]) -> None:
+    check_silent(FuseAttention(step), merged(model__attention__qk_norm={"scope": "head"}))
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -1,11 +1,12 @@
 """fuse_gather: a projection reads the rows it needs by itself."""
 
+from mlxr.compiler.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, small_graph
 
-PLAIN = {"dtype": "f32", "eps": None, "activation": None}
+PLAIN = {"dtype": "f32", **PLAIN_PROJECTION}
 
 
 def gathered(sketch: Sketch) -> str:

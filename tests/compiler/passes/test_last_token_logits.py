@@ -2,6 +2,7 @@
 
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, one, returning, small_graph
+from mlxr_tests.specs import small_spec
 
 
 def gather(sketch: Sketch, name: str, x: str) -> str:
@@ -11,12 +12,26 @@ def gather(sketch: Sketch, name: str, x: str) -> str:
 def test_rule_1_sinks_below_the_output_projection_and_the_norm() -> None:
     source = small_graph()
     sunk = fires(LastTokenLogits(), source)
-    assert kinds(sunk)[-3:] == ["gather_rows", "rms_norm", "linear"]
+    assert kinds(sunk)[-3:] == ["gather_rows", "norm", "linear"]
     assert one(sunk, "gather_rows").inputs["x"] == "layers.0.mlp.out"
     assert sunk.value("normed.rows").shape == ("rows", 48)
     assert sunk.value("logits").shape == ("rows", 61)
     assert "logits_of_all_tokens" not in sunk
     check_same_numbers(source, sunk)
+
+
+def test_rule_1_sinks_below_scale_and_soft_cap() -> None:
+    source = small_graph(model__logit_scale=0.5, model__logit_softcap=1.5)
+    sunk = fires(LastTokenLogits(), source)
+    assert kinds(sunk)[-5:] == ["gather_rows", "norm", "linear", "scale", "soft_cap"]
+    check_same_numbers(source, sunk, small_spec(model__num_layers=1, model__logit_scale=0.5, model__logit_softcap=1.5))
+
+
+def test_must_not_fire_below_a_norm_that_adds_a_residual() -> None:
+    sketch = Sketch()
+    attrs = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
+    normed = sketch.op("norm", "n", attrs=attrs, x=sketch.x, weight=sketch.weight("w", 48), residual=sketch.x)
+    check_silent(LastTokenLogits(), sketch.graph(gather(sketch, "last", normed)))
 
 
 def test_rule_1_repeats() -> None:
@@ -53,11 +68,11 @@ def test_must_not_fire_when_the_projection_is_returned() -> None:
 def test_stops_where_a_value_is_returned() -> None:
     graph = returning(small_graph(), "normed")
     sunk = fires(LastTokenLogits(), graph)
-    assert kinds(sunk)[-3:] == ["rms_norm", "gather_rows", "linear"]
+    assert kinds(sunk)[-3:] == ["norm", "gather_rows", "linear"]
     check_same_numbers(graph, sunk)
 
 
 def test_must_not_fire_after_an_op_that_is_not_rowwise() -> None:
     sketch = Sketch()
-    total = sketch.op("add", "sum", a=sketch.x, b=sketch.linear("projected", sketch.x, 48, 48))
+    total = sketch.op("add", "sum", attrs={"alpha": 1.0}, a=sketch.x, b=sketch.linear("projected", sketch.x, 48, 48))
     check_silent(LastTokenLogits(), sketch.graph(gather(sketch, "last", total)))

@@ -8,7 +8,8 @@ from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr_tests.specs import small_spec
 
-QUANTISED = [held for held in WeightFormat if held.is_quantised]
+GGUF = [held for held in WeightFormat if held.is_quantised and held.gguf]
+PLANES = [held for held in WeightFormat if held.is_quantised and not held.gguf]
 TEXT = """\
 name: formats
 model:
@@ -29,11 +30,25 @@ weights:
 """
 
 
-@pytest.mark.parametrize("held", QUANTISED)
+@pytest.mark.parametrize("held", GGUF)
 def test_blocks_are_those_of_gguf(held: WeightFormat) -> None:
-    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[held.gguf]]
+    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[str(held.gguf)]]
     assert (held.block_elements, held.block_bytes) == sizes
+    assert [(plane.name, plane.block_bytes) for plane in held.planes] == [("", sizes[1])]
     assert held.dtype == "f32" and held.row_bytes(512) == 512 // sizes[0] * sizes[1]
+
+
+@pytest.mark.parametrize("held", PLANES)
+def test_blocks_of_planes_are_those_of_their_name(held: WeightFormat) -> None:
+    planes = {plane.name: plane.block_bytes for plane in held.planes}
+    if held == "mxfp4_mlx":
+        expected, elements = {"weight": 16, "scales": 1}, 32
+    else:
+        bits, elements = int(held[6]), int(held.split("_")[1][1:])
+        scale = {"f16": 2, "bf16": 2, "f32": 4}[held.split("_")[2]]
+        expected = {"weight": elements * bits // 8, "scales": scale, "biases": scale}
+    assert (planes, held.block_elements, held.block_bytes) == (expected, elements, sum(expected.values()))
+    assert held.dtype == "f32" and held.row_bytes(512) == 512 // elements * held.block_bytes
 
 
 @pytest.mark.parametrize("held", ["f32", "f16", "bf16"])
@@ -81,5 +96,5 @@ def test_rows_that_blocks_do_not_fill_are_refused(held: str, block: int) -> None
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:
-    with pytest.raises(SpecError, match="q4_0"):
-        parse_spec(TEXT.replace("default: q4_k", "default: q4_1"), "spec.yaml")
+    with pytest.raises(SpecError, match=r'weights.default is "q4_x"; expected one of f32, f16, bf16, .*q4_k'):
+        parse_spec(TEXT.replace("default: q4_k", "default: q4_x"), "spec.yaml")

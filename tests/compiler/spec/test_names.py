@@ -10,7 +10,7 @@ from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec import names as names_module
 from mlxr.compiler.spec.catalog import find_spec
 from mlxr.compiler.spec.load import load_spec
-from mlxr.compiler.spec.names import TensorNames, known_families, load_tensor_names
+from mlxr.compiler.spec.names import FileTensor, Selection, TensorNames, evaluate, known_families, load_tensor_names
 
 PER_LAYER = [
     *("attention.norm", "attention.q", "attention.k", "attention.v", "attention.o"),
@@ -27,13 +27,15 @@ def test_canonical_names_of_the_llama_family() -> None:
 
 def test_resolve() -> None:
     llama = load_tensor_names("llama")
-    q = ("model.layers.12.self_attn.q_proj.weight", "blk.12.attn_q.weight", "unpermute_rope")
-    assert llama.resolve("layers.{i}.attention.q", 12) == q
-    assert llama.resolve("layers.12.attention.q") == q
-    assert llama.resolve("embedding") == ("model.embed_tokens.weight", "token_embd.weight", None)
-    assert llama.resolve("layers.0.attention.o_bias").gguf == "blk.0.attn_output.bias"
-    transformed = {name for name, value in llama.tensors.items() if value.gguf_transform}
-    assert transformed == {f"layers.{{i}}.attention.{name}" for name in ("q", "k", "q_bias", "k_bias")}
+    found = llama.resolve("layers.{i}.attention.q", 12)
+    assert found == llama.resolve("layers.12.attention.q")
+    assert [entry.tensor for entry in found.safetensors] == ["model.layers.12.self_attn.q_proj.weight"]
+    (entry,) = found.gguf
+    assert entry.tensor == "blk.12.attn_q.weight"
+    assert entry.rows == Selection(shape=("heads", 2, "half_head"), strides=("head_dim", 1, 2), rope_layout="half")
+    assert llama.resolve("embedding").gguf[0] == FileTensor(tensor="token_embd.weight")
+    permuted = {name for name, value in llama.tensors.items() if value and value.gguf[0].rows}
+    assert permuted == {f"layers.{{i}}.attention.{name}" for name in ("q", "k", "q_bias", "k_bias")}
 
 
 @pytest.mark.parametrize(
@@ -49,18 +51,39 @@ def test_resolve_refuses(name: str, expected: str) -> None:
         load_tensor_names("llama").resolve(name)
 
 
-def test_gguf_names_are_those_of_llama_cpp() -> None:
-    """llama.cpp's own map from Hugging Face names gives the same GGUF names."""
-    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
-    for canonical, value in load_tensor_names("llama").tensors.items():
-        stem, _, suffix = value.safetensors.replace("{i}", "2").rpartition(".")
-        assert f"{theirs.get_name(stem)}.{suffix}" == value.gguf.replace("{i}", "2"), canonical
+BY_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.0\.weight")
+
+
+@pytest.mark.parametrize("family", [name for name in known_families() if load_tensor_names(name).gguf.names])
+def test_gguf_names_are_those_of_llama_cpp(family: str) -> None:
+    """Architectures and tensors: a family may have some that its GGUF files lack, but none by a wrong name."""
+    names = load_tensor_names(family)
+    assert set(names.gguf.names) <= set(gguf.MODEL_ARCH_NAMES.values())
+    known = {name.format(bid=2) for name in gguf.TENSOR_NAMES.values()}
+    for canonical, value in names.tensors.items():
+        assert value is not None
+        for entry in value.gguf:
+            name = entry.tensor.replace("{i}", "2").replace("{e}", "0")
+            assert name.rpartition(".")[0] in known or BY_EXPERT.fullmatch(name), canonical
+
+
+@pytest.mark.parametrize("family", known_families())
+def test_every_tensor_is_a_tensor_of_models(family: str) -> None:
+    """Canonical names are those of the family `canonical`, which has all."""
+    assert load_tensor_names(family).tensors.keys() <= load_tensor_names("canonical").tensors.keys()
+
+
+def test_sizes_are_sums_of_products() -> None:
+    dimensions = {"heads": 6, "kv_heads": 2, "head_dim": 32}
+    assert evaluate("heads * head_dim + 2 * kv_heads * head_dim", dimensions) == 6 * 32 + 2 * 2 * 32
+    assert evaluate(7, {}) == evaluate("7", {}) == 7
 
 
 def test_every_tensor_of_the_bundled_file_has_a_name() -> None:
     llama, path = load_tensor_names("llama"), find_spec("storyteller")
     layers = range(load_spec(path).model.num_layers)
-    wanted = {llama.resolve(name, layer).gguf for name in llama.tensors for layer in layers if "bias" not in name}
+    roles = [name for name in llama.tensors if "bias" not in name]
+    wanted = {entry.tensor for name in roles for layer in layers for entry in llama.resolve(name, layer).gguf}
     found = {tensor.name for tensor in gguf.GGUFReader(path.parent / "storyteller-q8_0.gguf").tensors}
     assert wanted - found == {"output.weight"}
     assert found - wanted == set()
@@ -108,7 +131,15 @@ def test_a_new_family_is_a_new_file(families: Path) -> None:
     assert known_families() == ("gpt",)
     found = load_tensor_names("gpt")
     assert isinstance(found, TensorNames)
-    assert found.resolve("layers.4.mlp.up") == ("h.4.up", "blk.4.up", None)
+    up = found.resolve("layers.4.mlp.up")
+    assert (up.safetensors[0].tensor, up.gguf[0].tensor) == ("h.4.up", "blk.4.up")
+    (families / "gpt2.yaml").write_text(
+        "extends: gpt\n"
+        "tensors: {'layers.{i}.mlp.up': null, embedding: {gguf: e, safetensors: [a, {tensor: b, add: 1.0}]}}\n"
+    )
+    assert [entry.add for entry in load_tensor_names("gpt2").resolve("embedding").safetensors] == [0.0, 1.0]
+    with pytest.raises(SpecError, match="no tensor"):
+        load_tensor_names("gpt2").resolve("layers.4.mlp.up")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +148,16 @@ def test_a_new_family_is_a_new_file(families: Path) -> None:
         ("tensors: {embedding: {safetensors: a, guf: b}}", r'(?s):1:39: unknown key .*did you mean "gguf"'),
         ("tensors: {embedding: {safetensors: 'a.{i}', gguf: b}}", "must hold {i} exactly as it does"),
         ("tensors: {}\nignored: ['(']", ":2:10: .*is not a regular expression"),
-        ("tensors: {e: {safetensors: a, gguf: b, gguf_transform: permute}}", '"permute"; expected unpermute_rope'),
+        (
+            "tensors: {e: {gguf: {tensor: b, rows: {shape: [heads], strides: [1, 2]}}}}",
+            "1 sizes in shape and 2 in strides",
+        ),
+        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [hoods], strides: [1]}}}}", '"hoods" is no dimension'),
+        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [heads - 1], strides: [1]}}}}", "is no dimension"),
+        ("config: {set: {num_layers: {key: n, defolt: 1}}}", "is no expression"),
+        ("config: {set: {num_layers: {call: exec, of: [x]}}}", '"exec" is no function; there is divide, '),
+        ("config: {set: {num_layers: {call: sqrt, of: [x, y]}}}", "sqrt takes from 1 to 1 values"),
+        ("config: {harmless: ['(']}", "is not a regular expression"),
     ],
 )
 def test_wrong_family_files_are_refused(families: Path, text: str, expected: str) -> None:

@@ -1,11 +1,11 @@
-// qkv_8d3ff342
+// qkv_f117a942
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T + bias.
-// A simdgroup computes 4 rows of the weight; its lanes stride over the columns 4 at a time, so each
-// load is 16 bytes and neighbouring lanes read neighbouring bytes.
+// A simdgroup computes 4 rows of the weight; its lanes stride over the columns, so that neighbouring lanes read
+// neighbouring bytes, as wide as their alignment allows.
 // The norm costs no pass of its own: lanes add up x^2 in the same loop, and 1/rms scales the finished dot products.
-// Grid: ceil(128 / 8) threadgroups of 2 simdgroups.
+// Grid: 16 threadgroups of 2 simdgroups.
 //   x          [tokens, 48] f32
 //   weight     [128, 48] f32
 //   norm       [48] f32
@@ -27,8 +27,16 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_f32 {
+  const device float* data;
+};
+struct Raw_f32 { float4 v; };
+inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device float4*)(row.data + piece * 4u)}; }
+inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
+
+
 // ---- kernel
-[[kernel]] void qkv_8d3ff342(
+[[kernel]] void qkv_f117a942(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -39,39 +47,52 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
-  if (first >= 128u) {
+  const uint end = 128u;
+
+  if (first >= end) {
     return;
   }
   const device float* input = x;
-  const device float* w[4];
-#pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    const uint row = first + r;
-    w[r] = weight + (ulong)row * 48u;
-  }
   float4 sums[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
     sums[r] = float4(0.0f);
   }
   float4 squares = float4(0.0f);
-  for (uint i = lane * 4u; i < 48u; i += 128u) {
-    float4 v[1];
-    load_f32_4(input + i, v);
-    float4 n[1];
-    load_f32_4(norm + i, n);
+
+  Row_f32 w[4];
 #pragma unroll
-    for (uint j = 0; j < 1u; j++) {
-      squares += v[j] * v[j];
-      v[j] *= n[j];
-    }
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first + r;
+    w[r] = Row_f32{weight + (ulong)row * 48u};
+  }
+  for (uint piece = lane; piece < 12u; piece += 32) {
+    const uint column = piece * 4u;
+    Raw_f32 raw[4];
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      float4 u[1];
-      load_f32_4(w[r] + i, u);
+      raw[r] = raw_f32(w[r], piece);
+    }
+#pragma unroll
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[1];
+      float4 n[1];
+      load_f32_4(norm + column + run * 4u, n);
+
+      load_f32_4(input + column + run * 4u, v);
 #pragma unroll
       for (uint j = 0; j < 1u; j++) {
-        sums[r] += u[j] * v[j];
+        squares += v[j] * v[j];
+        v[j] *= n[j];
+      }
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        float4 c[1];
+        codes_f32(raw[r], run, c);
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          sums[r] += c[j] * v[j];
+        }
       }
     }
   }
@@ -84,7 +105,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
     y = lane == r ? total : y;
   }
   const uint o = first + lane;
-  if (lane < 4u && o < 128u) {
+  if (lane < 4u && o < end) {
     const ulong place = o;
     y *= scale;
     y += (float)bias[o];

@@ -1,10 +1,10 @@
-// down_bc499b05
+// down_4ab5f7f9
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
-// A simdgroup computes 4 rows of the weight; its lanes stride over the columns 4 at a time, so each
-// load is 16 bytes and neighbouring lanes read neighbouring bytes.
-// Grid: ceil(48 / 8) threadgroups of 2 simdgroups.
+// A simdgroup computes 4 rows of the weight; its lanes stride over the columns, so that neighbouring lanes read
+// neighbouring bytes, as wide as their alignment allows.
+// Grid: 6 threadgroups of 2 simdgroups.
 //   x          [tokens, 88] f32
 //   weight     [48, 88] f32
 //   residual   [tokens, 48] f32
@@ -25,8 +25,16 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_f32 {
+  const device float* data;
+};
+struct Raw_f32 { float4 v; };
+inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device float4*)(row.data + piece * 4u)}; }
+inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
+
+
 // ---- kernel
-[[kernel]] void down_bc499b05(
+[[kernel]] void down_4ab5f7f9(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -36,31 +44,44 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
-  if (first >= 48u) {
+  const uint end = 48u;
+
+  if (first >= end) {
     return;
   }
   const device float* input = x;
-  const device float* w[4];
-#pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    const uint row = first + r;
-    w[r] = weight + (ulong)row * 88u;
-  }
   float4 sums[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
     sums[r] = float4(0.0f);
   }
-  for (uint i = lane * 4u; i < 88u; i += 128u) {
-    float4 v[1];
-    load_f32_4(input + i, v);
+
+  Row_f32 w[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first + r;
+    w[r] = Row_f32{weight + (ulong)row * 88u};
+  }
+  for (uint piece = lane; piece < 22u; piece += 32) {
+    const uint column = piece * 4u;
+    Raw_f32 raw[4];
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      float4 u[1];
-      load_f32_4(w[r] + i, u);
+      raw[r] = raw_f32(w[r], piece);
+    }
 #pragma unroll
-      for (uint j = 0; j < 1u; j++) {
-        sums[r] += u[j] * v[j];
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[1];
+      load_f32_4(input + column + run * 4u, v);
+
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        float4 c[1];
+        codes_f32(raw[r], run, c);
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          sums[r] += c[j] * v[j];
+        }
       }
     }
   }
@@ -72,7 +93,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
     y = lane == r ? total : y;
   }
   const uint o = first + lane;
-  if (lane < 4u && o < 48u) {
+  if (lane < 4u && o < end) {
     const ulong place = o;
     y += (float)residual[place];
     out[place] = (float)y;

@@ -1,10 +1,10 @@
-// logits_rows_5fdfc786
+// logits_rows_76afbff8
 // small spec of a test
 //
 // Projection of several rows: out = rms_norm(x[rows]) @ weight.T.
 // As the one-row kernel, but a simdgroup keeps 4 weight rows times 8 input rows of sums, so that each
 // weight is read once for 8 rows.
-// Grid: (ceil(61 / 8), ceil(rows / 8)) threadgroups of 2 simdgroups.
+// Grid: (8, ceil(rows / 8)) threadgroups of 2 simdgroups.
 //   x          [tokens, 48] f32
 //   weight     [61, 48] f32
 //   norm       [48] f32
@@ -27,8 +27,16 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_f32 {
+  const device float* data;
+};
+struct Raw_f32 { float4 v; };
+inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device float4*)(row.data + piece * 4u)}; }
+inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
+
+
 // ---- kernel
-[[kernel]] void logits_rows_5fdfc786(
+[[kernel]] void logits_rows_76afbff8(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -40,7 +48,9 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
-  if (first >= 61u) {
+  const uint end = 61u;
+
+  if (first >= end) {
     return;
   }
   const uint count = dims[2];
@@ -51,12 +61,6 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   for (uint t = 0; t < 8u; t++) {
     const uint row = min(first_row + t, count - 1);
     input[t] = x + (ulong)rows[row] * 48u;
-  }
-  const device float* w[4];
-#pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    const uint row = min(first + r, 60u);
-    w[r] = weight + (ulong)row * 48u;
   }
   float sums[8][4];
 #pragma unroll
@@ -71,25 +75,44 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   for (uint t = 0; t < 8u; t++) {
     squares[t] = 0.0f;
   }
-  for (uint i = lane * 4u; i < 48u; i += 128u) {
-    float4 n[1];
-    load_f32_4(norm + i, n);
-    float4 u[4][1];
+  Row_f32 w[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = min(first + r, end - 1);
+    w[r] = Row_f32{weight + (ulong)row * 48u};
+  }
+  for (uint piece = lane; piece < 12u; piece += 32) {
+    const uint column = piece * 4u;
+    Raw_f32 raw[4];
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      load_f32_4(w[r] + i, u[r]);
+      raw[r] = raw_f32(w[r], piece);
     }
 #pragma unroll
-    for (uint t = 0; t < 8u; t++) {
-      float4 v[1];
-      load_f32_4(input[t] + i, v);
+    for (uint run = 0; run < 1u; run++) {
+      float4 n[1];
+      load_f32_4(norm + column + run * 4u, n);
+
+      float4 u[4][1];
 #pragma unroll
-      for (uint j = 0; j < 1u; j++) {
-        squares[t] += sum4(v[j] * v[j]);
-        v[j] *= n[j];
+      for (uint r = 0; r < 4u; r++) {
+        codes_f32(raw[r], run, u[r]);
+      }
+#pragma unroll
+      for (uint t = 0; t < 8u; t++) {
+        float4 v[1];
+        load_f32_4(input[t] + column + run * 4u, v);
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          squares[t] += sum4(v[j] * v[j]);
+          v[j] *= n[j];
+        }
 #pragma unroll
         for (uint r = 0; r < 4u; r++) {
-          sums[t][r] += sum4(u[r][j] * v[j]);
+#pragma unroll
+          for (uint j = 0; j < 1u; j++) {
+            sums[t][r] += sum4(u[r][j] * v[j]);
+          }
         }
       }
     }
@@ -109,7 +132,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   }
   const uint row = first_row + lane / 4u;
   const uint o = first + lane % 4u;
-  if (lane < 32u && row < count && o < 61u) {
+  if (lane < 32u && row < count && o < end) {
     const ulong place = (ulong)row * 61u + o;
     y *= scale;
     out[place] = (float)y;

@@ -1,8 +1,8 @@
-// embed_a98c853d
+// embed_0c504559
 // small spec of a test
 //
-// Embedding gather: out[t] = table[token_ids[t]].
-// Grid: one threadgroup of 32 threads a token; a thread copies 8 elements at a time.
+// Rows of the embedding table.
+// Grid: one threadgroup of 32 threads a token; a thread takes 8 elements at a time.
 //   token_ids  [tokens] i32
 //   table      [61, 48] bf16
 //   out        [tokens, 48] bf16
@@ -28,23 +28,35 @@ inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_bf16 {
+  const device bfloat16_t* data;
+};
+struct Raw_bf16 { uint4 v; };
+inline Raw_bf16 raw_bf16(Row_bf16 row, uint piece) { return Raw_bf16{*(const device uint4*)(row.data + piece * 8u)}; }
+inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(raw.v, c); }
+
 // ---- kernel
-[[kernel]] void embed_a98c853d(
+[[kernel]] void embed_0c504559(
   const device int32_t* token_ids [[buffer(0)]],
   const device bfloat16_t* table [[buffer(1)]],
   device bfloat16_t* out [[buffer(2)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint token = threadgroup_position_in_grid.x;
-  const device bfloat16_t* row = table + (ulong)token_ids[token] * 48u;
+  const uint token_id = (uint)token_ids[token];
+  const Row_bf16 row = Row_bf16{table + (ulong)token_id * 48u};
   device bfloat16_t* target = out + (ulong)token * 48u;
-  for (uint i = thread_index_in_threadgroup * 8; i < 48u; i += 256u) {
-    float4 v[2];
-    load_bf16_8(row + i, v);
+  for (uint piece = thread_index_in_threadgroup; piece < 6u; piece += 32u) {
+    const Raw_bf16 raw = raw_bf16(row, piece);
+    const uint column = piece * 8u;
 #pragma unroll
-    for (uint j = 0; j < 4; j++) {
-      target[i + j] = (bfloat16_t)v[0][j];
-      target[i + 4 + j] = (bfloat16_t)v[1][j];
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[2];
+      codes_bf16(raw, run, v);
+#pragma unroll
+      for (uint i = 0; i < 8u; i++) {
+        target[column + run * 8u + i] = (bfloat16_t)(v[i / 4][i % 4]);
+      }
     }
   }
 }

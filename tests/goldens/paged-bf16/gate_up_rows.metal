@@ -1,10 +1,10 @@
-// gate_up_rows_b058201e
+// gate_up_rows_0ae7a91d
 // small spec of a test
 //
 // Projection of several rows: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
 // As the one-row kernel, but a simdgroup keeps 4 weight rows times 8 input rows of sums, so that each
 // weight is read once for 8 rows.
-// Grid: (ceil(88 / 4), ceil(tokens / 8)) threadgroups of 2 simdgroups.
+// Grid: (22, ceil(tokens / 8)) threadgroups of 2 simdgroups.
 //   x          [tokens, 48] bf16
 //   weight     [176, 48] bf16
 //   norm       [48] f32
@@ -39,10 +39,18 @@ inline void load_f32_8(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_bf16 {
+  const device bfloat16_t* data;
+};
+struct Raw_bf16 { uint4 v; };
+inline Raw_bf16 raw_bf16(Row_bf16 row, uint piece) { return Raw_bf16{*(const device uint4*)(row.data + piece * 8u)}; }
+inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(raw.v, c); }
+
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
+
 // ---- kernel
-[[kernel]] void gate_up_rows_b058201e(
+[[kernel]] void gate_up_rows_0ae7a91d(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -53,7 +61,9 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
-  if (first >= 88u) {
+  const uint end = 88u;
+
+  if (first >= end) {
     return;
   }
   const uint count = dims[0];
@@ -64,13 +74,6 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   for (uint t = 0; t < 8u; t++) {
     const uint row = min(first_row + t, count - 1);
     input[t] = x + (ulong)row * 48u;
-  }
-  const device bfloat16_t* w[4];
-#pragma unroll
-  for (uint r = 0; r < 2u; r++) {
-    const uint row = first + r;
-    w[r] = weight + (ulong)row * 48u;
-    w[2 + r] = weight + (ulong)(row + 88u) * 48u;
   }
   float sums[8][4];
 #pragma unroll
@@ -85,25 +88,45 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   for (uint t = 0; t < 8u; t++) {
     squares[t] = 0.0f;
   }
-  for (uint i = lane * 8u; i < 48u; i += 256u) {
-    float4 n[2];
-    load_f32_8(norm + i, n);
-    float4 u[4][2];
+  Row_bf16 w[4];
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    const uint row = first + r;
+    w[r] = Row_bf16{weight + (ulong)row * 48u};
+    w[2 + r] = Row_bf16{weight + (ulong)(row + 88u) * 48u};
+  }
+  for (uint piece = lane; piece < 6u; piece += 32) {
+    const uint column = piece * 8u;
+    Raw_bf16 raw[4];
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      load_bf16_8(w[r] + i, u[r]);
+      raw[r] = raw_bf16(w[r], piece);
     }
 #pragma unroll
-    for (uint t = 0; t < 8u; t++) {
-      float4 v[2];
-      load_bf16_8(input[t] + i, v);
+    for (uint run = 0; run < 1u; run++) {
+      float4 n[2];
+      load_f32_8(norm + column + run * 8u, n);
+
+      float4 u[4][2];
 #pragma unroll
-      for (uint j = 0; j < 2u; j++) {
-        squares[t] += sum4(v[j] * v[j]);
-        v[j] *= n[j];
+      for (uint r = 0; r < 4u; r++) {
+        codes_bf16(raw[r], run, u[r]);
+      }
+#pragma unroll
+      for (uint t = 0; t < 8u; t++) {
+        float4 v[2];
+        load_bf16_8(input[t] + column + run * 8u, v);
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          squares[t] += sum4(v[j] * v[j]);
+          v[j] *= n[j];
+        }
 #pragma unroll
         for (uint r = 0; r < 4u; r++) {
-          sums[t][r] += sum4(u[r][j] * v[j]);
+#pragma unroll
+          for (uint j = 0; j < 2u; j++) {
+            sums[t][r] += sum4(u[r][j] * v[j]);
+          }
         }
       }
     }
@@ -126,7 +149,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
   }
   const uint row = first_row + lane / 2u;
   const uint o = first + lane % 2u;
-  if (lane < 16u && row < count && o < 88u) {
+  if (lane < 16u && row < count && o < end) {
     const ulong place = (ulong)row * 88u + o;
     y *= scale;
     up *= scale;

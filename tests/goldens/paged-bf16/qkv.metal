@@ -1,11 +1,11 @@
-// qkv_2620688d
+// qkv_d778bed5
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
-// A simdgroup computes 4 rows of the weight; its lanes stride over the columns 8 at a time, so each
-// load is 16 bytes and neighbouring lanes read neighbouring bytes.
+// A simdgroup computes 4 rows of the weight; its lanes stride over the columns, so that neighbouring lanes read
+// neighbouring bytes, as wide as their alignment allows.
 // The norm costs no pass of its own: lanes add up x^2 in the same loop, and 1/rms scales the finished dot products.
-// Grid: ceil(128 / 8) threadgroups of 2 simdgroups.
+// Grid: 16 threadgroups of 2 simdgroups.
 //   x          [tokens, 48] bf16
 //   weight     [128, 48] bf16
 //   norm       [48] f32
@@ -39,8 +39,16 @@ inline void load_f32_8(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_bf16 {
+  const device bfloat16_t* data;
+};
+struct Raw_bf16 { uint4 v; };
+inline Raw_bf16 raw_bf16(Row_bf16 row, uint piece) { return Raw_bf16{*(const device uint4*)(row.data + piece * 8u)}; }
+inline void codes_bf16(Raw_bf16 raw, uint run, thread float4* c) { unpack_bf16(raw.v, c); }
+
+
 // ---- kernel
-[[kernel]] void qkv_2620688d(
+[[kernel]] void qkv_d778bed5(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -50,39 +58,52 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint lane = thread_index_in_simdgroup;
   const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
-  if (first >= 128u) {
+  const uint end = 128u;
+
+  if (first >= end) {
     return;
   }
   const device bfloat16_t* input = x;
-  const device bfloat16_t* w[4];
-#pragma unroll
-  for (uint r = 0; r < 4u; r++) {
-    const uint row = first + r;
-    w[r] = weight + (ulong)row * 48u;
-  }
   float4 sums[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
     sums[r] = float4(0.0f);
   }
   float4 squares = float4(0.0f);
-  for (uint i = lane * 8u; i < 48u; i += 256u) {
-    float4 v[2];
-    load_bf16_8(input + i, v);
-    float4 n[2];
-    load_f32_8(norm + i, n);
+
+  Row_bf16 w[4];
 #pragma unroll
-    for (uint j = 0; j < 2u; j++) {
-      squares += v[j] * v[j];
-      v[j] *= n[j];
-    }
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first + r;
+    w[r] = Row_bf16{weight + (ulong)row * 48u};
+  }
+  for (uint piece = lane; piece < 6u; piece += 32) {
+    const uint column = piece * 8u;
+    Raw_bf16 raw[4];
 #pragma unroll
     for (uint r = 0; r < 4u; r++) {
-      float4 u[2];
-      load_bf16_8(w[r] + i, u);
+      raw[r] = raw_bf16(w[r], piece);
+    }
+#pragma unroll
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[2];
+      float4 n[2];
+      load_f32_8(norm + column + run * 8u, n);
+
+      load_bf16_8(input + column + run * 8u, v);
 #pragma unroll
       for (uint j = 0; j < 2u; j++) {
-        sums[r] += u[j] * v[j];
+        squares += v[j] * v[j];
+        v[j] *= n[j];
+      }
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        float4 c[2];
+        codes_bf16(raw[r], run, c);
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          sums[r] += c[j] * v[j];
+        }
       }
     }
   }
@@ -95,7 +116,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
     y = lane == r ? total : y;
   }
   const uint o = first + lane;
-  if (lane < 4u && o < 128u) {
+  if (lane < 4u && o < end) {
     const ulong place = o;
     y *= scale;
     out[place] = (bfloat16_t)y;

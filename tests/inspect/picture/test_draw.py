@@ -41,7 +41,7 @@ def with_two_kinds_of_layers(artifact: Artifact) -> Artifact:
     for name in ("source", "decode", "prefill"):
         graph = json.loads(files[f"graph.{name}.json"])
         for op in graph["ops"]:
-            if "scale" in op["attrs"] and op["attrs"]["layer"] % 2:
+            if "window" in op["attrs"] and op["attrs"]["layer"] % 2:
                 op["attrs"]["window"] = 16
         files[f"graph.{name}.json"] = json.dumps(graph)
     return Artifact(files)
@@ -114,7 +114,7 @@ def test_every_kind_of_op_is_shown(artifact: Artifact) -> None:
     shown = {element.text for element in root.iter(f"{SVG}text")}
     for name in ("source", "decode", "prefill"):
         assert {op.kind for op in artifact.graph(name).ops} <= shown
-    assert {"rms_norm", "3×linear", "2×rope", "cache_write", "attention"} <= shown
+    assert {"norm", "3×linear", "2×rope", "cache_write", "attention"} <= shown
 
 
 def test_folded_layers_are_counted() -> None:

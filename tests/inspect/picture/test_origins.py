@@ -14,9 +14,9 @@ from mlxr_tests.specs import compiled, small_spec
 
 PROJECTIONS = {
     "embedded": {"embed": 1},
-    "layers.0.attention.qkv_projected": {"rms_norm": 1, "linear": 3},
+    "layers.0.attention.qkv_projected": {"norm": 1, "linear": 3},
     "layers.0.attention.out": {"linear": 1, "add": 1},
-    "layers.0.mlp.gated": {"rms_norm": 1, "linear": 2, "activation": 1, "multiply": 1},
+    "layers.0.mlp.gated": {"norm": 1, "linear": 2, "activation": 1, "multiply": 1},
     "layers.0.mlp.out": {"linear": 1, "add": 1},
 }
 EXPECTED = {
@@ -36,7 +36,7 @@ def test_fused_ops_know_what_they_replaced(step: str) -> None:
     source, fused = (fold(graph, layer_groups(graphs), DType.F32) for graph in graphs)
     found = {name: dict(Counter(op.kind for op in ops)) for name, ops in origins(source, fused).items()}
     logits = fused.ops[-1].name
-    assert found.pop(logits) == {"rms_norm": 1, "linear": 1, "gather_rows": 1}
+    assert found.pop(logits) == {"norm": 1, "linear": 1, "gather_rows": 1}
     assert found == EXPECTED[step]
 
 

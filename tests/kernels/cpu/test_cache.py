@@ -13,7 +13,7 @@ from mlxr.runtime.mlx_arrays import as_bits
 from mlxr.runtime.mlx_ops.arena_view import copy_blocks
 from mlxr.runtime.mlx_ops.cache_rows import encode_rows
 from mlxr_tests.arenas import copy_arena, snapshot, write_slots
-from mlxr_tests.attention_cases import CASES, Case
+from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.c_harness import aligned, check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_attention import (
     FAST_ERROR,
@@ -33,6 +33,7 @@ CHOSEN = [
     Case(3, 1, 104, "f16", block_size=2, rope="interleaved"),
     Case(20, 1, 72, "q8", layout="layer", mode="contiguous", block_size=4, window=33, rope="interleaved-quarter"),
     Case(5, 5, 32, "f32", block_size=32, window=1),
+    Case(14, 2, 64, "q8", block_size=16, window=70, rope="yarn-half-of-it", extras="everything"),
 ]
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 
@@ -69,7 +70,7 @@ def check_all(bench, threads):
         bench.run(batch, next(threads), "prefill")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + EXTRA_CASES, ids=str)
 def test_every_variant(case):
     check_all(AttentionBench(case), itertools.cycle((1, 2, 3, 5)))
 
@@ -95,10 +96,20 @@ def test_fast_variants(cache, heads, kv_heads, head_dim):
     check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
 
 
+@pytest.mark.parametrize("cache", ["bf16", "q8"])
+@pytest.mark.parametrize("extras", ["softcap", "sinks", "everything"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (24, 1, 40)])
+def test_fast_extras(extras, cache, heads, kv_heads, head_dim):
+    """Caps, sinks and growing queries in matrix tiles."""
+    case = Case(heads, kv_heads, head_dim, cache, block_size=16, window=101, context=300, extras=extras)
+    check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
+
+
+@pytest.mark.parametrize("extras", ["", "sinks"])
 @pytest.mark.parametrize("compute", ["exact", "fast"])
-def test_threads_share_long_contexts(compute):
+def test_threads_share_long_contexts(compute, extras):
     """More threads than heads, sequences that begin or end within a thread's share, and threads without a sequence."""
-    case = Case(8, 2, 64, "bf16", block_size=16, context=2100, max_sequences=4)
+    case = Case(8, 2, 64, "bf16", block_size=16, context=2100, max_sequences=4, extras=extras)
     bench = AttentionBench(case, compute)
     for threads in (1, 2, 3, 7, 16):
         bench.run([(2099, 1)], threads, "decode")
@@ -204,10 +215,10 @@ def test_copy_blocks(cache, block_size, head_dim, layout):
 
 
 @pytest.mark.parametrize("cpu", ["generic", "apple_m1"])
-@pytest.mark.parametrize("case", CHOSEN[1:4], ids=str)
+@pytest.mark.parametrize("case", [*CHOSEN[1:4], CHOSEN[5]], ids=str)
 def test_compiles_for_arm(case, cpu):
     artifact, attrs, frequencies = decode_attention(case)
-    kernels = kernels_of(artifact.plan.arena, attrs, frequencies.tolist(), "fast")
+    kernels = kernels_of(artifact.plan.arena, attrs, frequencies.tolist(), "fast", sinks=bool(attrs["sinks"]))
     used = ", ".join(kernels)
     code = f"{text_of_kernels(kernels)}\nvoid *all_of_them[] = {{{used}}};\n"
     check_cross_compiles(HEADERS, code, "aarch64-linux-gnu", cpu)

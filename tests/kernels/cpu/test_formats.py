@@ -6,32 +6,48 @@ import pytest
 from mlxr_tests.c_harness import address, check_cross_compiles, compilers, marches
 from mlxr_tests.packed import (
     ACT_BLOCK,
+    AFFINE,
     DOT_ROWS,
     EXACT_ROWS,
     FORMATS,
-    HEADERS,
-    SNIPPET,
     dequantised,
+    half_bytes,
+    headers,
     library,
     pack,
     quantise,
     random_blocks,
     read_back,
+    snippet,
 )
 
-BUILDS = [(march, compiler) for compiler in compilers() for march in marches("alderlake")]
+BUILDS = [
+    *((march, compilers()[0]) for march in marches("alderlake")),
+    *((march, other) for march in ("x86-64-v3", "native") if march in marches() for other in compilers()[1:]),
+]
 # Unequal numbers of blocks, odd ones too (pairs), and panels with rows missing.
-SHAPES = {256: ((16, 512), (11, 768), (3, 256)), 32: ((16, 128), (11, 96), (3, 32), (13, 320))}
+SHAPES = {
+    256: ((16, 512), (11, 768), (3, 256)),
+    128: ((16, 384), (11, 128), (3, 512)),
+    64: ((16, 128), (11, 192), (3, 64)),
+    32: ((16, 128), (11, 96), (3, 32), (13, 320)),
+}
+
+
+@pytest.fixture(scope="module", params=FORMATS, ids=str)
+def format(request):
+    return request.param
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
-def lib(request):
+def lib(request, format):
+    return library(*request.param, (format,))
+
+
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+def plain(request):
+    """Without any format."""
     return library(*request.param)
-
-
-@pytest.fixture(params=FORMATS, ids=str)
-def format(request):
-    return request.param
 
 
 def panels(lib, format):
@@ -80,7 +96,7 @@ def test_panels_hold_what_gguf_reads(lib, format):
 
 
 def test_panels_are_the_same_bytes_everywhere(lib, format):
-    reference = library(*BUILDS[0])
+    reference = library(*BUILDS[0], (format,))
     for (panel, _, _), (other, _, _) in zip(panels(lib, format), panels(reference, format), strict=True):
         assert np.array_equal(panel, other)
 
@@ -100,11 +116,14 @@ def test_integer_dot_of_the_greatest_numbers(lib, format):
     columns = 2 * format.block_elements
     for byte in (0x7F, 0x80, 0x00, 0xFF):
         native = random_blocks(format, 16, columns)
-        blocks = native.reshape(16, -1, format.block_bytes)
-        halves = {"q4_k": (0, 4), "q5_k": (0, 4), "q6_k": (208, 210)}.get(format, (0, 2))
-        kept = blocks[:, :, slice(*halves)].copy()
-        blocks[:] = byte
-        blocks[:, :, slice(*halves)] = kept
+        if len(format.planes) == 1:
+            blocks = native.reshape(16, -1, format.block_bytes)
+            kept = blocks.copy()
+            blocks[:, :, 1 if format == "mxfp4" else 0 :] = byte
+            for at in half_bytes(format):
+                blocks[:, :, at : at + 2] = kept[:, :, at : at + 2]
+        else:
+            native[:, : 2 * format.planes[0].block_bytes] = byte
         x = np.where(np.arange(columns) % 64 < 40, 1, -1).astype(np.float32)[None]
         acts = quantise(lib, x)
         out = np.zeros((1, 16), np.float32)
@@ -122,7 +141,8 @@ def test_exact_dot(lib, format):
             assert np.all(out[rows] == 7)
 
 
-def test_activations(lib):
+def test_activations(plain):
+    lib = plain
     x = activations(3, 160, seed=1)
     x[1, 32:64] = np.arange(32) - 15.5  # halves, and the greatest at the end
     acts = quantise(lib, x)
@@ -136,7 +156,9 @@ def test_activations(lib):
     sums = q.sum(axis=-1)
     assert np.array_equal(acts["sum"], acts["d"] * sums.astype(np.float32))
     assert np.array_equal(acts["start8"], -8 * sums) and np.array_equal(acts["start128"], -128 * sums)
-    assert np.array_equal(acts["start32"], -32 * q.reshape(3, 5, 2, 16).sum(axis=-1))
+    halves = q.reshape(3, 5, 2, 16).sum(axis=-1)
+    assert np.array_equal(acts["start32"], -32 * halves)
+    assert np.array_equal(acts["sums"], acts["d"][..., None] * halves.astype(np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -152,11 +174,44 @@ def test_numbers_that_are_none_stay_visible(lib, format, bad):
     assert not np.any(np.isfinite(out))
 
 
-def test_tiny_activations_are_zero(lib):
-    acts = quantise(lib, np.full((1, 32), 1e-38, np.float32))
+def test_tiny_activations_are_zero(plain):
+    acts = quantise(plain, np.full((1, 32), 1e-38, np.float32))
     assert not acts["q"].any() and acts["sum"][0, 0] == 0
 
 
+def test_scales_that_are_no_numbers_crash_nothing(lib, format):
+    """Any bits at all: what comes out is NaN or infinite where the scales are."""
+    rng = np.random.default_rng(5)
+    columns = 2 * format.block_elements
+    for byte in (0xFF, 0x7C, 0xFC, None):
+        native = np.full_like(random_blocks(format, 16, columns), byte or 0)
+        if byte is None:
+            native[:] = rng.integers(0, 256, native.shape, np.uint8)
+        panel, dense = pack(lib, format, native), dequantised(format, native)
+        f32 = np.zeros((columns, 16), np.float32)
+        getattr(lib, f"{format}_f32")(address(panel), columns, 0, columns, address(f32))
+        assert np.array_equal(np.isfinite(f32.T), np.isfinite(dense))
+        x = activations(1, columns, seed=4)
+        acts, out = quantise(lib, x), np.zeros((2, 16), np.float32)
+        getattr(lib, f"{format}_act_dot")(address(panel), columns, address(acts), 1, address(out))
+        getattr(lib, f"{format}_f32_dot")(address(panel), columns, address(x), 1, address(out[1]))
+        assert not np.any(np.isfinite(out) & np.isnan(dense).any(axis=1))
+
+
+@pytest.mark.parametrize("format", AFFINE, ids=str)
+def test_every_affine_format(format):
+    """Packing, decoding and one dot product, as this machine's first compiler makes them."""
+    lib = library("native", compilers()[0], (format,))
+    for panel, dense, columns in panels(lib, format):
+        f32 = np.zeros((columns, 16), np.float32)
+        getattr(lib, f"{format}_f32")(address(panel), columns, 0, columns, address(f32))
+        assert np.array_equal(f32.T, dense)
+        x = activations(1, columns, seed=6)
+        acts, out = quantise(lib, x), np.zeros((1, 16), np.float32)
+        getattr(lib, f"{format}_act_dot")(address(panel), columns, address(acts), 1, address(out))
+        check_close(out, dense, read_back(acts, columns), 1e-6)
+
+
 @pytest.mark.parametrize("cpu", ["generic", "apple_m1", "neoverse_v1"])
-def test_compiles_for_arm(cpu):
-    check_cross_compiles(HEADERS, SNIPPET, "aarch64-linux-gnu", cpu)
+def test_compiles_for_arm(cpu, format):
+    check_cross_compiles(headers([format]), snippet([format]), "aarch64-linux-gnu", cpu)

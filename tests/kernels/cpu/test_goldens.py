@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.cpu_specs import PAGED, SPECS
+from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
 
 ROOT = Path(__file__).parents[3]
 GOLDENS = ROOT / "tests/goldens/cpu"
 NAMES = ("f16-layer", "contiguous-q8", "q4_k_m", "fast-q4_k_m", "fast-bf16")
+FAMILIES = ("gpt-oss-like", "gemma-like", "cohere-like", "experts-shared-gate")
 
 # A kernel ends with the function that programs call; what that function uses stands before it.
 _ARGUMENTS = r"(?:mlxr_worker \*w, const mlxr_batch \*b|mlxr_model \*m),"
@@ -33,7 +35,8 @@ print(hashlib.sha256(compiled(small_spec(**SPECS["q4_k_m"]), target="cpu").cpu_s
 
 def generated(name: str) -> dict[str, str]:
     """File name to text: the parts that kernels share, each kernel, the programs. The headers are files already."""
-    text = compiled(small_spec(**SPECS[name]), target="cpu").cpu_source
+    spec = small_spec(**SPECS[name]) if name in SPECS else family_spec(name, cache=PAGED)
+    text = compiled(spec, target="cpu").cpu_source
     shared, _, rest = text.partition("// ==== parts that several kernels share\n")[2].partition("// ==== kernels\n")
     kernels, _, rest = rest.partition("// ==== programs\n")
     files = {"shared.c": shared, "programs.c": rest.partition("// ==== what the runtime calls")[0]}
@@ -45,7 +48,7 @@ def generated(name: str) -> dict[str, str]:
     return files
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + FAMILIES)
 def test_source(name: str, update_golden: bool) -> None:
     folder = GOLDENS / name
     files = generated(name)
@@ -60,7 +63,7 @@ def test_source(name: str, update_golden: bool) -> None:
 
 
 def test_no_golden_is_left_over() -> None:
-    assert {path.name for path in GOLDENS.iterdir()} == set(NAMES)
+    assert {path.name for path in GOLDENS.iterdir()} == set(NAMES + FAMILIES)
 
 
 def test_same_bytes_for_any_hash_seed_and_folder(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled, small_spec
 
 LEAST = [march for march in marches() if march != "native"]
-CHOSEN = ("f16-layer", "mixed-floats", "contiguous-q8", "q4_k_m", "fast-q8_0", "fast-q4_0", "fast-q4_k_m", "fast-bf16")
+CHOSEN = (
+    *("f16-layer", "mixed-floats", "contiguous-q8", "q4_k_m", "affine"),
+    *("fast-q8_0", "fast-q4_0", "fast-q4_k_m", "fast-bf16", "fast-small-blocks", "fast-large-blocks", "fast-affine"),
+)
 
 
 def run(name: str) -> None:

@@ -8,11 +8,12 @@ import pytest
 from mlxr_tests.c_harness import address, c_library, compilers, marches
 
 HEADERS = ("common.h", "simd.h", "math.h")
-NAMES = ("exp", "silu", "gelu", "gelu_tanh")
+NAMES = ("exp", "silu", "gelu", "gelu_tanh", "relu", "relu2")
+BOUNDED = ("sigmoid", "tanh")
 CODE = "".join(
     f"void {name}s(const float *x, float *y, int n) {{\n"
     f"    for (int i = 0; i < n; i += MLXR_LANES) f32_store(y + i, f32_{name}(f32_load(x + i)));\n}}\n"
-    for name in NAMES
+    for name in NAMES + BOUNDED
 )
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 INF, NAN = math.inf, math.nan
@@ -54,13 +55,26 @@ def test_activations(lib, name):
         "silu": x / (1 + np.exp(-x)),
         "gelu": x / 2 * erfc,
         "gelu_tanh": x * np.exp(-np.logaddexp(0, -u)),
+        "relu": np.maximum(x, 0),
+        "relu2": np.maximum(x, 0) ** 2,
     }[name]
     assert np.all(np.abs(y - exact) <= 4e-7 + 4e-7 * np.abs(exact))
+
+
+def test_bounded(lib):
+    x, y = call(lib, "tanh", np.concatenate([np.linspace(-12, 12, 100_000), np.geomspace(1e-30, 1, 10_000)]))
+    assert np.max(np.abs(y / np.tanh(x) - 1)) < 2.5 * 2**-23
+    x, y = call(lib, "sigmoid", np.linspace(-80, 80, 100_000))
+    assert np.max(np.abs(y * (1 + np.exp(-x)) - 1)) < 4 * 2**-23
+    for name, least in zip(BOUNDED, (0, -1), strict=True):
+        assert np.array_equal(call(lib, name, [INF, 1e30, -1e30, -INF])[1][:4], [1, 1, least, least])
+        assert np.isnan(call(lib, name, [NAN, 1.0])[1][0])
 
 
 def test_past_the_range(lib):
     assert np.array_equal(call(lib, "exp", [INF, -INF, 0.0, 1e30, -1e30])[1][:5], [INF, 0, 1, INF, 0])
     for name in NAMES[1:]:
-        assert np.array_equal(call(lib, name, [INF, 200, 1e30, -200, -1e30])[1][:5], np.float32([INF, 200, 1e30, 0, 0]))
+        large = [INF, 40_000, INF] if name == "relu2" else [INF, 200, 1e30]
+        assert np.array_equal(call(lib, name, [INF, 200, 1e30, -200, -1e30])[1][:5], np.float32([*large, 0, 0]))
     for name in NAMES:
         assert np.isnan(call(lib, name, [NAN, 1.0])[1][0])

@@ -1,7 +1,5 @@
 """Projections and the embedding against NumPy: every path, format and epilogue, rows and columns left over, threads."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,9 @@ from mlxr.compiler.codegen.cpu.projection import CpuEmbed, CpuProjection, Segmen
 from mlxr.compiler.formats import WeightFormat as F
 from mlxr_tests.c_harness import aligned, compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, kernels_code
+from mlxr_tests.cpu_numbers import activation, gated, normed, sigmoid
 from mlxr_tests.native_floats import float_rows
-from mlxr_tests.packed import dequantised, random_blocks
+from mlxr_tests.packed import FORMATS, dequantised, random_blocks
 
 EPS = 1e-5
 MOST = 70
@@ -18,30 +17,41 @@ MOST = 70
 
 def projection(label, columns, formats, rows, compute, **fused):
     segments = tuple(Segment(format, n) for format, n in zip(formats, rows, strict=True))
-    fields = dict.fromkeys(("norm", "bias", "residual", "gather", "logits"), False) | {"activation_kind": None} | fused
-    eps = EPS if fields["norm"] else None
-    return CpuProjection(label, columns, segments, eps=eps, compute=compute, max_rows=MOST, **fields)
+    eps = EPS if "norm" in fused else None
+    gated = "activation_kind" in fused
+    return CpuProjection(label, columns, segments, compute, MOST, eps=eps, **({"gated": gated} | fused))
 
 
 CASES = [
-    projection("bf16", 48, (F.BF16,), (61,), "fast", norm=True),
+    projection("bf16", 48, (F.BF16,), (61,), "fast", norm="rms"),
     projection("f16", 56, (F.F16,), (61,), "fast", bias=True, residual=True, gather=True),
     projection("f32", 1096, (F.F32,), (77,), "fast", residual=True),
-    projection("blocks", 2200, (F.F16, F.BF16), (61, 16), "fast", norm=True, bias=True),
+    projection("blocks", 2200, (F.F16, F.BF16), (61, 16), "fast", norm="rms", bias=True),
     projection("mixed_floats", 136, (F.F16, F.BF16, F.F32), (61, 16, 30), "fast"),
-    projection("bf16_silu", 2080, (F.BF16, F.BF16), (29, 29), "fast", norm=True, bias=True, activation_kind="silu"),
+    projection("bf16_silu", 2080, (F.BF16, F.BF16), (29, 29), "fast", norm="rms", bias=True, activation_kind="silu"),
     projection("exact_gelu", 1096, (F.BF16, F.F32), (77, 77), "exact", residual=True, activation_kind="gelu"),
     projection(
-        "q4_0_q8_0_q6_k", 256, (F.Q4_0, F.Q8_0, F.Q6_K), (61, 32, 13), "fast", norm=True, bias=True, gather=True
+        "q4_0_q8_0_q6_k", 256, (F.Q4_0, F.Q8_0, F.Q6_K), (61, 32, 13), "fast", norm="rms", bias=True, gather=True
     ),
-    projection("k_gelu", 2304, (F.Q4_K, F.Q6_K), (61, 61), "fast", norm=True, activation_kind="gelu_tanh"),
-    projection("q5_k_f16", 512, (F.Q5_K, F.F16), (61, 48), "fast", norm=True, residual=True),
-    projection("exact_q5_k_q4_0", 1280, (F.Q5_K, F.Q4_0), (61, 48), "exact", norm=True, residual=True),
-    projection("exact_q8_0_silu", 512, (F.Q8_0, F.BF16), (50, 50), "exact", norm=True, activation_kind="silu"),
+    projection("k_gelu", 2304, (F.Q4_K, F.Q6_K), (61, 61), "fast", norm="rms", activation_kind="gelu_tanh"),
+    projection("q5_k_f16", 512, (F.Q5_K, F.F16), (61, 48), "fast", norm="rms", residual=True),
+    projection("exact_q5_k_q4_0", 1280, (F.Q5_K, F.Q4_0), (61, 48), "exact", norm="rms", residual=True),
+    projection("exact_q8_0_silu", 512, (F.Q8_0, F.BF16), (50, 50), "exact", norm="rms", activation_kind="silu"),
+    projection("layer", 1096, (F.F32,), (61,), "fast", norm="layer", bias=True, residual=True, residual_scale=0.25),
+    projection("layer_bias", 56, (F.BF16, F.F32), (29, 13), "exact", norm="layer", norm_bias=True, gate=True),
+    projection("relu2", 72, (F.F32,), (61,), "exact", activation_kind="relu2", gated=False, bias=True),
+    projection("ungated_gelu", 256, (F.Q8_0, F.Q4_0), (29, 29), "fast", activation_kind="gelu", gated=False),
+    projection("gated_relu", 72, (F.F16, F.F16), (29, 29), "exact", activation_kind="relu"),
+    projection("oai", 256, (F.F32, F.Q8_0), (61, 61), "exact", activation_kind="swiglu_oai", limit=1.5, bias=True),
+    projection("oai_unbound", 256, (F.Q8_0, F.Q8_0), (61, 61), "fast", activation_kind="swiglu_oai"),
+    projection("cap", 64, (F.F32,), (77,), "exact", gather=True, out_scale=0.125, out_cap=1.5),
+    projection("gate", 512, (F.Q4_0,), (61,), "fast", gate=True, residual=True, residual_scale=3.0),
 ]
 EMBEDS = [
     *(CpuEmbed("embed", 37, 72, format, "rows") for format in (F.F32, F.F16, F.BF16)),
-    *(CpuEmbed("embed", 37, 768, format, "packed") for format in F if format.is_quantised),
+    *(CpuEmbed("embed", 37, 768, format, "packed") for format in FORMATS),
+    CpuEmbed("scaled", 37, 72, F.F32, "rows", scale=8.5),
+    CpuEmbed("scaled", 37, 512, F.Q8_0, "packed", scale=22.5),
 ]
 # Of one row to more than any path's most, at both sides of where paths change.
 ROWS = (1, 2, 3, 5, 8, 9, 14, 15, 17, 33, 48, 49, 64, 65, MOST)
@@ -64,25 +74,24 @@ def matrix(format, rows, columns, seed):
     return native, dequantised(format, native)
 
 
-def activation(kind, x):
-    if kind == "gelu":
-        return x / 2 * np.array([math.erfc(-v / math.sqrt(2)) for v in x.flat]).reshape(x.shape)
-    u = x if kind == "silu" else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return x * np.exp(-np.logaddexp(0, -u))
-
-
-def expected(kernel, x, norm, weights, bias, residual):
+def expected(kernel, x, weights, given):
     """The result in double precision, and what its error is relative to."""
-    x = x.astype(np.float64)
-    if kernel.norm:
-        x = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + EPS) * norm
-    y = x @ weights.T + (bias if kernel.bias else 0)
+    x = normed(kernel.norm, x.astype(np.float64), given["norm"], given["norm_bias"] if kernel.norm_bias else None, EPS)
+    y = x @ weights.T + (given["bias"] if kernel.bias else 0)
     scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
-    if kernel.activation_kind:
+    if kernel.gated:
         n = kernel.out_features
         scale = scale[:, :n] * (1 + np.abs(y[:, n:])) + scale[:, n:] * (1 + np.abs(y[:, :n]))
-        y = activation(kernel.activation_kind, y[:, :n]) * y[:, n:]
-    return y + (residual if kernel.residual else 0), scale + 1e-3
+        y = gated(kernel.activation_kind, y[:, :n], y[:, n:], kernel.limit)
+    else:
+        scale = scale * (1 + np.abs(y)) if kernel.activation_kind == "relu2" else scale
+        y = activation(kernel.activation_kind, y)
+    y, scale = y * kernel.out_scale, scale * max(kernel.out_scale, 0.1)
+    if kernel.out_cap:
+        y = kernel.out_cap * np.tanh(y / kernel.out_cap)
+    if kernel.gate:
+        y = y * sigmoid(given["gate"])
+    return y * kernel.residual_scale + (given["residual"] if kernel.residual else 0), scale + 1e-3
 
 
 @pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.label)
@@ -92,26 +101,32 @@ def test_projection(kernels, kernel):
     held = [matrix(segment.format, segment.rows, columns, seed) for seed, segment in enumerate(kernel.segments)]
     matrices = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, held, strict=True)]
     weights = np.concatenate([dense for _, dense in held]).astype(np.float64)
-    norm, bias = (rng.normal(size=n).astype(np.float32) for n in (columns, len(weights)))
+    given = {
+        name: rng.normal(size=n).astype(np.float32)
+        for name, n in (("norm", columns), ("norm_bias", columns), ("bias", len(weights)))
+    }
+    given |= {f"w{index}": held for index, held in enumerate(matrices)}
     f32_only = all(segment.format is F.F32 for segment in kernel.segments)
     limit = 1e-2 if kernel.compute == "fast" and not f32_only else 3e-6
     for count in ROWS:
         tokens = count + 3 if kernel.gather else count
-        x = rng.normal(size=(tokens, columns)).astype(np.float32)
+        given["x"] = rng.normal(size=(tokens, columns)).astype(np.float32) + np.float32(0.5)
         rows = rng.integers(0, tokens, count).astype(np.int32)
         residual = rng.normal(size=(count, outputs)).astype(np.float32)
+        given["gate"] = rng.normal(size=(count, 1)).astype(np.float32)
         # As in a model: the result takes the residual's place, here with a guard behind it.
         out = np.full((count + 1, outputs), 7, np.float32)
         out[:count] = residual if kernel.residual else np.nan
-        arguments = [x, *[norm] * kernel.norm, *matrices, *[bias] * kernel.bias, *[out] * kernel.residual, out]
+        arguments = [given.get(param.name, out) for param in kernel.params]
         kernels.run(kernel, arguments, tokens, logit_rows=rows if kernel.gather else None)
-        want, scale = expected(kernel, x[rows] if kernel.gather else x, norm, weights, bias, residual)
+        x = given["x"][rows] if kernel.gather else given["x"]
+        want, scale = expected(kernel, x, weights, given | {"residual": residual})
         worst = np.max(np.abs(out[:count] - want) / scale)
         assert worst < limit, f"{count} rows: off by {worst:.1e}"
         assert np.all(out[count] == 7)
 
 
-@pytest.mark.parametrize("kernel", EMBEDS, ids=lambda kernel: str(kernel.format))
+@pytest.mark.parametrize("kernel", EMBEDS, ids=lambda kernel: f"{kernel.label}-{kernel.format}")
 def test_embed(kernels, kernel):
     native, dense = matrix(kernel.format, kernel.vocab_size, kernel.hidden_size, seed=2)
     table = kernels.pack(kernel.format, native)
@@ -119,7 +134,7 @@ def test_embed(kernels, kernel):
         out = aligned((len(ids) + 1, kernel.hidden_size), np.float32)
         out[:] = 7
         kernels.run(kernel, [table, out], len(ids), token_ids=np.array(ids, np.int32))
-        assert np.array_equal(out[:-1], dense[ids]) and np.all(out[-1] == 7)
+        assert np.array_equal(out[:-1], dense[ids] * np.float32(kernel.scale)) and np.all(out[-1] == 7)
 
 
 def test_text_of_a_kernel():

@@ -18,6 +18,7 @@ import pytest
 
 HERE = Path(__file__).parent
 WHOLE_STEPS = str(HERE / "test_hosts.py")
+FAMILIES = str(HERE / "test_families.py")
 FROM_FILES = str(HERE.parents[1] / "runtime/hosts/cpu/test_cpu_host.py")
 TIMEOUT_S = 1500
 
@@ -183,11 +184,26 @@ def test_a_missing_barrier_is_found(harm: str) -> None:
         (MEMORY, WHOLE_STEPS, "test_schedules and (mixed-floats or contiguous-q8 or q5_k or fast-f16)", None),
         (MEMORY, WHOLE_STEPS, "test_schedules and (fast-q8_0 or q4_0-q8-cache or fast-q4_k_m)", None),
         (MEMORY, WHOLE_STEPS, "test_schedules and (f16-layer or fast-q4_k_m)", "x86-64-v2"),
+        (MEMORY, WHOLE_STEPS, "test_schedules and (fast-small-blocks or fast-large-blocks or fast-affine)", None),
         (MEMORY, FROM_FILES, "test_files_and_memory_give_the_same_bits and (bf16 or q4_0)", None),
+        (MEMORY, FAMILIES, "test_exact and (gpt-oss or deepseek or layer-bias) or test_fast", None),
+        (MEMORY, FAMILIES, "test_exact and (gpt-oss or gemma or cohere)", "x86-64-v2"),
+        (THREADS, FAMILIES, "test_exact and (gpt-oss or deepseek or olmo) or test_fast and (gemma or gate)", None),
         (THREADS, WHOLE_STEPS, "test_schedules and (mixed-floats or contiguous-q8 or f16-layer)", None),
         (THREADS, WHOLE_STEPS, "test_schedules and (fast-q8_0 or fast-q4_k_m or fast-bf16)", None),
     ],
-    ids=["floats", "blocks", "least instructions", "files", "threads of floats", "threads of blocks"],
+    ids=[
+        *(
+            "floats",
+            "blocks",
+            "least instructions",
+            "more blocks",
+            "files",
+            "families",
+            "families of least instructions",
+        ),
+        *("threads of families", "threads of floats", "threads of blocks"),
+    ],
 )
 def test_kernels(sanitizer: Sanitizer, file: str, chosen: str, arch: str | None) -> None:
     if arch and platform.machine() != "x86_64":

@@ -15,8 +15,13 @@ import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
+from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 ARENA = ("k_arena", "v_arena")
@@ -108,6 +113,24 @@ def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model
     assert model.host.launches["mlx.projection"] == 4 * layers
     expected = mlxr.load(model.artifact, Q8_0, host="reference")
     assert got.token_ids == expected.start([ids], max_tokens=2, ignore_eos=True).finish()[0].token_ids
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("mlx_min_rows", [1, 32])
+@pytest.mark.parametrize("name", ["experts-topk-softmax-bias", "experts-shared-gate", "sinks"])
+def test_arrays_of_few_elements(monkeypatch: pytest.MonkeyPatch, name: str, mlx_min_rows: int) -> None:
+    """Sinks of 6 heads, logits of 5 experts, 2 chosen ones of one token, a gate: MLX would bind them as constants."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
+    artifact = compiled(family_spec(name), Geometry(partition=16, mlx_min_rows=mlx_min_rows))
+    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
+    pair = HostPair(artifact)
+    pair.host = MetalHost(artifact, random_buffers(pair.plan)[0], pair.arena)
+    a, b = pair.add(), pair.add()
+    pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
+    pair.step([(a, [3])])
+    pair.step([(a, [7]), (b, list(range(20)))])
+    pair.step([(b, [7]), (a, [5])])
+    assert any(launch.startswith("mlx.") for launch in pair.host.launches) == (mlx_min_rows == 1)
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")

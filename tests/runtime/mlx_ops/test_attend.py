@@ -25,8 +25,13 @@ CONTEXTS = [9, 6]
 STARTS = [0, 3, 4]
 """Three new tokens of the first sequence, one of the second."""
 POSITIONS = [6, 7, 8, 5]
-ROTARY = {"rotary_dim": 6, "rope_layout": "half"}
+ROTARY = {"rotary_dim": 6, "rope_layout": "half", "rope_scale": 1.0}
 FREQUENCIES = [1.0, 0.25, 0.0625]
+NO_HEAT = {"temperature_beta": None, "temperature_context": None}
+
+
+def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
+    return {"scale": 0.7, "window": window, "softcap": softcap}
 
 
 def arena_of(layout: Any = "block", dtype: str = "f32", mode: Any = "paged") -> Arena:
@@ -50,7 +55,7 @@ def test_the_table_has_every_kind_of_op() -> None:
 def test_rope_against_mlx(dtype: str, layout: str, rotary_dim: int) -> None:
     x = random_array(np.random.default_rng(0), (5, 3 * 40), dtype)
     frequencies = 100.0 ** (-2 * np.arange(rotary_dim // 2) / rotary_dim)
-    attrs = {"num_heads": 3, "head_dim": 40, "rotary_dim": rotary_dim, "rope_layout": layout}
+    attrs = {"num_heads": 3, "head_dim": 40, "rotary_dim": rotary_dim, "rope_layout": layout, "rope_scale": 1.0}
     positions = [7, 0, 1000, 8, 3]
     inputs = {"x": x, "positions": mx.array(positions), "frequencies": mx.array(frequencies.astype(np.float32))}
     out = evaluate("rope", inputs, attrs)["out"]
@@ -104,7 +109,15 @@ def filled(layout: str, dtype: str, mode: str = "paged") -> Arena:
     return arena
 
 
-def attend(arena: Arena, q: Numbers, scale: float, window: int | None, tables: list[list[int]]) -> Numbers:
+def attend(
+    arena: Arena,
+    q: Numbers,
+    scale: float,
+    window: int | None,
+    tables: list[list[int]],
+    softcap: float | None = None,
+    sinks: Numbers | None = None,
+) -> Numbers:
     """One token, one head, one key at a time."""
     out = np.zeros_like(q)
     ratio = q.shape[1] // KV_HEADS
@@ -115,8 +128,12 @@ def attend(arena: Arena, q: Numbers, scale: float, window: int | None, tables: l
         keys = [block(arena, arena.k, table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
         values = [block(arena, arena.v, table[p // BLOCK])[p % BLOCK, head // ratio] for p in seen]
         scores = scale * np.array(keys) @ q[token, head]
-        weights = np.exp(scores - scores.max())
-        out[token, head] = weights / weights.sum() @ np.array(values)
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        sink = -np.inf if sinks is None else sinks[head]
+        largest = max(scores.max(), sink)
+        weights = np.exp(scores - largest)
+        out[token, head] = weights / (weights.sum() + np.exp(sink - largest)) @ np.array(values)
     return out
 
 
@@ -140,16 +157,72 @@ def test_attention(layout: str, dtype: str, ratio: int, window: int | None) -> N
     arena, heads = filled(layout, dtype), ratio * KV_HEADS
     q = random_array(np.random.default_rng(2), (4, heads * HEAD_DIM), "f32")
     attrs = {"layer": LAYER, "num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | {"scale": 0.7, "window": window}, arena)["out"]
+    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(window), arena)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(4, heads, HEAD_DIM), 0.7, window, TABLES)
     check_op("attention", floats(out), want.reshape(4, -1), "f32")
+
+
+@pytest.mark.parametrize("ratio", [1, 3])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("sink", [False, True])
+def test_soft_caps_and_sinks(ratio: int, window: int | None, softcap: float | None, sink: bool) -> None:
+    arena, heads = filled("block", "f32"), ratio * KV_HEADS
+    q = random_array(np.random.default_rng(2), (4, heads * HEAD_DIM), "f32")
+    sinks = random_array(np.random.default_rng(3), (heads,), "f32", 3.0)
+    attrs = {"layer": LAYER, "num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    inputs = {"q": q} | batch_inputs(arena) | ({"sinks": sinks} if sink else {})
+    out = evaluate("attention", inputs, attrs | scores(window, softcap), arena)["out"]
+    queries = floats(q).astype(np.float64).reshape(4, heads, HEAD_DIM)
+    want = attend(arena, queries, 0.7, window, TABLES, softcap, floats(sinks).astype(np.float64) if sink else None)
+    check_op("attention", floats(out), want.reshape(4, -1), "f32")
+
+
+def test_temperature_grows_in_steps() -> None:
+    x = random_array(np.random.default_rng(0), (4, 6), "f32")
+    inputs = {"x": x, "positions": mx.array([0, 3, 4, 11])}
+    out = evaluate("temperature", inputs, {"beta": 0.5, "original_context": 4})["out"]
+    factors = [1, 1, 1 + 0.5 * np.log(2), 1 + 0.5 * np.log(3)]
+    check_op("temperature", floats(out), floats(x).astype(np.float64) * np.array(factors)[:, None], "f32")
+
+
+def test_rope_scale_multiplies_what_is_rotated() -> None:
+    x = random_array(np.random.default_rng(0), (2, 2 * HEAD_DIM), "f32")
+    inputs = {"x": x, "positions": mx.array([3, 9]), "frequencies": mx.array(FREQUENCIES)}
+    out = evaluate("rope", inputs, {"num_heads": 2, "head_dim": HEAD_DIM} | ROTARY | {"rope_scale": 1.25})["out"]
+    want = rotated(floats(x).astype(np.float64).reshape(2, 2, HEAD_DIM), [3, 9])
+    want[..., :6] *= 1.25
+    check_op("rope", floats(out), want.reshape(2, -1), "f32")
+
+
+def test_fused_attention_with_all_that_layers_differ_in() -> None:
+    """No rotation, a temperature, sinks and a soft cap; and a scaled rotation."""
+    qkv = random_array(np.random.default_rng(3), (4, 10 * HEAD_DIM), "f32")
+    heads = floats(qkv).astype(np.float64).reshape(4, 10, HEAD_DIM)
+    sinks = random_array(np.random.default_rng(5), (6,), "f32")
+    heat = {"temperature_beta": 0.5, "temperature_context": 4}
+    growth = 1 + 0.5 * np.log(1 + np.array(POSITIONS) // 4)[:, None, None]
+    for rotary, scale in ((0, 1.0), (6, 1.25)):
+        arena = filled("block", "f32")
+        inputs = {"qkv": qkv, "slots": mx.array(SLOTS), "sinks": sinks} | batch_inputs(arena)
+        inputs |= {"frequencies": mx.array(FREQUENCIES)} if rotary else {}
+        place = FUSED | {"rotary_dim": rotary, "rope_scale": scale}
+        evaluate("rope_cache_write", inputs, place, arena)
+        out = evaluate("rope_attention", inputs, place | heat | scores(None, 2.0), arena)["out"]
+        q = rotated(heads[:, :6], POSITIONS) if rotary else heads[:, :6].copy()
+        q[..., :rotary] *= scale
+        want = attend(arena, q * growth, 0.7, None, TABLES, 2.0, floats(sinks).astype(np.float64))
+        check_op("attention", floats(out), want.reshape(4, -1), "f32")
+        key = rotated(heads[:, 6:8], POSITIONS)[3] if rotary else heads[3, 6:8].copy()
+        key[..., :rotary] *= scale
+        check_op("stored", block(arena, arena.k, SLOTS[3] // BLOCK)[SLOTS[3] % BLOCK], key, "f32")
 
 
 def test_attention_rounds_to_the_type_of_q() -> None:
     arena = filled("block", "bf16")
     q = random_array(np.random.default_rng(2), (4, 4 * HEAD_DIM), "bf16")
     attrs = {"layer": LAYER, "num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | {"scale": 0.7, "window": None}, arena)["out"]
+    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(None), arena)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(4, 4, HEAD_DIM), 0.7, None, TABLES)
     assert out.dtype == mx.bfloat16
     check_op("attention", floats(out), want.reshape(4, -1), "bf16")
@@ -166,7 +239,7 @@ def test_contiguous_attention_needs_no_table() -> None:
         "block_tables": mx.array([[10, 10, 10]]),
     }
     attrs = {"layer": LAYER, "num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", inputs, attrs | {"scale": 0.7, "window": None}, arena)["out"]
+    out = evaluate("attention", inputs, attrs | scores(None), arena)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(3, 4, HEAD_DIM), 0.7, None, [[0, 1, 2]])
     check_op("attention", floats(out), want.reshape(3, -1), "f32")
 
@@ -201,7 +274,7 @@ def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     for layer in (0, 2):
         for block_id in range(BLOCKS):
             np.testing.assert_array_equal(block(arena, arena.k, block_id, layer), block(old, old.k, block_id, layer))
-    out = evaluate("rope_attention", inputs, FUSED | {"scale": 0.7, "window": window}, arena)
+    out = evaluate("rope_attention", inputs, FUSED | NO_HEAT | scores(window), arena)
     want = attend(arena, rotated(heads[:, :6], POSITIONS), 0.7, window, TABLES)
     assert out.keys() == {"out", "token"}
     check_op("attention", floats(out["out"]), want.reshape(4, -1), "f32")
@@ -213,7 +286,7 @@ def test_decode_op_is_the_prefill_pair_of_one_token_each(activation: str) -> Non
     qkv = random_array(np.random.default_rng(4), (2, 10 * HEAD_DIM), activation)
     inputs = {"qkv": qkv, "frequencies": mx.array(FREQUENCIES), "slots": mx.array(SLOTS[2:])}
     inputs |= {"positions": mx.array([8, 5]), "context_lens": mx.array(CONTEXTS), "block_tables": mx.array(TABLES)}
-    attrs = FUSED | {"scale": 0.7, "window": 4}
+    attrs = FUSED | NO_HEAT | scores(4)
     out = evaluate("rope_write_attention", inputs, attrs, one)["out"]
     evaluate("rope_cache_write", inputs, FUSED, other)
     want = evaluate("rope_attention", inputs | {"query_start": mx.array([0, 1, 2])}, attrs, other)["out"]

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer import Tokenizer, load_tokenizer
+from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
-from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
+from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 
 TESTS = Path(__file__).parents[2]
 STORYTELLER = load_tokenizer(TESTS.parent / "models/storyteller")
@@ -24,7 +25,7 @@ def small_tokenizer(add_dummy_prefix, remove_extra_whitespaces):
     pieces += [Piece(word, -float(i), 1) for i, word in enumerate(words)]
     pieces += [Piece("▁user", 0, 4), Piece("<pad>", 0, 5)]
     proto = write_model_proto(pieces, ("<unk>", "<s>", "</s>"), True, add_dummy_prefix, remove_extra_whitespaces)
-    return Tokenizer(proto, "small")
+    return SentencepieceTokenizer(proto, "small")
 
 
 TOKENIZERS = {
@@ -74,7 +75,7 @@ def test_a_character_comes_when_its_last_byte_does():
 def test_an_unfinished_character_is_replaced_at_the_end_or_by_the_next_token():
     start = [BYTE + byte for byte in "🎉".encode()[:3]]
     assert streamed(STORYTELLER, start) == ["", "", "", "\ufffd" * 3]
-    word = STORYTELLER.encode("cat", add_bos=False)
+    word = STORYTELLER.encode("cat", add_special=False)
     assert streamed(STORYTELLER, start + word)[3].startswith("\ufffd" * 3)
     assert streamed(STORYTELLER, [BYTE + 0xE2, BYTE + 0x41]) == ["", "\ufffdA", ""]
 
@@ -115,7 +116,7 @@ def test_the_work_of_a_token_does_not_grow():
     ids = STORYTELLER.encode((TESTS / "data/storyteller/valid.txt").read_text()[:60_000])
     assert len(ids) > 15_000
     tokenizer = CountingTokenizer()
-    decoder, text = StreamDecoder(tokenizer), []
+    decoder, text = SentencepieceStreamDecoder(tokenizer), []
     for count, token_id in enumerate(ids, 1):
         text.append(decoder.push(token_id))
         assert tokenizer.calls <= 5 * count, "a token is asked about once, by each of five questions"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer import Tokenizer, load_tokenizer
+from mlxr.runtime.tokenizer import SpecialTokens, load_tokenizer
+from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 
 TESTS = Path(__file__).parents[2]
 MODELS = TESTS.parent / "models/storyteller"
@@ -45,16 +46,16 @@ def test_gguf_gives_the_ids_of_the_model_on_any_text(text):
 @BOTH
 def test_special_tokens(tokenizer):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, 2, {2}, 4096)
-    assert tokenizer.encode("", add_bos=True) == [1]
-    assert tokenizer.encode("", add_bos=False) == []
-    assert tokenizer.encode("a cat")[1:] == tokenizer.encode("a cat", add_bos=False)
+    assert tokenizer.encode("", add_special=True) == [1]
+    assert tokenizer.encode("", add_special=False) == []
+    assert tokenizer.encode("a cat")[1:] == tokenizer.encode("a cat", add_special=False)
     assert tokenizer.decode([1, *tokenizer.encode("a cat"), 2]) == "a cat"
     assert tokenizer.decode([1, 2]) == "" == tokenizer.decode([])
 
 
 @BOTH
 def test_special_tokens_spelled_out_are_text(tokenizer):
-    ids = tokenizer.encode("<s></s><unk><0x41>", add_bos=False)
+    ids = tokenizer.encode("<s></s><unk><0x41>", add_special=False)
     assert not {0, 1, 2, 3 + 0x41} & set(ids)
     assert tokenizer.decode(ids) == "<s></s><unk><0x41>"
 
@@ -83,7 +84,15 @@ def test_text_with_half_a_surrogate_pair():
         FROM_MODEL.encode("ab\udc80")
 
 
-@pytest.mark.parametrize("special", [{"bos_id": 4096}, {"eos_id": 5000}, {"eos_ids": [-7]}])
+@pytest.mark.parametrize("special", [{"bos_id": 4096}, {"eos_id": 5000}, {"end_ids": (-7,)}])
 def test_special_ids_outside_the_vocabulary(special):
     with pytest.raises(TokenizerError, match="is outside the vocabulary"):
-        Tokenizer((MODELS / "tokenizer.model").read_bytes(), "here", **special)
+        SentencepieceTokenizer((MODELS / "tokenizer.model").read_bytes(), "here", SpecialTokens(**special))
+
+
+@BOTH
+def test_special_tokens_spelled_out_may_be_parsed(tokenizer):
+    a, b = (tokenizer.encode(text, add_special=False) for text in ("a", " b"))
+    assert tokenizer.encode("<s>a</s> b<s>", add_special=False, parse_special=True) == [1, *a, 2, *b, 1]
+    assert tokenizer.encode("a", parse_special=True) == [1, *a]
+    assert tokenizer.encode("", add_special=False, parse_special=True) == []

@@ -66,8 +66,8 @@ def test_gguf_equals_the_library(path):
 
 
 def test_there_are_golden_files():
-    kinds = ["BF16", "F16", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "f32"]
-    assert [path.stem for path in GOLDEN_GGUF] == [f"tiny-{kind}" for kind in kinds]
+    kinds = "BF16 F16 IQ4_NL IQ4_XS Q2_K Q3_K_S Q4_0 Q4_1 Q4_K_M Q5_0 Q5_1 Q5_K_M Q6_K Q8_0 f32"
+    assert [path.stem for path in GOLDEN_GGUF] == [f"tiny-{kind}" for kind in kinds.split()]
 
 
 QUANTISED = [kind for kind in gguf.GGMLQuantizationType if gguf.GGML_QUANT_SIZES[kind][0] > 1]

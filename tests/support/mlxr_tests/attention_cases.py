@@ -6,13 +6,30 @@ from typing import Any
 from mlxr.compiler.artifact import ModelSpec
 from mlxr_tests.specs import small_spec
 
-_ROPES: dict[str, dict[str, Any]] = {
+_ROPES: dict[str, dict[str, Any] | None] = {
     "half": {},
     "interleaved": {"layout": "interleaved"},
     "half-of-it": {"fraction": 0.5},
     "interleaved-quarter": {"layout": "interleaved", "fraction": 0.25, "theta": 500.0},
     "linear": {"scaling": {"kind": "linear", "factor": 3.0}},
     "llama3": {"scaling": {"kind": "llama3", "factor": 8.0, "original_context": 64}},
+    "yarn-half-of-it": {
+        "fraction": 0.5,
+        "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 64, "attention_factor": 1.3},
+    },
+    "none": None,
+}
+_EXTRAS: dict[str, dict[str, Any]] = {
+    "": {},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": True},
+    "temperature": {"temperature": {"beta": 0.4, "original_context": 16}},
+    "everything": {
+        "softcap": 3.0,
+        "sinks": True,
+        "scale": 0.3,
+        "temperature": {"beta": 0.4, "original_context": 16},
+    },
 }
 
 
@@ -32,12 +49,14 @@ class Case:
     rope: str = "half"
     context: int = 170
     max_sequences: int = 3
+    extras: str = ""
 
     def __str__(self) -> str:
+        extras = f"-{self.extras}" if self.extras else ""
         window = f"-window{self.window}" if self.window else ""
         return (
             f"{self.heads}on{self.kv_heads}x{self.head_dim}-{self.cache}in{self.activation}-{self.layout}-{self.mode}-"
-            f"blocks{self.block_size}{window}-{self.rope}"
+            f"blocks{self.block_size}{window}-{self.rope}{extras}"
         )
 
     @property
@@ -45,9 +64,10 @@ class Case:
         """Its spec. Three layers, so that a layer's place in the arena is never also its number of something else."""
         attention = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return small_spec(
+            model__tensor_names="canonical" if self.extras else "llama",
             model__num_layers=3,
             model__context=self.context,
-            model__attention=attention | {"sliding_window": self.window},
+            model__attention=attention | {"sliding_window": self.window} | _EXTRAS[self.extras],
             model__rope=_ROPES[self.rope],
             cache={
                 "layout": self.layout,
@@ -93,4 +113,21 @@ CASES = [
     Case(6, 2, 56, "f32", "f32", "block", "paged", 4, None, "half"),
     Case(2, 2, 120, "bf16", "f32", "layer", "paged", 8, 19, "half"),
     Case(3, 1, 104, "f16", "f16", "block", "paged", 2, None, "interleaved"),
+]
+
+EXTRA_CASES = [
+    # Scores capped, sinks, growing queries, scaled rotations and none, over ratios, windows and caches.
+    Case(6, 3, 40, "bf16", "bf16", "layer", "paged", 4, None, "half", extras="softcap"),
+    Case(8, 1, 64, "q8", "f32", "block", "paged", 16, 21, "none", extras="softcap"),
+    Case(8, 2, 64, "f16", "f16", "block", "contiguous", 16, 5, "interleaved", extras="sinks"),
+    Case(4, 4, 32, "q8", "bf16", "layer", "paged", 4, None, "yarn-half-of-it", extras="sinks"),
+    Case(40, 1, 32, "f32", "f32", "block", "paged", 4, 33, "none", extras="sinks"),
+    Case(18, 2, 256, "f32", "f32", "layer", "paged", 16, 9, "half", extras="sinks"),
+    Case(14, 2, 80, "f32", "bf16", "layer", "contiguous", 32, None, "llama3", extras="temperature"),
+    Case(4, 2, 128, "f16", "f32", "block", "paged", 8, 40, "linear", extras="temperature"),
+    Case(8, 1, 256, "f32", "f32", "block", "paged", 32, 16, "half", extras="everything"),
+    Case(6, 2, 56, "q8", "f16", "layer", "paged", 2, None, "interleaved", extras="everything"),
+    Case(16, 2, 96, "f32", "f32", "block", "contiguous", 16, None, "yarn-half-of-it", extras="everything"),
+    Case(5, 5, 80, "f16", "bf16", "block", "paged", 16, 1, "none"),
+    Case(3, 1, 104, "f16", "f16", "layer", "paged", 2, None, "yarn-half-of-it"),
 ]

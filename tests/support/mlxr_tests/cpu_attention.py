@@ -63,23 +63,18 @@ void mlxr_barrier(mlxr_worker *w) {
 typedef struct {
     mlxr_worker *w;
     const mlxr_batch *b;
-    const float *qkv;
+    const float *qkv, *sinks;
     float *table, *out;
     int layer, kernel;
 } job;
 static void *run_one(void *argument) {
     const job *j = argument;
-    switch (j->kernel) {
-        case 0: rope_table(j->w, j->b, j->table); break;
-        case 1: cache_write(j->w, j->b, j->qkv, j->table, j->layer); break;
-        case 2: attend_prefill(j->w, j->b, j->qkv, j->table, j->layer, j->out); break;
-        default: attend_decode(j->w, j->b, j->qkv, j->table, j->layer, j->out);
-    }
+    switch (j->kernel) { CALLS }
     return NULL;
 }
 // Runs a kernel; 0, or 1 if threads waited for each other a different number of times.
 int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, const float *qkv, float *table, int layer,
-        float *out, void *k, void *v) {
+        const float *sinks, float *out, void *k, void *v) {
     mlxr_worker workers[MOST_THREADS];
     mlxr_model model = {.k_arena = k, .v_arena = v, .workers = workers, .threads = threads};
     job jobs[MOST_THREADS];
@@ -90,7 +85,7 @@ int run(int kernel, int threads, size_t scratch_bytes, const mlxr_batch *b, cons
         if (posix_memalign((void **)&workers[t].scratch, 64, scratch_bytes + 64)) abort();
         memset(workers[t].scratch, 0xff, scratch_bytes);
         barriers[t] = 0;
-        jobs[t] = (job){&workers[t], b, qkv, table, out, layer, kernel};
+        jobs[t] = (job){&workers[t], b, qkv, sinks, table, out, layer, kernel};
     }
     for (int t = 1; t < threads; t++)
         if (pthread_create(&ids[t], NULL, run_one, &jobs[t])) abort();
@@ -125,12 +120,16 @@ def kernels_of(
     attrs: Any,
     frequencies: Sequence[float],
     compute: Compute,
+    *,
+    sinks: bool = False,
 ) -> dict[str, CpuKernel]:
     """The kernels of a layer by name. `attrs` are those of its decode attention."""
     heads = {name: attrs[name] for name in ("num_heads", "rotary_dim", "rope_layout")}
-    softmax = {"scale": attrs["scale"], "window": attrs["window"], "compute": compute}
-    return {
-        "rope_table": CpuRopeTable("rope_table", tuple(frequencies)),
+    softmax = {name: attrs[name] for name in ("scale", "window", "softcap")} | {"compute": compute, "sinks": sinks}
+    if attrs["temperature_beta"] is not None:
+        softmax["temperature"] = (attrs["temperature_beta"], attrs["temperature_context"])
+    table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs["rope_scale"])} if frequencies else {}
+    return table | {
         "cache_write": CpuCacheWrite("cache_write", arena, **heads),
         "attend_prefill": CpuAttendPrefill("attend_prefill", arena, **heads, **softmax),
         "attend_decode": CpuAttendDecode("attend_decode", arena, **heads, **softmax),
@@ -142,6 +141,20 @@ def text_of_kernels(kernels: dict[str, CpuKernel]) -> str:
     """Their C text, without headers."""
     rendered = [environment().get_template(f"cpu/{k.template}").render(k=k, name=name) for name, k in kernels.items()]
     return "\n".join(["void mlxr_barrier(mlxr_worker *w);", *rendered])
+
+
+_ARGUMENTS = {"qkv": "j->qkv", "rope_table": "j->table", "layer": "j->layer", "sinks": "j->sinks", "out": "j->out"}
+
+
+def driver_of_kernels(kernels: dict[str, CpuKernel]) -> str:
+    """The C text that runs them."""
+    calls = ""
+    for index, name in enumerate(_KERNELS):
+        if name in kernels:
+            places = _ARGUMENTS | ({"out": "j->table"} if name == "rope_table" else {})
+            arguments = "".join(f", {places[param.name]}" for param in kernels[name].params)
+            calls += f"case {index}: {name}(j->w, j->b{arguments}); break; "
+    return DRIVER.replace("CALLS", calls)
 
 
 @functools.lru_cache(maxsize=64)
@@ -156,7 +169,8 @@ def decode_attention(case: Case) -> tuple[Artifact, Any, "np.ndarray[Any, np.dty
     artifact = compiled(dataclasses.replace(case, activation="f32").spec, target="cpu")
     graph = artifact.graph("decode")
     op = next(op for op in graph.ops if op.kind == "rope_write_attention" and op.attrs["layer"] == LAYER)
-    return artifact, op.attrs, np.asarray(graph.value(op.inputs["frequencies"]).data, dtype=np.float32)
+    frequencies = graph.value(op.inputs["frequencies"]).data if "frequencies" in op.inputs else ()
+    return artifact, op.attrs | {"sinks": "sinks" in op.inputs}, np.asarray(frequencies, dtype=np.float32)
 
 
 class AttentionBench:
@@ -184,13 +198,16 @@ class AttentionBench:
         self.case = case
         artifact, self.attrs, self.frequencies = decode_attention(case)
         self.plan = artifact.plan
-        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute)
+        has_sinks = bool(self.attrs["sinks"])
+        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute, sinks=has_sinks)
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
         assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "there is no shared scratch here"
-        self.library = _library(text_of_kernels(self.kernels) + DRIVER, march, compiler)
+        self.library = _library(text_of_kernels(self.kernels) + driver_of_kernels(self.kernels), march, compiler)
         self.scale = scale
         self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
         self.rng = np.random.default_rng(0)
+        self.sinks = _f32(case.heads)
+        self.sinks[:] = self.rng.standard_normal(case.heads) * 3 if has_sinks else np.nan
         self.arena, self.reference = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
@@ -223,11 +240,14 @@ class AttentionBench:
         table = _f32(batch.num_tokens, 2 * len(self.frequencies))
         out = _f32(batch.num_tokens, case.heads * case.head_dim)
         for kernel in ("rope_table", "attend_decode") if mode == "decode" else _KERNELS[:3]:
-            self.launch(kernel, batch, threads, qkv, table, out)
+            if kernel in self.kernels:
+                self.launch(kernel, batch, threads, qkv, table, out)
 
         inputs = {name: mx.array(getattr(batch, name)) for name in _PLACES}
         inputs |= {"qkv": mx.array(qkv), "frequencies": mx.array(self.frequencies)}
         inputs |= {"k_arena": self.reference.k, "v_arena": self.reference.v}
+        if self.attrs["sinks"]:
+            inputs["sinks"] = mx.array(self.sinks)
         evaluate("rope_cache_write", inputs, self.attrs, self.reference)
         check_arena(self.arena, before, self.reference, {LAYER: set(batch.slots.tolist())})
         # An element may have been rounded the other way; attention is compared on the same arena.
@@ -248,7 +268,7 @@ class AttentionBench:
         for name, array in places.items():
             setattr(c_batch, name, array.ctypes.data)
         k, v = (ctypes.c_void_p(at) for at in self.arena.addresses())
-        pointers = (address(qkv), address(table), LAYER, address(out), k, v)
+        pointers = (address(qkv), address(table), LAYER, address(self.sinks), address(out), k, v)
         size = ctypes.c_size_t(self.scratch_bytes)
         unequal = self.library.run(_KERNELS.index(kernel), threads, size, ctypes.byref(c_batch), *pointers)
         assert not unequal, f"threads of {kernel} meet at barriers a different number of times"

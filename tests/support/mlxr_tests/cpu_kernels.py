@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlxr.compiler.codegen.cpu.format_headers import affine_definitions
 from mlxr.compiler.codegen.cpu.kernel import CpuKernel
+from mlxr.compiler.codegen.cpu.unit import headers
 from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.formats import WeightFormat
 from mlxr_tests.c_harness import address, aligned, c_library
+from mlxr_tests.packed import planes_of
 
-HEADERS = (
-    *("common.h", "simd.h", "math.h", "activations.h", "formats/integer_dot.h", "formats/interleave.h"),
-    *("formats/q8_0.h", "formats/q4_0.h", "formats/k_scales.h", "formats/q4_k.h", "formats/q5_k.h", "formats/q6_k.h"),
-    *("formats/panels.h", "inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h"),
-)
+HEADERS = headers(())
+"""Without those of quantised formats."""
 
 _RUN = """
 static mlxr_model test_model;
@@ -51,12 +51,12 @@ void run(int kernel, int tokens, int rows, const int32_t *token_ids, const int32
 """
 
 _PACK = """
-void pack_@(uint8_t *dst, const uint8_t *src, int last, int row_bytes, int blocks) {
-    for (int first = 0; first < last; first += 16) {
-        const uint8_t *at[16];
-        for (int i = 0; i < 16; i++) at[i] = first + i < last ? src + (size_t)(first + i) * (size_t)row_bytes : NULL;
-        @_pack_panel(dst + (size_t)first * (size_t)row_bytes, at, blocks);
-    }
+static int pack_panels_@(uint8_t *dst, const uint8_t *const *planes, int rows_in_all, int blocks) {
+    const int first = 0, last = (rows_in_all + 15) / 16;
+    MLXR_PACK(@, rows_in_all, 16 * BLOCK_BYTES * blocks, blocks, PLANE_BYTES)
+}
+int pack_@(uint8_t *dst, const uint8_t *const *planes, int rows, int blocks) {
+    return pack_panels_@(dst, planes, rows, blocks);
 }
 """
 
@@ -69,6 +69,21 @@ def kernels_code(kernels: Sequence[CpuKernel]) -> str:
     for index, kernel in enumerate(kernels):
         texts.append(env.get_template(f"cpu/{kernel.template}").render(k=kernel, name=f"kernel_{index}"))
     return "\n".join(texts)
+
+
+def _formats(kernels: Sequence[CpuKernel]) -> set[WeightFormat]:
+    """Of the matrices that kernels read."""
+    helpers = [helper for kernel in kernels for helper in getattr(kernel, "helpers", ())]
+    return {held.format for held in (*helpers, *kernels) if hasattr(held, "format")}
+
+
+def _packs(formats: set[WeightFormat]) -> str:
+    texts = []
+    for held in sorted(held for held in formats if held.is_quantised):
+        plane_bytes = ", ".join(f"{plane.block_bytes} * blocks" for plane in held.planes)
+        text = _PACK.replace("@", str(held)).replace("PLANE_BYTES", plane_bytes)
+        texts.append(text.replace("BLOCK_BYTES", str(held.block_bytes)))
+    return "".join(texts)
 
 
 def _call(index: int, kernel: CpuKernel) -> str:
@@ -89,9 +104,9 @@ class CpuKernels:
     ) -> None:
         self.kernels = list(kernels)
         calls = " ".join(_call(index, kernel) for index, kernel in enumerate(kernels))
-        packs = "".join(_PACK.replace("@", str(f)) for f in WeightFormat if f.is_quantised)
-        code = kernels_code(kernels) + _RUN.replace("CALLS", calls) + packs
-        self.library = c_library(HEADERS, code, march, compiler, flags)
+        formats = _formats(kernels)
+        code = affine_definitions(formats) + kernels_code(kernels) + _RUN.replace("CALLS", calls) + _packs(formats)
+        self.library = c_library(headers(formats), code, march, compiler, flags)
         thread_bytes, shared_bytes = (
             max(getattr(k, name) for k in kernels) for name in ("thread_bytes", "shared_bytes")
         )
@@ -112,8 +127,9 @@ class CpuKernels:
             return native
         rows, row_bytes = native.shape
         packed = aligned(-(-rows // 16) * 16 * row_bytes, np.uint8)
-        pack = getattr(self.library, f"pack_{format}")
-        pack(address(packed), address(native), rows, row_bytes, row_bytes // format.block_bytes)
+        planes = planes_of(format, native)
+        pointers = (ctypes.c_void_p * len(planes))(*(plane.ctypes.data for plane in planes))
+        getattr(self.library, f"pack_{format}")(address(packed), pointers, rows, row_bytes // format.block_bytes)
         return packed
 
     def run(

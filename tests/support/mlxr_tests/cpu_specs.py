@@ -72,12 +72,49 @@ SPECS: dict[str, dict[str, Any]] = {
     | {
         "weights": {"default": "q8_0", "tensors": {"*.[kg]*": "bf16", "*.o": "f32", "embedding": "f16", "*.up": "q4_0"}}
     },
+    **{name: EXACT | SMALL_BLOCKS | {"weights": {"default": name}} for name in ("q5_1", "iq4_nl", "mxfp4_mlx")},
+    "q2_k": EXACT | BLOCKS | {"weights": {"default": "q2_k", "tensors": {"*.[ov]*": "q3_k", "*.up": "iq4_xs"}}},
+    "affine": EXACT
+    | BLOCKS
+    | {
+        "weights": {
+            "default": "affine4_g64_bf16",
+            "embedding": "affine6_g32_f16",
+            "output": "affine8_g64_f32",
+            "tensors": {"*.[vk]*": "affine3_g128_bf16", "*.up": "affine2_g64_f16", "*.down": "affine5_g64_f32"},
+        }
+    },
     "fast-q8_0": SMALL_BLOCKS | {"cache": PAGED, "weights": {"default": "q8_0"}},
     "fast-q4_0": SMALL_BLOCKS | {"cache": PAGED, "weights": {"default": "q4_0"}},
     "fast-q4_k_m": BLOCKS
     | {
         "cache": PAGED,
         "weights": {"default": "q4_k", "output": "q6_k", "tensors": {"*.attention.v": "q6_k", "*.down": "q5_k"}},
+    },
+    "fast-small-blocks": SMALL_BLOCKS
+    | {
+        "cache": PAGED,
+        "weights": {
+            "default": "q4_1",
+            "embedding": "iq4_nl",
+            "output": "mxfp4",
+            "tensors": {"*.[vk]*": "q5_0", "*.up": "mxfp4_mlx", "*.down": "q5_1"},
+        },
+    },
+    "fast-large-blocks": BLOCKS
+    | {
+        "cache": PAGED,
+        "weights": {"default": "q3_k", "output": "iq4_xs", "tensors": {"*.attention.v": "q2_k", "*.down": "iq4_xs"}},
+    },
+    "fast-affine": BLOCKS
+    | {
+        "cache": PAGED,
+        "weights": {
+            "default": "affine4_g64_bf16",
+            "embedding": "affine8_g32_f16",
+            "output": "affine6_g64_bf16",
+            "tensors": {"*.[vk]*": "affine3_g32_f16", "*.up": "affine5_g128_bf16", "*.down": "affine2_g64_f32"},
+        },
     },
     "fast-bf16": {"cache": PAGED, "weights": {"default": "bf16"}},
     "fast-f16": {"cache": PAGED | {"dtype": "bf16"}, "weights": {"default": "f16"}},

@@ -19,9 +19,10 @@ from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr.runtime.hosts.sim_host import SimHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
+from mlxr_tests.format_planes import has_minima, random_buffers
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
-from mlxr_tests.specs import floats, random_weights
+from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_logits
 
 Rows = Literal["last", "all", "none"]
@@ -33,7 +34,7 @@ def least_exact(artifact: Artifact) -> str:
     dtypes = [str(spec.activation_dtype), str(spec.cache.dtype)]
     if "metal" not in artifact.plan.targets and spec.compute == "fast":
         dtypes.append("fast")
-    if {part.format for weight in artifact.plan.weights for part in weight.parts} & {"q4_k", "q5_k"}:
+    if any(has_minima(part.format) for weight in artifact.plan.weights for part in weight.parts):
         dtypes.append("minima")
     return max(dtypes, key=["f32", "minima", "f16", "q8", "bf16", "fast"].index)
 
@@ -46,15 +47,16 @@ class HostPair:
         self.artifact = artifact
         self.plan = artifact.plan
         native: Native = {}
+        buffers: Mapping[str, mx.array] = {}
         if "metal" in self.plan.targets:
-            self.weights = weights or random_weights(self.plan)
+            buffers, self.weights = (weights, weights) if weights else random_buffers(self.plan)
         else:
             native, self.weights = random_native(self.plan)
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
         self.arena, self.reference_arena = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.host: Host = (
-            CpuHost(artifact, native, self.arena, **options) if native else SimHost(artifact, self.weights, self.arena)
+            CpuHost(artifact, native, self.arena, **options) if native else SimHost(artifact, buffers, self.arena)
         )
         self.reference = ReferenceHost(artifact, self.weights, self.reference_arena)
         self.dtype = least_exact(artifact)

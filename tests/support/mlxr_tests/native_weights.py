@@ -2,22 +2,15 @@
 
 from typing import Any
 
-import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Plan, TensorSource, WeightFormat
+from mlxr.compiler.artifact import Plan, TensorSource
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.format_planes import numbers_of, random_planes
 from mlxr_tests.specs import random_weight
 
 Native = dict[str, "np.ndarray[Any, Any]"]
-
-# f16 fields of a K-quant's block, (byte, share of the scale that weights should have).
-_K_SCALES = {
-    WeightFormat.Q4_K: ((0, 1 / 250), (2, 7.5 / 250)),
-    WeightFormat.Q5_K: ((0, 1 / 500), (2, 15.5 / 500)),
-    WeightFormat.Q6_K: ((208, 1 / 1370),),
-}
 
 
 def random_native(plan: Plan, seed: int = 0) -> tuple[Native, dict[str, mx.array]]:
@@ -65,15 +58,5 @@ def _matrix(
         mx.eval(array)
         bits = as_bits(array) if part.format == "bf16" else np.array(array)
         return np.ascontiguousarray(bits), np.array(array.astype(mx.float32))
-    kind = gguf.GGMLQuantizationType[part.format.gguf]
-    if part.format in _K_SCALES:  # gguf has no quantiser for them, but any bits are numbers
-        blocks = part.shape[1] // part.format.block_elements
-        data = rng.integers(0, 256, (part.shape[0], blocks, part.format.block_bytes), np.uint8)
-        for byte, share in _K_SCALES[part.format]:
-            halves = (scale * share * rng.uniform(0.5, 1.5, data.shape[:2])).astype(np.float16)
-            data[:, :, byte : byte + 2] = halves[..., None].view(np.uint8)
-        rows = data.reshape(part.shape[0], -1)
-    else:
-        numbers = rng.standard_normal(part.shape, dtype=np.float32) * np.float32(scale)
-        rows = gguf.quants.quantize(numbers, kind)
-    return rows, gguf.quants.dequantize(rows, kind)
+    planes = random_planes(rng, part.format, (part.shape[0], part.shape[1]), scale)
+    return np.concatenate(planes, axis=1), numbers_of(part.format, planes, part.shape[1])

@@ -21,6 +21,7 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import evaluate
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.format_planes import random_buffer
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
 
@@ -70,6 +71,8 @@ class OpBench:
         self.rng = np.random.default_rng(seed)
         self.arena = nan_arena(Arena(self.plan.arena))
         self.reference_arena = nan_arena(Arena(self.plan.arena))
+        self.weights = {weight.name: weight for weight in self.plan.weights}
+        self.buffers: dict[str, mx.array] = {}
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
 
@@ -108,8 +111,10 @@ class OpBench:
         reference: dict[str, mx.array] = {}
         token = np.full(8, 7, dtype=np.uint32)
         for op in (graph.op(name) for name in ops):
-            for name in op.inputs.values():
-                if name not in reference:
+            for port, name in op.inputs.items():
+                if name not in reference and port == "experts":
+                    reference[name] = self._choices(op, dims)
+                elif name not in reference:
                     reference[name] = self._input(graph.value(name), batch, dims)
             for name in op.outputs.values():
                 if graph.value(name).role == "activation":
@@ -147,11 +152,20 @@ class OpBench:
             return self.reference_arena.k if value.name.startswith("k") else self.reference_arena.v
         if value.role == "token":
             return self.reference_arena.token
+        if value.role == "weight" and self.weights[value.name].layout.dtype == "u8":
+            self.buffers[value.name], numbers = random_buffer(self.rng, self.weights[value.name])
+            return numbers
         shape = shape_of(value.shape, dims)
         scale = self.scale if value.role == "activation" else 1.0
         if value.role == "weight" and len(shape) == 2 and value.name != "embedding":
             scale = shape[1] ** -0.5
         return random_array(self.rng, shape, str(value.dtype), scale)
+
+    def _choices(self, op: Op, dims: Mapping[Any, int]) -> mx.array:
+        """Experts chosen at random, each token's all different."""
+        num_experts, top_k = op.attrs["num_experts"], op.attrs["top_k"]
+        orders = [self.rng.permutation(num_experts)[:top_k] for _ in range(dims["tokens"])]
+        return mx.array(np.array(orders, dtype=np.int32))
 
     def _buffers(
         self,
@@ -167,7 +181,7 @@ class OpBench:
             if name in sim:
                 buffers[name] = SimBuffer.of(sim[name], writable=False, name=name)
             elif graph.value(name).role in ("weight", "activation"):
-                buffers[name] = SimBuffer.of(reference[name], writable=False, name=name)
+                buffers[name] = SimBuffer.of(self.buffers.get(name, reference[name]), writable=False, name=name)
         for name in op.outputs.values():
             if name in sim:
                 buffers[name] = SimBuffer.of(sim[name], writable=True, name=name)

@@ -1,25 +1,30 @@
-"""The packed formats of templates/cpu/formats as functions on NumPy arrays, and random weights in native blocks."""
+"""The packed formats of templates/cpu/formats as functions on NumPy arrays, and random weights in native rows.
+
+Native rows of formats in planes: the planes of a row one after the other.
+"""
 
 import ctypes
 import functools
+from collections.abc import Collection
 
 import gguf
+import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.codegen.cpu.format_headers import affine_definitions, format_headers
 from mlxr.compiler.formats import WeightFormat
 from mlxr_tests.c_harness import address, aligned, c_library
 
-FORMATS = [format for format in WeightFormat if format.is_quantised]
-HEADERS = (
-    *("common.h", "simd.h", "activations.h", "formats/integer_dot.h", "formats/interleave.h"),
-    *("formats/q8_0.h", "formats/q4_0.h", "formats/k_scales.h", "formats/q4_k.h", "formats/q5_k.h", "formats/q6_k.h"),
-    "formats/panels.h",
-)
+AFFINE = [format for format in WeightFormat if format.affine]
+BLOCKS = [format for format in WeightFormat if format.is_quantised and not format.affine]
+_SOME = ("2_g32_f16", "3_g64_bf16", "4_g64_f32", "4_g64_bf16", "5_g128_f16", "6_g32_bf16", "8_g128_f32", "8_g64_f16")
+FORMATS = [*BLOCKS, *(WeightFormat(f"affine{name}") for name in _SOME)]
+"""One of each kind, and of the affine ones each number of bits, group and type of scales."""
 
 ACT_BLOCK = np.dtype(
     [
         *(("q", "i1", 32), ("d", "f4"), ("sum", "f4")),
-        *(("start8", "i4"), ("start128", "i4"), ("start32", "i4", 2), ("unused", "i4", 2)),
+        *(("start8", "i4"), ("start128", "i4"), ("start32", "i4", 2), ("sums", "f4", 2)),
     ]
 )
 
@@ -30,11 +35,7 @@ void quantise(const float *x, int K, uint8_t *dst) { mlxr_quantise(x, K, dst); }
 """
 
 _OF_FORMAT = """
-void @_pack(uint8_t *dst, const uint8_t *src, int row_bytes, int rows, int blocks) {
-    const uint8_t *at[16];
-    for (int i = 0; i < 16; i++) at[i] = i < rows ? src + i * row_bytes : NULL;
-    @_pack_panel(dst, at, blocks);
-}
+void @_pack(uint8_t *dst, const uint8_t *const *rows, int blocks) { @_pack_panel(dst, rows, blocks); }
 void @_f32(const uint8_t *panel, int K, int k0, int k1, float *dst) { @_panel_f32(panel, K, k0, k1, dst); }
 void @_bf16(const uint8_t *panel, int K, int k0, int k1, uint16_t *dst) { @_panel_bf16(panel, K, k0, k1, dst); }
 void @_act_dot(const uint8_t *panel, int K, const uint8_t *acts, int m, float (*out)[16]) {
@@ -59,38 +60,100 @@ void @_f32_dot(const uint8_t *panel, int K, const float *x, int m, float (*out)[
 }
 """
 
-SNIPPET = _COMMON + "".join(_OF_FORMAT.replace("@", str(format)) for format in FORMATS)
 DOT_ROWS, EXACT_ROWS = (1, 2, 3, 5, 8), (1, 3, 4)
 
 
+def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
+    """The headers that formats need."""
+    return ("common.h", "simd.h", "activations.h", *(format_headers(formats) or format_headers([WeightFormat.Q8_0])))
+
+
+def snippet(formats: Collection[WeightFormat]) -> str:
+    """Their functions, for C."""
+    return affine_definitions(formats) + _COMMON + "".join(_OF_FORMAT.replace("@", str(held)) for held in formats)
+
+
 @functools.cache
-def library(march: str, compiler: tuple[str, ...], flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """All formats' functions."""
-    return c_library(HEADERS, SNIPPET, march, compiler, flags)
+def library(
+    march: str, compiler: tuple[str, ...], formats: tuple[WeightFormat, ...] = (), flags: tuple[str, ...] = ()
+) -> ctypes.CDLL:
+    """Functions of formats."""
+    return c_library(headers(formats), snippet(formats), march, compiler, flags)
 
 
-def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """Native rows, [rows, bytes] uint8: any bits, except that f16 are finite and neither tiny nor huge."""
+def half_bytes(format: WeightFormat) -> tuple[int, ...]:
+    """Where the f16 of a block of one plane begin."""
+    two = {WeightFormat.Q4_1, WeightFormat.Q5_1, WeightFormat.Q4_K, WeightFormat.Q5_K}
+    other = {WeightFormat.Q2_K: (80, 82), WeightFormat.Q3_K: (108,), WeightFormat.Q6_K: (208,), WeightFormat.MXFP4: ()}
+    return (0, 2) if format in two else other.get(format, (0,))
+
+
+def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0, spread: float = 9) -> np.ndarray:
+    """Native rows, [rows, bytes] uint8: any bits, except that scales are finite and neither tiny nor huge.
+
+    Those are up to e, of either sign, the smallest ones by a factor of exp(spread) less.
+    """
     rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (rows, columns // format.block_elements, format.block_bytes), np.uint8)
-    at = {WeightFormat.Q4_K: (0, 2), WeightFormat.Q5_K: (0, 2), WeightFormat.Q6_K: (208,)}.get(format, (0,))
-    for start in at:
-        signs = rng.choice([-1.0, 1.0], blocks.shape[:2])
-        halves = (signs * np.exp(rng.uniform(-8, 1, blocks.shape[:2]))).astype(np.float16)
-        blocks[:, :, start : start + 2] = halves[..., None].view(np.uint8)
-    return blocks.reshape(rows, -1)
+    blocks = columns // format.block_elements
+    if format.affine is None:
+        data = rng.integers(0, 256, (rows, blocks, format.block_bytes), np.uint8)
+        for start in half_bytes(format):
+            halves = _scales(rng, rows, blocks, spread).astype(np.float16)
+            data[:, :, start : start + 2] = halves[..., None].view(np.uint8)
+        if format == WeightFormat.MXFP4:
+            data[:, :, 0] = rng.integers(127 - int(spread), 130, (rows, blocks))
+        if format == WeightFormat.MXFP4_MLX:  # its exponents are last
+            data = data.reshape(rows, -1)
+            data[:, 16 * blocks :] = rng.integers(127 - int(spread), 130, (rows, blocks))
+        return data.reshape(rows, -1)
+    bits = rng.integers(0, 256, (rows, blocks * format.planes[0].block_bytes), np.uint8)
+    floats = [_as_type(_scales(rng, rows, blocks, spread), str(format.affine.scale)) for _ in range(2)]
+    return np.concatenate([bits, *floats], axis=1)
+
+
+def _scales(rng: np.random.Generator, rows: int, blocks: int, spread: float) -> np.ndarray:
+    return rng.choice([-1.0, 1.0], (rows, blocks)) * np.exp(rng.uniform(1 - spread, 1, (rows, blocks)))
+
+
+def _as_type(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of rows of f16, bf16 or f32."""
+    if dtype == "bf16":
+        return np.ascontiguousarray(numbers.astype(np.float32).view(np.uint16)[:, 1::2]).view(np.uint8)
+    return numbers.astype({"f16": np.float16, "f32": np.float32}[dtype]).view(np.uint8)
+
+
+def planes_of(format: WeightFormat, native: np.ndarray) -> list[np.ndarray]:
+    """The planes of native rows, each [rows, bytes] and contiguous."""
+    blocks = native.shape[1] // format.block_bytes
+    ends = np.cumsum([blocks * plane.block_bytes for plane in format.planes])
+    return [np.ascontiguousarray(plane) for plane in np.split(native, ends[:-1], axis=1)]
 
 
 def dequantised(format: WeightFormat, native: np.ndarray) -> np.ndarray:
     """Native rows' numbers, [rows, columns] f32."""
-    return gguf.quants.dequantize(native, gguf.GGMLQuantizationType[format.gguf])
+    if format.gguf is not None:
+        with np.errstate(all="ignore"):
+            return gguf.quants.dequantize(native, gguf.GGMLQuantizationType[format.gguf])
+    bits, *others = planes_of(format, native)
+    words = mx.array(bits.view(np.uint32))
+    if format.affine is None:
+        found = mx.dequantize(words, mx.array(others[0]), group_size=32, bits=4, mode="mxfp4", dtype=mx.float32)
+        return np.array(found)
+    dtype = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}[str(format.affine.scale)]
+    carrier = np.uint32 if dtype == mx.float32 else np.uint16
+    scales, biases = (mx.array(plane.view(carrier)).view(dtype).astype(mx.float32) for plane in others)
+    return np.array(mx.dequantize(words, scales, biases, group_size=format.affine.group, bits=format.affine.bits))
 
 
 def pack(lib: ctypes.CDLL, format: WeightFormat, native: np.ndarray) -> np.ndarray:
     """Up to 16 native rows as a panel."""
     panel = aligned(16 * native.shape[1], np.uint8)
-    blocks = native.shape[1] // format.block_bytes
-    getattr(lib, f"{format}_pack")(address(panel), address(native), native.shape[1], len(native), blocks)
+    planes = planes_of(format, native)
+    rows = (ctypes.c_void_p * (16 * len(planes)))()
+    for index, plane in enumerate(planes):
+        for row in range(len(native)):
+            rows[16 * index + row] = plane[row].ctypes.data
+    getattr(lib, f"{format}_pack")(address(panel), rows, native.shape[1] // format.block_bytes)
     return panel
 
 

@@ -74,16 +74,11 @@ API void mlxr_copy_blocks(mlxr_model *m, const int32_t *pairs, int32_t count) {
 
 API const uint64_t *mlxr_launches(const mlxr_model *m) { return m->launches; }
 
-API int32_t mlxr_pack(int32_t tensor, uint8_t *dst, const uint8_t *src, int32_t unpermute, int32_t first,
-                      int32_t last) {
+API int32_t mlxr_pack(int32_t tensor, uint8_t *dst, const uint8_t *const *planes, int32_t first, int32_t last) {
     if (tensor != 1) return -1;
     for (int row = 16 * first; row < 16 * last && row < %(packed_rows)d; ++row) {
-        int from = row;
-        if (unpermute) {
-            int head = row / unpermute * unpermute, at = row %% unpermute, half = unpermute / 2;
-            from = head + (at < half ? 2 * at : 2 * (at - half) + 1);
-        }
-        memcpy(dst + (size_t)row * %(row_bytes)d, src + (size_t)from * %(row_bytes)d, %(row_bytes)d);
+        const uint8_t *from = planes[0] + (size_t)(row - 16 * first) * %(row_bytes)d;
+        memcpy(dst + (size_t)row * %(row_bytes)d, from, %(row_bytes)d);
     }
     return 0;
 }

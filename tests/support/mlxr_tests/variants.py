@@ -1,6 +1,7 @@
 """The smallest spec of each variant of the kernels: what goldens and signature tests look at."""
 
 import functools
+from typing import Any
 
 from mlxr.compiler.artifact import Artifact, ModelSpec
 from mlxr.compiler.driver import compile_spec
@@ -8,6 +9,27 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.specs import small_spec
 
 _ONE_LAYER = {"model__num_layers": 1, "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}}
+
+_EXPERTS: dict[str, Any] = {"count": 40, "per_token": 3, "normalise": True, "scale": 2.5}
+_BLOCKS = {
+    "model__num_layers": 1,
+    "model__hidden_size": 256,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 512},
+    "model__context": 64,
+    "prefill_chunk": 64,
+}
+_FORMATS = (
+    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "iq4_nl", "iq4_xs", "mxfp4", "mxfp4_mlx"),
+    *(
+        "affine2_g32_f16",
+        "affine3_g64_bf16",
+        "affine4_g128_f32",
+        "affine5_g64_f16",
+        "affine6_g64_f16",
+        "affine8_g32_bf16",
+    ),
+)
 
 VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     # name: spec, geometry, and the kernels that the variant is about (none: all)
@@ -53,6 +75,120 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         small_spec(**_ONE_LAYER, model__mlp={"intermediate_size": 40, "activation": "gelu_tanh"}),
         Geometry(),
         ("gate_up",),
+    ),
+    "q8-softcap-sinks-yarn": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__attention={
+                "num_heads": 6,
+                "num_kv_heads": 2,
+                "head_dim": 40,
+                "sliding_window": 9,
+                "softcap": 5.0,
+                "sinks": True,
+                "temperature": {"beta": 0.1, "original_context": 16},
+            },
+            model__rope={"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 16, "attention_factor": 1.3}},
+            cache={"dtype": "q8", "block_size": 1, "max_sequences": 2},
+        ),
+        Geometry(partition=16),
+        ("attend", "attend_partition", "attend_reduce", "attend_prefill", "rope_cache_write", "copy_blocks"),
+    ),
+    "no-rope": (
+        small_spec(**_ONE_LAYER, model__rope=None, cache={"dtype": "q8", "mode": "contiguous"}),
+        Geometry(),
+        ("attend", "attend_prefill", "rope_cache_write"),
+    ),
+    "layer-norms": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__norm={"kind": "layer", "bias": True, "placement": "post"},
+            model__residual_scale=0.5,
+            model__attention={"num_heads": 2, "num_kv_heads": 1, "head_dim": 32, "qk_norm": {"scope": "all"}},
+        ),
+        Geometry(),
+        ("norm", "qk_norm"),
+    ),
+    "rms-norms-bf16": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__hidden_size=1024,
+            model__norm={"placement": "sandwich"},
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "qk_norm": {"scope": "head"}},
+            activation_dtype="bf16",
+            weights={"default": "bf16"},
+        ),
+        Geometry(),
+        ("norm", "qk_norm"),
+    ),
+    "route-softmax": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__mlp={"intermediate_size": 56, "experts": _EXPERTS | {"router": "softmax_topk"}},
+        ),
+        Geometry(),
+        ("route",),
+    ),
+    "route-sigmoid-bias": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__mlp={"intermediate_size": 56, "experts": _EXPERTS | {"router": "sigmoid", "selection_bias": True}},
+        ),
+        Geometry(),
+        ("route",),
+    ),
+    "q4_k_m": (
+        small_spec(
+            **_BLOCKS,
+            weights={
+                "default": "q4_k",
+                "embedding": "q6_k",
+                "norm": "f32",
+                "tensors": {"layers.0.attention.v": "q6_k", "layers.0.mlp.up": "q5_k"},
+            },
+        ),
+        Geometry(),
+        ("embed", "qkv", "qkv_rows", "qkv_gemm", "gate_up", "gate_up_gemm", "down", "down_gemm"),
+    ),
+    **{
+        f"format-{name}": (
+            small_spec(**_BLOCKS, weights={"default": name, "norm": "f32"}),
+            Geometry(),
+            ("embed", "down"),
+        )
+        for name in _FORMATS
+    },
+    "epilogues": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__norm={"kind": "layer", "bias": True},
+            model__mlp={"intermediate_size": 40, "activation": "swiglu_oai", "limit": 7.0, "bias": True},
+            model__embedding_scale=2.0,
+            model__residual_scale=0.5,
+            model__logit_scale=0.25,
+            model__logit_softcap=30.0,
+        ),
+        Geometry(),
+        ("embed", "qkv", "qkv_rows", "o", "gate_up", "logits"),
+    ),
+    "experts": (
+        small_spec(
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__mlp={
+                "intermediate_size": 64,
+                "bias": True,
+                "experts": _EXPERTS | {"router": "topk_softmax", "shared": {"intermediate_size": 40, "gate": True}},
+            },
+        ),
+        Geometry(),
+        ("experts", "experts_down", "down"),
     ),
 }
 

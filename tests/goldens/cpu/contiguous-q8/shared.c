@@ -14,7 +14,8 @@ static const mlxr_matrix f32_48_exact = { f32_48_exact_dot, f32_48_exact_unpack,
 
 MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { 0 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // f32 matrices of 240 columns, exact: panels of 15360 bytes.
@@ -33,12 +34,14 @@ static const mlxr_matrix f32_240_exact = { f32_240_exact_dot, f32_240_exact_unpa
 
 MLXR_OUTLINE void finish_residual(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 1, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .residual = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 MLXR_OUTLINE void finish_silu(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_SILU, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .activation = MLXR_SILU, .gated = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // f32 matrices of 88 columns, exact: panels of 5632 bytes.

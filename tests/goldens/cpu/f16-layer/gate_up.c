@@ -5,7 +5,7 @@
 //   w1       [136, 48] f16
 //   bias     [272] f32
 //   out      [tokens, 136] f32
-static void gate_up_39ddce33(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, float *out) {
+static void gate_up_a267b66d(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -26,6 +26,7 @@ static void gate_up_39ddce33(mlxr_worker *w, const mlxr_batch *b, const float *x
     const mlxr_output output = {
         .out = out,
         .bias = bias,
+        .up_bias = bias + 136,
         .residual = NULL,
         .width = 136,
         .finish = finish_bias_gelu,

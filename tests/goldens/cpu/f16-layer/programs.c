@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_70f6aad5(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    attend_decode_74bc993c(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -25,7 +25,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.gated
     if (launches) ++launches[5];
-    gate_up_39ddce33(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
+    gate_up_a267b66d(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.0.mlp.out
     if (launches) ++launches[6];
@@ -37,7 +37,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_70f6aad5(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    attend_decode_74bc993c(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -45,7 +45,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.gated
     if (launches) ++launches[5];
-    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
+    gate_up_a267b66d(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.out
     if (launches) ++launches[6];
@@ -89,7 +89,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.gated
     if (launches) ++launches[5];
-    gate_up_39ddce33(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
+    gate_up_a267b66d(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.0.mlp.out
     if (launches) ++launches[6];
@@ -113,7 +113,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.gated
     if (launches) ++launches[5];
-    gate_up_39ddce33(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
+    gate_up_a267b66d(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.1.mlp.out
     if (launches) ++launches[6];

@@ -14,7 +14,8 @@ static const mlxr_matrix f16_48_exact = { f16_48_exact_dot, f16_48_exact_unpack,
 
 MLXR_OUTLINE void finish_bias(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 1, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .bias = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // f16 matrices of 512 columns, exact: panels of 16384 bytes.
@@ -33,12 +34,14 @@ static const mlxr_matrix f16_512_exact = { f16_512_exact_dot, f16_512_exact_unpa
 
 MLXR_OUTLINE void finish_bias_residual(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 1, 1, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .bias = 1, .residual = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 MLXR_OUTLINE void finish_bias_gelu(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_GELU, 1, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .activation = MLXR_GELU, .bias = 1, .gated = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // f16 matrices of 136 columns, exact: panels of 4352 bytes.
@@ -57,6 +60,7 @@ static const mlxr_matrix f16_136_exact = { f16_136_exact_dot, f16_136_exact_unpa
 
 MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { 0 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 

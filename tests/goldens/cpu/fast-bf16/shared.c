@@ -24,7 +24,8 @@ static const mlxr_matrix bf16_48 = { bf16_48_dot, bf16_48_unpack, 1536, MLXR_ROW
 
 MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { 0 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // bf16 matrices of 240 columns: panels of 7680 bytes.
@@ -53,12 +54,14 @@ static const mlxr_matrix bf16_240 = { bf16_240_dot, bf16_240_unpack, 7680, MLXR_
 
 MLXR_OUTLINE void finish_residual(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 1, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .residual = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 MLXR_OUTLINE void finish_silu(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_SILU, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .activation = MLXR_SILU, .gated = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // bf16 matrices of 88 columns: panels of 2816 bytes.

@@ -30,17 +30,20 @@ static const mlxr_matrix q6_k_256_exact = { q6_k_256_exact_dot, q6_k_256_exact_u
 
 MLXR_OUTLINE void finish_bias(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 1, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .bias = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 MLXR_OUTLINE void finish_residual(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 1, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .residual = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 MLXR_OUTLINE void finish_silu(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_SILU, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { .activation = MLXR_SILU, .gated = 1 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 
 // q5_k matrices of 512 columns, exact: panels of 5632 bytes.
@@ -75,6 +78,7 @@ static const mlxr_matrix q4_k_512_exact = { q4_k_512_exact_dot, q4_k_512_exact_u
 
 MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column, int valid, const float (*y)[16],
                   const float (*u)[16]) {
-    mlxr_finish_rows(MLXR_NO_ACTIVATION, 0, 0, out, row, count, column, valid, y, u);
+    const mlxr_epilogue steps = { 0 };
+    mlxr_finish_rows(steps, out, row, count, column, valid, y, u);
 }
 

@@ -21,6 +21,7 @@ from mlxr.runtime.hosts.cpu_host import CpuHost, _CompilingLine
 from mlxr.runtime.model import Model
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.weights import open_weights
+from mlxr.runtime.weights.tensor_rows import selected
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import check_logits
@@ -211,11 +212,15 @@ def write(folder: Path, artifact: Artifact, native: Native | None = None) -> Pat
     for part in (part for weight in artifact.plan.weights for part in weight.parts):
         array = native[part.name]
         kind = {"uint16": gguf.GGMLQuantizationType.BF16, "uint8": gguf.GGMLQuantizationType[part.format.gguf]}
-        if part.gguf_transform == "unpermute_rope":
-            half = part.shape[0] // part.heads // 2
-            array = array.reshape(part.heads, 2, half, -1).swapaxes(1, 2).reshape(array.shape)
+        (recipe,) = part.gguf
+        if recipe.rows is not None:
+            lies = np.empty_like(array)
+            lies[selected(recipe.rows, 0, len(array))] = array
+            array = lies
         stored = kind.get(str(array.dtype))
-        writer.add_tensor(part.gguf, np.ascontiguousarray(array).view(np.uint8) if stored else array, raw_dtype=stored)
+        writer.add_tensor(
+            recipe.tensor, np.ascontiguousarray(array).view(np.uint8) if stored else array, raw_dtype=stored
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -243,14 +248,14 @@ def test_files_and_memory_give_the_same_bits(tmp_path: Path, attention: str) -> 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, artifact_of(**MIXED))
     other = artifact_of(**MIXED | {"model__vocab_size": 62})
-    with pytest.raises(WeightsError, match="tensors have the wrong shape"):
+    with pytest.raises(WeightsError, match="tensors have another shape or type"):
         CpuHost.from_file(other, open_weights(file), Arena(other.plan.arena))
 
 
 def test_a_file_of_other_blocks_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, artifact_of(**MIXED))
     other = artifact_of(**MIXED | {"weights": {"default": "q4_0", "embedding": "f16"}})
-    with pytest.raises(WeightsError, match=r"is Q8_0, the artifact reads Q4_0.* run the file itself"):
+    with pytest.raises(WeightsError, match=r"is q8_0, the artifact reads q4_0.*`mlxr run .*compile for them"):
         Model(other, file, host="cpu")
 
 

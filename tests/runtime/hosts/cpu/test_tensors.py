@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlxr.compiler.artifact import CpuProgram, CpuTensor, MemoryPlan, TensorSource, WeightFormat
+from mlxr.compiler.artifact import CpuProgram, CpuTensor, MemoryPlan, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import HostError, WeightsError
 from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
@@ -18,7 +18,6 @@ from mlxr.runtime.hosts.cpu.memory import reserve
 from mlxr.runtime.hosts.cpu.tensors import FileReader, MemoryReader, Placed, place_tensors
 from mlxr.runtime.weights import mapped_weights, open_weights
 from mlxr.runtime.weights.element_types import encode
-from mlxr.runtime.weights.unpermute_rope import unpermute_rope
 from mlxr_tests.toy_program import PACKED_ROWS, ROW_BYTES, toy_source
 
 COLUMNS = 32
@@ -30,9 +29,17 @@ def library() -> Library:
     return Library(load_library(toy_source(), "toy"))
 
 
-def source(name: str, *shape: int, heads: int | None = None, held: str = "f32") -> TensorSource:
-    transform = "unpermute_rope" if heads else None
-    return TensorSource(name, shape, f"{name}.weight", f"{name}.weight", transform, heads, WeightFormat(held))
+def source(name: str, *shape: int, heads: int | None = None, add: float = 0, held: str = "f32") -> TensorSource:
+    """A part; with heads, GGUF files have the two halves of each head's rows interleaved."""
+    half = shape[0] // heads // 2 if heads else 0
+    rows = Rows(0, (heads, 2, half), (2 * half, 1, 2)) if heads else None
+    found, in_gguf = (Recipe(f"{name}.weight", rows=order, add=add) for order in (None, rows))
+    return TensorSource(name, shape, (found,), (in_gguf,), WeightFormat(held))
+
+
+def in_order(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of such a file in the model's order."""
+    return np.concatenate([part for head in np.split(rows, heads) for part in (head[::2], head[1::2])])
 
 
 def tensor(layout: str, held: str, *parts: TensorSource) -> CpuTensor:
@@ -118,7 +125,7 @@ def test_gguf_rows_of_heads_are_put_in_order(library, tmp_path: Path, held: str)
     wanted = tensor("rows", held, source("a", 24, COLUMNS, heads=3))
     placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
     assert placed.mapped_bytes == 0
-    np.testing.assert_array_equal(contents(placed, 0, wanted), unpermute_rope(encode(numbers, held), 3))
+    np.testing.assert_array_equal(contents(placed, 0, wanted), in_order(encode(numbers, held), 3))
     # The same source in safetensors is in order already.
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     placed = place_tensors(program(wanted), library, FileReader(open_weights(tmp_path / "a.safetensors")), 2)
@@ -141,11 +148,48 @@ def test_pieces_do_not_show(
     told: list[tuple[int, int]] = []
     reader = FileReader(open_weights(path))
     placed = place_tensors(program(*wanted), library, reader, 2, lambda *numbers: told.append(numbers))
-    np.testing.assert_array_equal(contents(placed, 0, wanted[0]), encode(unpermute_rope(numbers, 3), "f16"))
+    np.testing.assert_array_equal(contents(placed, 0, wanted[0]), encode(in_order(numbers, 3), "f16"))
     packed = contents(placed, 1, wanted[1])
-    np.testing.assert_array_equal(packed[:PACKED_ROWS], unpermute_rope(blocks, heads) if heads else blocks)
+    np.testing.assert_array_equal(packed[:PACKED_ROWS], in_order(blocks, heads) if heads else blocks)
     assert packed.shape == (48, ROW_BYTES) and not packed[PACKED_ROWS:].any()
     assert told == sorted(told) and told[-1] == (placed.own_bytes, sum(t.size_bytes for t in wanted))
+
+
+def test_planes_are_brought_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file as MLX writes it: each task hands the library its rows of every plane."""
+    held = WeightFormat("affine4_g64_f16")
+    monkeypatch.setattr(placing, "_PIECE_BYTES", 1)
+    rng = np.random.default_rng(12)
+    words = rng.integers(0, 2**32, (40, 16), dtype=np.uint32)
+    scales, biases = (rng.standard_normal((40, 2)).astype(np.float16) for _ in range(2))
+    save_file({"a.weight": words, "a.scales": scales, "a.biases": biases}, tmp_path / "a.safetensors")
+    wanted = tensor("packed", str(held), source("a", 40, 128, held=str(held)))
+    seen: dict[int, list[bytes]] = {}
+
+    class Recorder:
+        def pack(self, index: int, target: int, planes: Any, first: int, last: int) -> int:
+            rows = min(40, 16 * last) - 16 * first
+            sizes = (rows * 64, rows * 4, rows * 4)
+            seen[first] = [np.ctypeslib.ctypes.string_at(at, size) for at, size in zip(planes, sizes, strict=True)]
+            return 0
+
+    place_tensors(program(wanted), Recorder(), FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+    assert sorted(seen) == [0, 1, 2]
+    for plane, array in enumerate((words, scales, biases)):
+        assert b"".join(seen[first][plane] for first in sorted(seen)) == array.tobytes()
+
+
+def test_what_a_recipe_adds_is_in_the_numbers(library, tmp_path: Path) -> None:
+    numbers = random(np.random.default_rng(13), 24, COLUMNS)
+    save_file({"a.weight": numbers, "n.weight": numbers[0]}, tmp_path / "a.safetensors")
+    wanted = (
+        tensor("rows", "f32", source("a", 24, COLUMNS, add=1)),
+        tensor("vector", "f32", source("n", COLUMNS, add=-2)),
+    )
+    placed = place_tensors(program(*wanted), library, FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+    assert placed.mapped_bytes == 0
+    np.testing.assert_array_equal(contents(placed, 0, wanted[0]), numbers + np.float32(1))
+    np.testing.assert_array_equal(contents(placed, 1, wanted[1]), numbers[0] - np.float32(2))
 
 
 def test_vectors_are_joined_in_f32(library, tmp_path: Path) -> None:
@@ -160,7 +204,7 @@ def test_vectors_are_joined_in_f32(library, tmp_path: Path) -> None:
     joined = tensor("vector", "f32", source("q", 12, heads=3), source("k", 8, heads=2))
     alone = tensor("vector", "f32", source("n", 5))
     placed = place_tensors(program(joined, alone), library, FileReader(open_weights(path)), 2)
-    expected = np.concatenate([unpermute_rope(arrays["q"], 3), unpermute_rope(stored["k"][0], 2).astype(np.float32)])
+    expected = np.concatenate([in_order(arrays["q"], 3), in_order(stored["k"][0], 2).astype(np.float32)])
     np.testing.assert_array_equal(contents(placed, 0, joined), expected)
     bits = encode(arrays["n"], "bf16").astype(np.uint32) << 16
     np.testing.assert_array_equal(contents(placed, 1, alone), bits.view(np.float32))
@@ -221,9 +265,9 @@ def test_blocks_of_another_kind_are_refused(library, tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as caught:
         place_tensors(program(*wanted), library, FileReader(open_weights(path)), 2)
     message = str(caught.value)
-    assert "tensor 'a.weight' (a) is Q8_0, the artifact reads Q4_0; " in message
-    assert "tensor 'b.weight' (b) is F32, the artifact reads Q8_0. " in message
-    assert "mlxr run FILE.gguf" in message
+    assert "tensor 'a.weight' (a) is q8_0, the artifact reads q4_0; " in message
+    assert "tensor 'b.weight' (b) is f32, the artifact reads q8_0. " in message
+    assert "mlxr run MODEL" in message
 
 
 def test_numbers_that_do_not_fit_are_refused(library, tmp_path: Path) -> None:
@@ -276,18 +320,18 @@ def test_reserved_memory_is_zero_and_begins_at_a_large_page() -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system has no such advice")
 def test_pages_that_were_packed_are_given_back(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int, int]] = []
-    original = mapped_weights.MappedWeights.forget
+    original = mapped_weights.MappedWeights.forget_bytes
 
     def record(self, name: str, first: int, last: int) -> None:
         given.append((name, first, last))
         original(self, name, first, last)
 
-    monkeypatch.setattr(mapped_weights.MappedWeights, "forget", record)
+    monkeypatch.setattr(mapped_weights.MappedWeights, "forget_bytes", record)
     rows = 1 << 12
     numbers = random(np.random.default_rng(11), rows, COLUMNS)
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     wanted = tensor("rows", "f16", source("a", rows, COLUMNS))
     file = open_weights(tmp_path / "a.safetensors")
     placed = place_tensors(program(wanted), library, FileReader(file), 2)
-    assert given == [("a.weight", 0, rows)]
+    assert given == [("a.weight", 0, 4 * rows * COLUMNS)]
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers.astype(np.float16))

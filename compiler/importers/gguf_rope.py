@@ -1,0 +1,111 @@
+"""What a GGUF file says of RoPE, as a spec's `rope` section.
+
+Scaling is in keys, or in tensors of frequency divisors: one for Llama 3's, two for LongRoPE's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.facts import Facts, shortest_f32
+from mlxr.compiler.rope import rope_frequencies
+from mlxr.compiler.spec.model import Llama3Scaling, Rope
+
+_LLAMA3 = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+FACTOR_TENSORS = (_LLAMA3, _LONG, _SHORT)
+"""Tensors whose numbers are needed to know the scaling."""
+
+
+class GgufRope:
+    """Reads `rope.*`."""
+
+    def __init__(self, facts: Facts, factors: Mapping[str, Sequence[float]]) -> None:
+        """Prepares to read.
+
+        Args:
+            facts: of the file.
+            factors: numbers of those of FACTOR_TENSORS that the file has.
+        """
+        self._facts, self._factors = facts, factors
+
+    def __call__(self, layers: str | None, theta: float, fraction: float) -> dict[str, Any] | None:
+        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling."""
+        facts = self._facts
+        heads = facts.integer("attention.head_count")
+        head_dim = facts.integer("attention.key_length", facts.integer("embedding_length") // heads if heads > 0 else 0)
+        rotary = facts.integer("rope.dimension_count", round(head_dim * fraction))
+        rope: dict[str, Any] = {
+            "theta": shortest_f32(theta),
+            "fraction": rotary / head_dim if head_dim > 0 else fraction,
+        }
+        none = {"kind": "none"}  # said, because the section is laid over that of the other layers
+        scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
+        return rope | ({"scaling": scaling} if scaling else {})
+
+    def _scaling(self, theta: float, rotary: int) -> dict[str, Any] | None:
+        facts, source = self._facts, self._facts.source
+        kind = facts.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
+        factor = facts.number("rope.scaling.factor", 0.0) or facts.number("rope.scale_linear", 0.0)
+        attention = shortest_f32(facts.number("rope.scaling.attn_factor", 1.0))
+        original = facts.integer("rope.scaling.original_context_length", 0)
+        scaled = kind in ("linear", "yarn") and factor not in (0.0, 1.0)
+        if self._factors and scaled:
+            raise SpecError(f"{source}: has both {next(iter(self._factors))} and a rope.scaling.factor; one at most")
+        if _LLAMA3 in self._factors:
+            return _llama3(source, theta, rotary, self._factors[_LLAMA3], original or 8192)
+        if _LONG in self._factors or _SHORT in self._factors:
+            return self._longrope(original, attention)
+        if attention != 1.0 and not (scaled and kind == "yarn"):
+            raise facts.refuse("rope.scaling.attn_factor", attention, "1, without YaRN or factors")
+        if not scaled:
+            return None
+        return {"kind": "linear", "factor": factor} if kind == "linear" else self._yarn(factor, original, attention)
+
+    def _yarn(self, factor: float, original: int, attention: float) -> dict[str, Any]:
+        """Cosines and sines are multiplied as the two mscales of DeepSeek say, of which files have the second."""
+        facts = self._facts
+        usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+        log_multiplier = facts.number("rope.scaling.yarn_log_multiplier", 0.0)
+        taken_back = 1 + 0.1 * log_multiplier * math.log(factor) if factor > 1 else 1.0
+        return {
+            "kind": "yarn",
+            "factor": factor,
+            "original_context": original or facts.integer("context_length"),
+            "beta_fast": facts.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": facts.number("rope.scaling.yarn_beta_slow", 1.0),
+            "attention_factor": attention * usual / taken_back,
+            "truncate": True,
+        }
+
+    def _longrope(self, original: int, attention: float) -> dict[str, Any]:
+        if not {_LONG, _SHORT} <= self._factors.keys():
+            raise SpecError(f"{self._facts.source}: has one of {_LONG} and {_SHORT}; a model has both or none")
+        return {
+            "kind": "longrope",
+            "short_factors": [shortest_f32(number) for number in self._factors[_SHORT]],
+            "long_factors": [shortest_f32(number) for number in self._factors[_LONG]],
+            "original_context": original or self._facts.integer("context_length"),
+            "attention_factor": attention,
+        }
+
+
+def _llama3(source: str, theta: float, rotary: int, factors: Sequence[float], original: int) -> dict[str, Any]:
+    """The scaling whose divisors these are: Llama 3's, of which only the largest divisor differs between models."""
+    wrong = SpecError(
+        f"{source}: the divisors in {_LLAMA3} are not those of Llama 3's scaling of a context of {original}; "
+        "another scaling is not supported"
+    )
+    if len(factors) != rotary // 2 or not factors or not all(math.isfinite(f) and f >= 1 for f in factors):
+        raise wrong
+    try:
+        factor = shortest_f32(max(factors))
+        scaling = Llama3Scaling(kind="llama3", factor=factor, original_context=original)
+        scaled = rope_frequencies(Rope(theta=theta, scaling=scaling), rotary)
+        plain = rope_frequencies(Rope(theta=theta), rotary)
+    except ValueError as error:
+        raise wrong from error
+    if not all(math.isclose(p / s, f, rel_tol=1e-4) for p, s, f in zip(plain, scaled, factors, strict=True)):
+        raise wrong
+    return scaling.model_dump(mode="json")

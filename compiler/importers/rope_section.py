@@ -1,0 +1,124 @@
+"""What config.json says of RoPE, in its several spellings, as a spec's `rope` section.
+
+Sources: https://huggingface.co/docs/transformers, modeling_rope_utils, for the keys and their defaults.
+"""
+
+import math
+from typing import Any
+
+from mlxr.compiler.importers.facts import Facts
+
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "dynamic")
+
+
+class ConfigRope:
+    """Reads rope_theta beside rope_scaling, or rope_parameters for both (transformers 5), perhaps by layers."""
+
+    def __init__(self, facts: Facts) -> None:
+        """Prepares to read.
+
+        Args:
+            facts: of config.json.
+        """
+        self._facts = facts
+        self._context = 0
+
+    def __call__(self, layers: str | None, theta: float, fraction: float) -> dict[str, Any] | None:
+        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling, unless it is theirs."""
+        section = self._section(layers)
+        if section is None:
+            return {"theta": theta, "fraction": fraction, "scaling": {"kind": "none"}}
+        rope = {
+            "theta": section.number("rope_theta", theta),
+            "fraction": section.number("partial_rotary_factor", fraction),
+        }
+        scaling = self._scaling(section) or ({"kind": "none"} if layers == "sliding_attention" else None)
+        return rope | ({"scaling": scaling} if scaling else {})
+
+    def _section(self, layers: str | None) -> Facts | None:
+        parameters = self._facts.get("rope_parameters")
+        if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):
+            found = self._facts.section("rope_parameters")
+            for name in ("full_attention", "sliding_attention"):  # both belong to what is read, whoever asks first
+                found.section(name)
+            return found.section(layers or "full_attention")
+        if layers == "sliding_attention":
+            return None
+        return self._facts.section("rope_parameters" if parameters else "rope_scaling")
+
+    def _scaling(self, section: Facts) -> dict[str, Any] | None:
+        kinds = [kind for kind in (section.get("rope_type"), section.get("type")) if kind is not None]
+        kind = kinds[0] if kinds else "default"
+        if kind not in _KINDS:
+            raise section.refuse("rope_type", kind, f"one of {', '.join(_KINDS)}")
+        original = section.get("original_max_position_embeddings") or self._facts.get(
+            "original_max_position_embeddings"
+        )
+        if kind in ("default", "dynamic"):
+            # Dynamic scaling begins beyond the model's own context, which is the longest that can be asked for.
+            for key in ("factor", "finetuned"):
+                section.get(key)
+            return None
+        section.get("finetuned")
+        if kind == "linear":
+            return {"kind": "linear", "factor": section.number("factor")}
+        if kind == "llama3":
+            return {
+                "kind": "llama3",
+                "factor": section.number("factor"),
+                "low_freq_factor": section.number("low_freq_factor", 1.0),
+                "high_freq_factor": section.number("high_freq_factor", 4.0),
+                "original_context": section.integer("original_max_position_embeddings", 8192),
+            }
+        own = self._facts.integer("max_position_embeddings")
+        section.get("max_position_embeddings")  # some say it twice
+        if original is None:
+            original = own
+        if not isinstance(original, int) or isinstance(original, bool) or original < 2:
+            raise section.refuse("original_max_position_embeddings", original, "a whole number of at least 2")
+        return _yarn(section, original) if kind == "yarn" else _longrope(section, original, own)
+
+
+def _yarn(section: Facts, original: int) -> dict[str, Any]:
+    factor = section.number("factor")
+    scaling: dict[str, Any] = {
+        "kind": "yarn",
+        "factor": factor,
+        "original_context": original,
+        "beta_fast": section.number("beta_fast", 32.0),
+        "beta_slow": section.number("beta_slow", 1.0),
+        "truncate": section.flag("truncate", True),
+    }
+    mscale, of_all = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
+    if (given := section.get("attention_factor")) is not None:
+        scaling["attention_factor"] = section.number("attention_factor", given)
+    elif mscale and of_all and factor > 0:
+        scaling["attention_factor"] = _mscale(factor, mscale) / _mscale(factor, of_all)
+    return scaling
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(section: Facts, original: int, own: int) -> dict[str, Any]:
+    """The attention factor follows from the context that the model is made for, not from what is compiled for."""
+    stretched = section.number("factor", own / original)
+    usual = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
+    return {
+        "kind": "longrope",
+        "short_factors": _factors(section, "short_factor"),
+        "long_factors": _factors(section, "long_factor"),
+        "original_context": original,
+        "attention_factor": section.number("attention_factor", usual),
+    }
+
+
+def _factors(section: Facts, key: str) -> list[Any]:
+    value = section.get(key)
+    if not isinstance(value, list) or not value or len(value) > 1024:
+        raise section.refuse(key, value, "a list of numbers, one for each rotated pair")
+    numbers = [item for item in value if isinstance(item, int | float) and not isinstance(item, bool)]
+    if len(numbers) != len(value):
+        raise section.refuse(key, value, "a list of numbers, one for each rotated pair")
+    return [float(number) for number in numbers]

@@ -1,0 +1,207 @@
+"""Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.codegen.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
+from mlxr.compiler.codegen.attention_kernels import AttendKernel, AttendPrefillKernel, AttendReduceKernel
+from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES
+from mlxr.compiler.codegen.row_kernels import NormKernel, QkNormKernel, RouteKernel
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.graph import Op, Value
+from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch, layer_buffer
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.plan import Condition, Extent
+
+
+class AttentionLowering:
+    """The rules of the ops around attention; launches go to a `Drafting`."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._to = drafting
+        self._arena = drafting.arena
+        self._geometry = drafting.geometry
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Op], None]]:
+        """The rule of each op kind."""
+        return {
+            "rope_write_attention": self._decode_attention,
+            "rope_cache_write": self._cache_write,
+            "rope_attention": self._prefill_attention,
+            "norm": self._norm,
+            "qk_norm": self._qk_norm,
+            "route": self._route,
+        }
+
+    def _rope_fields(self, op: Op) -> dict[str, object]:
+        rotary_dim = op.attrs["rotary_dim"]
+        return {
+            "arena": self._arena,
+            "num_heads": op.attrs["num_heads"],
+            "activation": self._to.value(op, "qkv").dtype,
+            "frequencies": self._to.value(op, "frequencies").data if rotary_dim else (),
+            "rotary_dim": rotary_dim,
+            "rope_layout": op.attrs["rope_layout"],
+            "rope_scale": op.attrs["rope_scale"],
+        }
+
+    def _attention_fields(self, op: Op) -> dict[str, object]:
+        beta, context = op.attrs["temperature_beta"], op.attrs["temperature_context"]
+        return self._rope_fields(op) | {
+            "scale": op.attrs["scale"],
+            "window": op.attrs["window"],
+            "softcap": op.attrs["softcap"],
+            "temperature": None if beta is None else (beta, context),
+            "sinks": self._to.optional_dtype(op, "sinks"),
+        }
+
+    def _arena_buffers(self, op: Op) -> dict[str, str]:
+        return {"layer": layer_buffer(op.attrs["layer"]), "token_out": op.outputs["token"]}
+
+    def _cache_write(self, op: Op) -> None:
+        kernel = RopeCacheWriteKernel("rope_cache_write", **self._rope_fields(op))  # type: ignore[arg-type]
+        self._to.emit(op, kernel, (Extent(dim="tokens"),), self._arena_buffers(op))
+
+    def _decode_attention(self, op: Op) -> None:
+        g, partition = self._geometry, self._geometry.partition
+        partitions = -(-self._arena.context // partition)
+        whole = AttendKernel(
+            "attend",
+            **self._attention_fields(op),  # type: ignore[arg-type]
+            simdgroups=g.attend_simdgroups,
+            partition=0,
+            max_partitions=0,
+        )
+        buffers = self._arena_buffers(op) | {"out": op.out}
+        grid = (Extent(times=self._arena.num_kv_heads), Extent(dim="seqs"))
+        if partitions == 1:
+            self._to.emit(op, whole, grid, buffers)
+            return
+        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition))
+        long = Condition(dim="context", minimum=partition + 1)
+        # The reduction counts the sinks, once.
+        part = replace(whole, label="attend_partition", partition=partition, max_partitions=partitions, sinks=None)
+        heads, head_dim = whole.num_heads, whole.head_dim
+        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats", "dims": "dims"}
+        self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
+        self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
+        self._to.emit(op, part, (*grid, Extent(dim="partitions")), buffers | between, when=long)
+        reduce = AttendReduceKernel("attend_reduce", heads, head_dim, partitions, whole.activation, whole.sinks)
+        reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
+        self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long)
+
+    def _prefill_attention(self, op: Op) -> None:
+        kernel = self._fitting_prefill(self._attention_fields(op))
+        grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
+        self._to.emit(op, kernel, grid, self._arena_buffers(op) | {"out": op.out})
+
+    def _fitting_prefill(self, fields: dict[str, object]) -> AttendPrefillKernel:
+        """The largest tiles that threadgroup memory holds: full key tiles first, then rows."""
+        g = self._geometry
+        keys = g.prefill_keys
+        while keys >= 4:
+            rows = g.prefill_rows
+            while rows >= 8:
+                kernel = AttendPrefillKernel(
+                    "attend_prefill",
+                    **fields,  # type: ignore[arg-type]
+                    tile=1,
+                    heads=1,
+                    keys=keys,
+                    rows_per_simdgroup=g.prefill_rows_per_simdgroup,
+                )
+                heads = min(rows, kernel.gqa_ratio)
+                kernel = replace(kernel, tile=rows // heads, heads=heads)
+                if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
+                    return kernel
+                rows //= 2
+            keys //= 2
+        raise PlanError(f"no prefill attention tile of heads of {self._arena.head_dim} fits {THREADGROUP_BYTES} bytes")
+
+    def _norm(self, op: Op) -> None:
+        x, weight, groups = self._to.value(op, "x"), self._to.value(op, "weight"), op.attrs["groups"]
+        width = x.shape[1]
+        assert isinstance(width, int) and isinstance(groups, int), "only rows are symbolic"
+        if width // groups % 4:
+            raise PlanError(
+                f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read 4 at a time: "
+                "compile with --target cpu"
+            )
+        kernel = NormKernel(
+            "norm",
+            width=width,
+            groups=groups,
+            kind=str(op.attrs["kind"]),
+            eps=_float(op, "eps"),
+            shared=groups > 1 and weight.shape != (width,),
+            weight=weight.dtype,
+            bias=self._to.optional_dtype(op, "bias"),
+            residual="residual" in op.inputs,
+            residual_scale=_float(op, "residual_scale"),
+            activation=x.dtype,
+        )
+        self._to.emit(op, kernel, (Extent(times=groups), _rows(x)), {"out": op.out})
+
+    def _qk_norm(self, op: Op) -> None:
+        qkv = self._to.value(op, "qkv")
+        kernel = QkNormKernel(
+            "qk_norm",
+            num_heads=_int(op, "num_heads"),
+            num_kv_heads=_int(op, "num_kv_heads"),
+            head_dim=_int(op, "head_dim"),
+            scope=str(op.attrs["scope"]),
+            kind=str(op.attrs["kind"]),
+            eps=_float(op, "eps"),
+            q_norm=self._to.value(op, "q_norm").dtype,
+            k_norm=self._to.value(op, "k_norm").dtype,
+            q_bias=self._to.optional_dtype(op, "q_norm_bias"),
+            k_bias=self._to.optional_dtype(op, "k_norm_bias"),
+            activation=qkv.dtype,
+        )
+        groups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
+        self._to.emit(op, kernel, (Extent(times=groups), _rows(qkv)), {"out": op.out})
+
+    def _route(self, op: Op) -> None:
+        x = self._to.value(op, "x")
+        assert isinstance(x.shape[1], int), "only rows are symbolic"
+        kernel = RouteKernel(
+            "route",
+            num_experts=x.shape[1],
+            top_k=_int(op, "top_k"),
+            router=str(op.attrs["router"]),
+            bias=self._to.optional_dtype(op, "bias"),
+            normalise=bool(op.attrs["normalise"]),
+            scale=_float(op, "scale"),
+        )
+        self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
+
+
+def _rows(value: Value) -> Extent:
+    return Extent(dim=value.shape[0])  # type: ignore[arg-type]
+
+
+def _int(op: Op, name: str) -> int:
+    value = op.attrs[name]
+    assert isinstance(value, int), f"the op table says that {name} of {op.name} is a whole number"
+    return value
+
+
+def _float(op: Op, name: str) -> float:
+    value = op.attrs[name]
+    assert isinstance(value, int | float), f"the op table says that {name} of {op.name} is a number"
+    return float(value)
+
+
+def copy_blocks_draft(arena: ArenaGeometry, geometry: Geometry) -> Draft:
+    """The launch that copies blocks before a step writes into shared ones."""
+    kernel = CopyBlocksKernel("copy_blocks", arena)
+    return Draft(
+        "copy_blocks",
+        kernel,
+        ("copies", "k_arena", "v_arena", "arena_token"),
+        ("copy_blocks.token",),
+        (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
+    )

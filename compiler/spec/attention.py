@@ -1,0 +1,136 @@
+"""The attention block in a spec.
+
+Invariants after validation: num_heads is a multiple of num_kv_heads; head_dim is always a number (a spec may leave it
+out) and a multiple of 8.
+"""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag, Frozen
+
+_MIN_HEAD_DIM = 32
+_MAX_HEAD_DIM = 256
+
+Positive = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
+
+
+class HeadDimOf(NamedTuple):
+    """Stands for a head_dim that the spec left out: hidden_size / num_heads, as given and unchecked."""
+
+    hidden_size: Any
+    num_heads: Any
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX
+
+
+def _resolve_head_dim(value: Any) -> Any:
+    if not isinstance(value, HeadDimOf):
+        return value
+    hidden_size, num_heads = value
+    if not (_is_count(hidden_size) and _is_count(num_heads)):
+        return _MIN_HEAD_DIM  # the spec is refused for one of these two; a second error here would only distract
+    wrong = Contradictions()
+    head_dim = hidden_size // num_heads
+    if hidden_size % num_heads:
+        wrong.add(
+            "",
+            f"hidden_size {hidden_size} / num_heads {num_heads} is not a whole number, so head_dim has no default",
+            "give head_dim, or correct hidden_size or num_heads",
+        )
+    elif not _MIN_HEAD_DIM <= head_dim <= _MAX_HEAD_DIM or head_dim % 8:
+        wrong.add(
+            "",
+            f"not given, so it is hidden_size {hidden_size} / num_heads {num_heads} = {head_dim}; "
+            f"expected a multiple of 8 from {_MIN_HEAD_DIM} to {_MAX_HEAD_DIM}",
+            "give head_dim if it is another number, else correct num_heads",
+        )
+    wrong.refuse()
+    return head_dim
+
+
+class QkNorm(Frozen):
+    """Normalisation of queries and keys, before RoPE."""
+
+    scope: Literal["head", "heads", "all"]
+    """`head`: each head by itself, one weight of head_dim for all heads; `heads`: each head by itself, with weights of
+    its own; `all`: all heads together, a weight of num_heads x head_dim."""
+    bias: Flag = False
+    """Whether the norms add a bias; layer norms only."""
+    kind: Literal["rms", "layer"] | None = None
+    """As `model.norm.kind`; null for the same kind."""
+    eps: Epsilon | None = None
+    """As `model.norm.eps`; null for the same number."""
+
+
+class Temperature(Frozen):
+    """Queries grow with their position: times 1 + beta ln(1 + floor(position / original_context))."""
+
+    beta: Positive
+    """How fast they grow."""
+    original_context: Count
+    """Positions below it keep their queries."""
+
+
+class Attention(Frozen):
+    """Grouped-query attention. Each of `num_kv_heads` keys and values serves num_heads / num_kv_heads queries."""
+
+    num_heads: Count
+    """Query heads."""
+    num_kv_heads: Count
+    """Key and value heads; num_heads is a multiple of it."""
+    head_dim: Annotated[int, Field(ge=_MIN_HEAD_DIM, le=_MAX_HEAD_DIM, strict=True), BeforeValidator(_resolve_head_dim)]
+    """Elements of one head: 32 to 256, a multiple of 8. A spec may leave it out: hidden_size / num_heads."""
+    qkv_bias: Flag = False
+    """Whether the query, key and value projections add a bias."""
+    output_bias: Flag = False
+    """Whether the output projection adds a bias."""
+    sliding_window: Count | None = None
+    """Tokens a query may see, itself included; null for all. It may exceed the context, and then hides nothing."""
+    scale: Positive | None = None
+    """Factor of the scores; null for 1 / sqrt(head_dim)."""
+    softcap: Positive | None = None
+    """Scores become softcap x tanh(score / softcap); null for none."""
+    sinks: Flag = False
+    """Whether each head has one more, learned score in its softmax, whose share no value gets."""
+    qk_norm: QkNorm | None = None
+    """Normalisation of queries and keys before RoPE; null for none."""
+    temperature: Temperature | None = None
+    """Growth of the queries with their position, after RoPE; null for none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Attention":
+        wrong = Contradictions()
+        if self.num_heads % self.num_kv_heads:
+            wrong.add(
+                "num_kv_heads",
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}; "
+                "each KV head serves the same number of query heads",
+                f"num_kv_heads can be {_divisors(self.num_heads)}" if self.num_heads <= 4096 else "",
+            )
+        if self.head_dim % 8:
+            low = self.head_dim // 8 * 8
+            wrong.add(
+                "head_dim", f"head_dim {self.head_dim} is not a multiple of 8", f"nearest are {low} and {low + 8}"
+            )
+        wrong.refuse()
+        return self
+
+    @property
+    def gqa_ratio(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores, resolved."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+
+def _divisors(value: int) -> str:
+    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)

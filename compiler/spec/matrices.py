@@ -1,0 +1,48 @@
+"""The weight matrices of a model by their canonical names, which name maps, formats and plans go by."""
+
+from mlxr.compiler.spec.architecture import Model
+from mlxr.compiler.spec.attention import Attention
+from mlxr.compiler.spec.mlp import Mlp
+
+Shapes = dict[str, tuple[int, int]]
+
+
+def matrix_shapes(model: Model) -> Shapes:
+    """Every weight matrix: rows (outputs) and columns (inputs).
+
+    The matrices of a layer's experts are one: all rows of the first expert, then those of the second, and so on.
+    """
+    hidden = model.hidden_size
+    found = {"embedding": (model.vocab_size, hidden)}
+    for index, layer in enumerate(model.layers):
+        of_layer = _attention(layer.attention, hidden) | _mlp(layer.mlp, hidden)
+        found |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}
+    return found if model.tie_embeddings else found | {"output": (model.vocab_size, hidden)}
+
+
+def _attention(attention: Attention, hidden: int) -> Shapes:
+    heads, kv_heads = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
+    return {
+        "attention.q": (heads, hidden),
+        "attention.k": (kv_heads, hidden),
+        "attention.v": (kv_heads, hidden),
+        "attention.o": (hidden, heads),
+    }
+
+
+def _mlp(mlp: Mlp, hidden: int) -> Shapes:
+    experts = mlp.experts
+    if experts is None:
+        return _network("mlp", mlp, mlp.intermediate_size, hidden)
+    found = {"mlp.router": (experts.count, hidden)}
+    found |= _network("mlp.experts", mlp, mlp.intermediate_size, hidden, experts.count)
+    if experts.shared is not None:
+        found |= _network("mlp.shared", mlp, experts.shared.intermediate_size, hidden)
+        if experts.shared.gate:
+            found["mlp.shared.router"] = (1, hidden)
+    return found
+
+
+def _network(prefix: str, mlp: Mlp, width: int, hidden: int, count: int = 1) -> Shapes:
+    gate = {f"{prefix}.gate": (count * width, hidden)} if mlp.gated else {}
+    return gate | {f"{prefix}.up": (count * width, hidden), f"{prefix}.down": (count * hidden, width)}

@@ -1,0 +1,93 @@
+"""The feed-forward block in a spec: one network, or a mixture of experts and perhaps a shared one."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mlxr.compiler.spec.attention import Positive
+from mlxr.compiler.spec.fields import Contradictions, Count, Flag, Frozen
+
+
+class SharedExpert(Frozen):
+    """A network that every token goes through, beside its chosen experts. It has no biases."""
+
+    intermediate_size: Count
+    """Width between its projections: a multiple of 8."""
+    gate: Flag = False
+    """Whether its result is multiplied by the sigmoid of a learned number of each token."""
+
+
+class Experts(Frozen):
+    """A mixture of experts: a router chooses `per_token` of `count` networks for each token and weights them."""
+
+    count: Annotated[int, Field(ge=1, le=1024, strict=True)]
+    """Experts of a layer."""
+    per_token: Annotated[int, Field(ge=1, le=64, strict=True)]
+    """Experts that a token goes through; at most `count`."""
+    router: Literal["softmax_topk", "topk_softmax", "sigmoid"]
+    """Weights from the router's logits. `softmax_topk`: softmax over all experts, then the best; `topk_softmax`: the
+    best, then softmax over those; `sigmoid`: the sigmoid of each of the best."""
+    router_bias: Flag = False
+    """Whether the router's logits have a bias."""
+    selection_bias: Flag = False
+    """Whether a bias is added for the choice of experts alone, and not for their weights."""
+    normalise: Flag = False
+    """Whether the weights of the chosen experts are divided by their sum."""
+    scale: Positive = 1.0
+    """Factor of the weights."""
+    shared: SharedExpert | None = None
+    """An expert that every token goes through; null for none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Experts":
+        wrong = Contradictions()
+        if self.per_token > self.count:
+            wrong.add(
+                "per_token",
+                f"per_token {self.per_token} is more than count {self.count}; a token goes through an expert once",
+                f"use at most {self.count}",
+            )
+        wrong.refuse()
+        return self
+
+
+class Mlp(Frozen):
+    """Feed-forward block: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where not gated."""
+
+    intermediate_size: Count
+    """Width between the projections: a multiple of 8. With experts, that of one expert."""
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"] = "silu"
+    """Applied to the gate, or to `up` where not gated. `gelu` is the exact one (erf), `gelu_tanh` its tanh
+    approximation, `relu2` the square of relu; `swiglu_oai` is gate x sigmoid(1.702 gate) x (up + 1)."""
+    gated: Flag = True
+    """Whether there is a gate projection beside `up`."""
+    bias: Flag = False
+    """Whether the projections add a bias; with experts, whether the experts' do."""
+    limit: Positive | None = None
+    """`swiglu_oai` alone: the gate is at most this, `up` within +- this; null for no limit."""
+    experts: Experts | None = None
+    """A mixture of experts instead of one network; null for none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Mlp":
+        wrong = Contradictions()
+        if self.activation == "swiglu_oai" and not self.gated:
+            wrong.add(
+                "gated",
+                "activation swiglu_oai multiplies a gate with `up`, but gated is false",
+                "set gated to true, or name another activation",
+            )
+        if self.limit is not None and self.activation != "swiglu_oai":
+            wrong.add(
+                "limit", f"only swiglu_oai has a limit; activation is {self.activation}", "remove it, or set it to null"
+            )
+        wrong.refuse()
+        return self
+
+    @property
+    def widths(self) -> tuple[tuple[str, int], ...]:
+        """Key and width of every inner size: its own, and its shared expert's."""
+        own = (("intermediate_size", self.intermediate_size),)
+        if self.experts is None or self.experts.shared is None:
+            return own
+        return (*own, ("experts.shared.intermediate_size", self.experts.shared.intermediate_size))

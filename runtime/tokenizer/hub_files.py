@@ -1,0 +1,159 @@
+"""What the small JSON files beside a model say of its tokenizer and its chat template, as Hugging Face lays them out.
+
+tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token, chat_template
+special_tokens_map.json   bos_token, eos_token, where tokenizer_config.json lacks them
+generation_config.json    eos_token_id: one id or several that end an answer
+config.json               eos_token_id, likewise
+chat_template.jinja, chat_template.json
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.errors import TokenizerError
+
+_MAX_JSON_BYTES = 16 << 20
+_MAX_TEMPLATE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class NamedTokens:
+    """Special tokens as the files name them; None where they do not.
+
+    Attributes:
+        bos: begins a text.
+        eos: ends a text.
+        end_ids: ids that end an answer.
+        add_bos: whether a text is given the BOS.
+        add_eos: whether a text is given the EOS.
+        added: tokens beyond a sentencepiece model's own, by id: their text, and whether they are control tokens.
+    """
+
+    bos: str | None
+    eos: str | None
+    end_ids: tuple[int, ...]
+    add_bos: bool | None
+    add_eos: bool | None
+    added: Mapping[int, tuple[str, bool]]
+
+
+def read_named_tokens(folder: Path) -> NamedTokens:
+    """The special tokens of the model in `folder`.
+
+    Raises:
+        TokenizerError: a file is no JSON, or says something else than expected.
+    """
+    path = folder / "tokenizer_config.json"
+    config = _read_json(path)
+    names = _read_json(folder / "special_tokens_map.json") | {
+        key: value for key, value in config.items() if value is not None
+    }
+    return NamedTokens(
+        bos=_token(names, "bos_token", path),
+        eos=_token(names, "eos_token", path),
+        end_ids=tuple(
+            token_id
+            for name in ("generation_config.json", "config.json")
+            for token_id in _ids(_read_json(folder / name), "eos_token_id", folder / name)
+        ),
+        add_bos=_flag(config, "add_bos_token", path),
+        add_eos=_flag(config, "add_eos_token", path),
+        added=_added(config, path),
+    )
+
+
+def read_chat_template(folder: Path) -> tuple[str, str] | None:
+    """The chat template of the model in `folder`, and where it is; None where there is none.
+
+    Raises:
+        TokenizerError: a file is no JSON or no text, or holds something else than a template.
+    """
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return read_template_file(path), str(path)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        template = _read_json(path).get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = next(
+                (one.get("template") for one in template if isinstance(one, dict) and one.get("name") == "default"),
+                None,
+            )
+        if isinstance(template, str):
+            return template, str(path)
+        if template is not None:
+            raise TokenizerError(f"{path}: its chat_template is {template!r:.60}, expected text")
+    return None
+
+
+def read_template_file(path: Path) -> str:
+    """A template in a file of its own.
+
+    Raises:
+        TokenizerError: it cannot be read.
+    """
+    return _read(path, _MAX_TEMPLATE_BYTES, "a chat template").decode("utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object; an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    text = _read(path, _MAX_JSON_BYTES, "this file")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path}: holds no JSON object")
+    return content
+
+
+def _read(path: Path, most_bytes: int, what: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most_bytes + 1)
+        data.decode("utf-8")
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+    if len(data) > most_bytes:
+        raise TokenizerError(f"{path}: more than {most_bytes} bytes are too many for {what}")
+    return data
+
+
+def _token(names: Mapping[str, Any], key: str, path: Path) -> str | None:
+    value = names.get(key)
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is not None and not isinstance(text, str):
+        raise TokenizerError(f"{path}: `{key}` is {value!r:.60}, expected a token's text")
+    return text
+
+
+def _flag(config: Mapping[str, Any], key: str, path: Path) -> bool | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise TokenizerError(f"{path}: `{key}` is {value!r:.60}, expected true or false")
+    return value
+
+
+def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
+    value = config.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
+        raise TokenizerError(f"{path}: `{key}` is {value!r:.60}, expected one token id or several")
+    return ids
+
+
+def _added(config: Mapping[str, Any], path: Path) -> dict[int, tuple[str, bool]]:
+    entries = config.get("added_tokens_decoder", {})
+    added = {}
+    for key, entry in entries.items() if isinstance(entries, dict) else [("?", None)]:
+        if not (key.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise TokenizerError(f"{path}: `added_tokens_decoder` has the entry {key!r:.20}: {entry!r:.60}")
+        added[int(key)] = (entry["content"], bool(entry.get("special")))
+    return added

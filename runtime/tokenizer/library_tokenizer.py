@@ -1,0 +1,119 @@
+"""A tokenizer of the `tokenizers` library: from a tokenizer.json, or built from a GGUF file's vocabulary."""
+
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tokenizers
+
+from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.stream_decoder import ByteStreamDecoder
+from mlxr.runtime.tokenizer.token_bytes import decoding_rule
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
+
+
+@contextmanager
+def library_errors(source: str) -> Iterator[None]:
+    """Turns whatever the library raises, its panics too, into a TokenizerError."""
+    try:
+        yield
+    except (TokenizerError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, Exception) else str(error)
+        raise TokenizerError(f"{source}: corrupt, or not of a kind that is known: {reason:.300}") from error
+
+
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library, with its special tokens."""
+
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        source: str,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+        vocab_size: int | None = None,
+    ) -> None:
+        """Takes over a tokenizer of the library, which must not be changed afterwards.
+
+        Args:
+            library: the tokenizer.
+            source: where it comes from, for messages.
+            special: its special tokens. Where they leave open what a text is given, its post-processor says.
+            vocab_size: number of ids, where it is known.
+
+        Raises:
+            TokenizerError: it cannot be used, or an id is outside its vocabulary.
+        """
+        with library_errors(source):
+            library.no_truncation()
+            library.no_padding()
+            self._added = library.get_added_tokens_decoder()
+            model_size = max(library.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+            decoder = library.decoder
+            rule = decoding_rule(json.loads(decoder.__getstate__()) if decoder else None, source)
+            before, after = _around(library)
+        self._library = library
+        self._lock = threading.Lock()
+        last_added = max(self._added, default=-1) + 1
+        super().__init__(source, vocab_size or max(model_size, last_added), min(model_size, vocab_size or model_size))
+        self._spelled = rule.bytes_of
+        self.num_stripped_spaces = rule.num_stripped_spaces
+        self._set_special(special.bos_id, special.eos_id, special.end_ids)
+        if special.add_bos is not None and self.bos_id is not None:
+            before = [self.bos_id] if special.add_bos else [i for i in before if i != self.bos_id]
+        if special.add_eos is not None and self.eos_id is not None:
+            after = [self.eos_id] if special.add_eos else [i for i in after if i != self.eos_id]
+        self._set_added(before, after)
+        self._bytes = functools.cache(self._find_bytes)
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
+        with self._lock, library_errors(self.source):
+            self._library.encode_special_tokens = not parse_special
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def stream_decoder(self) -> ByteStreamDecoder:
+        """A decoder of one sequence, id by id."""
+        return ByteStreamDecoder(self)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of text that a token stands for; none for a control token.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        return self._bytes(self.check_id(token_id))
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            token = self._added[token_id]
+            return b"" if token.special else token.content.encode("utf-8")
+        spelling = self._library.id_to_token(token_id)
+        return b"" if spelling is None else self._spelled(spelling)  # vocabularies may have gaps
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer`."""
+        return self._library.id_to_token(self.check_id(token_id)) or ""
+
+    def id_of(self, text: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary; None where there is none."""
+        token_id: int | None = self._library.token_to_id(text)
+        return token_id
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token in the vocabulary stands for no text."""
+        return token_id in self._added and bool(self._added[token_id].special)
+
+
+def _around(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and after a text."""
+    if not library.num_special_tokens_to_add(False):
+        return [], []
+    encoding = library.encode("a", add_special_tokens=True)
+    ids, mask = encoding.ids, encoding.special_tokens_mask
+    first = mask.index(0) if 0 in mask else len(mask)
+    last = len(mask) - mask[::-1].index(0) if 0 in mask else first
+    return list(ids[:first]), list(ids[last:])

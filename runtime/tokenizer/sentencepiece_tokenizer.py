@@ -1,0 +1,117 @@
+"""A tokenizer that is a sentencepiece model, from its own file or rebuilt from a GGUF file's vocabulary."""
+
+import functools
+import re
+from collections.abc import Sequence
+
+from sentencepiece import SentencePieceProcessor
+
+from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
+
+
+class SentencepieceTokenizer(Tokenizer):
+    """A sentencepiece model with its special tokens."""
+
+    def __init__(
+        self,
+        proto: bytes,
+        source: str,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008
+        required_size: int | None = None,
+    ) -> None:
+        """Build the tokenizer of a serialised sentencepiece ModelProto.
+
+        Args:
+            proto: the model.
+            source: where it comes from, for messages.
+            special: what other files say of its special tokens. By default they are those of the model; a text is
+                given the BOS and no EOS.
+            required_size: ids that a model of it must have; all by default.
+
+        Raises:
+            TokenizerError: the model is corrupt, or an id is outside its vocabulary.
+        """
+        self._model = SentencePieceProcessor()
+        try:
+            self._model.LoadFromSerializedProto(proto)
+            size: int = self._model.vocab_size()
+            self._pieces: list[str] = [self._model.id_to_piece(token_id) for token_id in range(size)]
+            self.unknown_text: str = self._model.decode([self._model.unk_id()])
+            """What an unknown token decodes to."""
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise TokenizerError(
+                f"{source}: corrupt, or not a sentencepiece model ({str(error).strip()}); get the file again"
+            ) from error
+        super().__init__(source, size, required_size)
+        bos_id = self._model.bos_id() if special.bos_id is None else special.bos_id
+        eos_id = self._model.eos_id() if special.eos_id is None else special.eos_id
+        self._set_special(None if bos_id == -1 else bos_id, None if eos_id == -1 else eos_id, special.end_ids)
+        before = [self.bos_id] if self.bos_id is not None and special.add_bos is not False else []
+        after = [self.eos_id] if self.eos_id is not None and special.add_eos else []
+        self._set_added(before, after)
+        spaced = next(
+            (i for i, piece in enumerate(self._pieces) if piece.startswith(_SPACE) and self._is_text(i)), None
+        )
+        self.drops_first_space = spaced is not None and self._model.decode([spaced]) != self.text_of(spaced)
+        """Whether decoding leaves out a space before the first character, which encoding had put there."""
+        lone = self._pieces.index(_SPACE) if _SPACE in self._pieces else None
+        self.drops_leading_spaces = lone is not None and self._is_text(lone) and self._model.decode([lone] * 2) == ""
+        """Whether decoding leaves out every lone space token before the first other text."""
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
+        if not parse_special:
+            ids: list[int] = self._model.encode(text)
+            return ids
+        pattern, control = self._control_tokens
+        ids = []
+        # The odd parts are what the pattern found. Each text between is encoded by itself, with a space before it
+        # where the model puts one before a text: so were the models trained that use such files.
+        for index, part in enumerate(pattern.split(text)):
+            if index % 2:
+                ids.append(control[part])
+            elif part:
+                ids += self._model.encode(part)
+        return ids
+
+    @functools.cached_property
+    def _control_tokens(self) -> tuple[re.Pattern[str], dict[str, int]]:
+        """What finds control tokens in a text, longest first, and their ids."""
+        found = {piece: i for i, piece in enumerate(self._pieces) if self.is_control(i)}
+        longest_first = sorted(found, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})"), found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, by sentencepiece itself; see `Tokenizer.decode`."""
+        text: str = self._model.decode([self.check_id(token_id) for token_id in ids])
+        return text
+
+    def stream_decoder(self) -> SentencepieceStreamDecoder:
+        """A decoder of one sequence, id by id."""
+        return SentencepieceStreamDecoder(self)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer`."""
+        return self._pieces[self.check_id(token_id)]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token in the vocabulary stands for no text."""
+        return bool(self._model.is_control(token_id))
+
+    def is_unknown(self, token_id: int) -> bool:
+        """Whether it is the token of text that the vocabulary cannot spell."""
+        return bool(self._model.is_unknown(token_id))
+
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte that a byte token stands for; None for other tokens."""
+        return int(self._pieces[token_id][1:-1], 16) if self._model.is_byte(token_id) else None
+
+    def text_of(self, token_id: int) -> str:
+        """The text of a token that is neither control, unknown nor byte, wherever it stands but first."""
+        return self._pieces[token_id].replace(_SPACE, " ")
+
+    def _is_text(self, token_id: int) -> bool:
+        return not (self.is_control(token_id) or self.is_unknown(token_id) or self._model.is_byte(token_id))

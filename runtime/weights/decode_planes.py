@@ -1,0 +1,56 @@
+"""Numbers of matrices that lie in planes: MLX's affine formats, and MXFP4 as MLX and Hugging Face have it.
+
+Source: MLX's `mx.dequantize`, for what the bits mean.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import WeightFormat
+from mlxr.runtime.weights.element_types import decode, safetensors_type
+
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_SAFETENSORS = {"f16": "F16", "bf16": "BF16", "f32": "F32"}
+
+
+def decode_planes(planes: Sequence[npt.NDArray[np.uint8]], name: str) -> npt.NDArray[np.float32]:
+    """Numbers of some rows.
+
+    Args:
+        planes: of each plane, [rows, bytes of a row] uint8.
+        name: of the format.
+
+    Returns:
+        [rows, columns] float32.
+    """
+    held = WeightFormat(name)
+    if held.affine is None:
+        bits, scales = planes
+        nibbles = np.stack([bits & 0xF, bits >> 4], axis=-1).reshape(len(bits), -1, held.block_elements)
+        powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+        return (_FP4[nibbles] * powers[:, :, None]).reshape(len(bits), -1)
+    kind = safetensors_type(_SAFETENSORS[held.affine.scale])
+    assert kind is not None, f"{held.affine.scale} is a type of safetensors"
+    scale, bias = (
+        np.asarray(decode(np.ascontiguousarray(plane), kind), np.float32)[:, :, None] for plane in planes[1:]
+    )
+    whole = _unpack(planes[0], held.affine.bits).reshape(len(planes[0]), -1, held.affine.group)
+    return (whole * scale + bias).reshape(len(planes[0]), -1)
+
+
+def _unpack(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.float32]:
+    """The numbers of a little-endian bit stream along each row: [rows, bytes] to [rows, bytes * 8 / bits]."""
+    if bits == 8:
+        return rows.astype(np.float32)
+    if bits in (2, 4):
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        return (rows[:, :, None] >> shifts & ((1 << bits) - 1)).reshape(len(rows), -1).astype(np.float32)
+    # Eight numbers fill `bits` whole bytes.
+    words = np.zeros((len(rows), rows.shape[1] // bits), np.uint64)
+    for index in range(bits):
+        words |= rows[:, index::bits].astype(np.uint64) << np.uint64(8 * index)
+    shifts64 = np.arange(0, 8 * bits, bits, dtype=np.uint64)
+    numbers = words[:, :, None] >> shifts64 & np.uint64((1 << bits) - 1)
+    return numbers.reshape(len(rows), -1).astype(np.float32)

@@ -1,0 +1,113 @@
+"""`mlxr chat`: a conversation with a model, by its own chat template."""
+
+import argparse
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.streams import show_any_character
+from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
+from mlxr.runtime.conversation import Conversation
+from mlxr.runtime.sampling import Sampling
+
+_COMMANDS = "/clear begins anew, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "chat",
+        help="converse with a model",
+        description="Converse with a model by its own chat template. Each line is a message; of standard input that is "
+        f"no terminal, too. {_COMMANDS}.",
+    )
+    add_model_arguments(parser)
+    add_context_argument(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first, if its template takes that")
+    parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (up to the context)")
+    add_sampling_arguments(parser, temperature=0.7)
+    parser.add_argument("--stats", action="store_true", help="tokens read, reused and written, after each answer")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    sampling = sampling_of(args)
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
+    show_any_character()
+    model = load_model(args)
+    with model.chat_template(args.template) as template:
+        template.start()
+        if sys.stdin.isatty():
+            print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)
+            _enable_editing()
+        with closing(Conversation(model, template, args.system)) as conversation:
+            return _converse(conversation, args.max_tokens, sampling, args.stats)
+
+
+def _converse(conversation: Conversation, max_tokens: int | None, sampling: Sampling, stats: bool) -> int:
+    """Reads messages until there are no more. On a terminal a message that cannot be answered is told, and no end."""
+    terminal = sys.stdin.isatty()
+    while True:
+        message = _read_message(terminal)
+        if message in (None, "/exit"):
+            return 0
+        if message == "/clear":
+            conversation.clear()
+        elif terminal and message.startswith("/") and message[1:].isalpha():
+            print(f"unknown command {message}: {_COMMANDS}", file=sys.stderr)
+        elif message:
+            try:
+                _answer(conversation, message, max_tokens, sampling, stats)
+            except (ArenaError, ChatTemplateError, RequestError) as error:
+                if not terminal:
+                    raise
+                print(f"error: {error}\n(/clear begins anew)", file=sys.stderr)
+
+
+def _answer(conversation: Conversation, message: str, max_tokens: int | None, sampling: Sampling, stats: bool) -> None:
+    """Prints an answer as it comes; Ctrl-C ends it."""
+    start = time.perf_counter()
+    pieces = conversation.ask(message, max_tokens, sampling)
+    with closing(pieces), suppress(KeyboardInterrupt):
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    print(flush=True)
+    completion = conversation.completion
+    if stats and completion is not None:
+        read = completion.prompt_tokens - completion.cached_tokens
+        print(
+            f"{read} tokens read, {completion.cached_tokens} reused, {len(completion.token_ids)} written in "
+            f"{time.perf_counter() - start:.2f} s",
+            file=sys.stderr,
+        )
+
+
+def _read_message(terminal: bool) -> str | None:
+    """The next line; None at the end."""
+    try:
+        if terminal:
+            return input("> ").strip()
+        line = sys.stdin.readline()
+    except EOFError:
+        print(file=sys.stderr)
+        return None
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+        print(file=sys.stderr)
+        return ""
+    except UnicodeDecodeError as error:
+        raise RequestError(f"a message on standard input is not {error.encoding}: {error.reason}") from error
+    return line.strip() if line else None
+
+
+def _enable_editing() -> None:
+    """Line editing and history at the prompt, where Python has them."""
+    with suppress(ImportError):
+        import readline  # noqa: F401, PLC0415 (importing it is what enables it)

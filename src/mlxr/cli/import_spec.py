@@ -1,0 +1,57 @@
+"""`mlxr import`: the spec of a model's own files, to read, edit and compile."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from mlxr.cli.model_source import add_cache_argument, add_context_argument
+from mlxr.compiler.errors import MlxrError, RequestError, SpecError
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "import",
+        help="write the spec of a model's own files",
+        description="Write the spec that a .gguf file, or a Hugging Face or mlx-lm folder, is compiled by.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, or a folder with a config.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (standard output)")
+    parser.add_argument("--compute", choices=("exact", "fast"), default="fast", help="what the spec says of it (fast)")
+    add_context_argument(parser)
+    add_cache_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from mlxr.cli.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+    from mlxr.compiler.importers.imported import ImportOptions  # noqa: PLC0415
+    from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
+
+    if args.context is not None and args.context < 1:
+        raise RequestError(f"--context is {args.context}; expected at least 1")
+    if not is_model_file(args.model):
+        raise SpecError(
+            f"{args.model}: is no model's own files; expected a .gguf file, or a folder with a config.json or one .gguf"
+        )
+    options = ImportOptions(context=args.context, compute=args.compute, cache_dtype=args.kv)
+    spec, weights = import_model(args.model, options)
+    text = f"# Imported from {weights.name!a}: mlxr-compile makes an artifact of it.\n{dump_spec(spec)}"
+    if args.output is None:
+        print(text, end="")
+        return 0
+    if not args.output.absolute().parent.is_dir():
+        raise MlxrError(f"cannot write {args.output}: the folder {args.output.parent} does not exist")
+    staging = args.output.with_name(f".{args.output.name}.{os.getpid()}")
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(args.output)
+    except OSError as error:
+        staging.unlink(missing_ok=True)
+        raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
+    print(
+        f"{args.output}: {spec.name}, family {spec.model.tensor_names}, weights {spec.weights.default}", file=sys.stderr
+    )
+    return 0

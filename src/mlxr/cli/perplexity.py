@@ -1,0 +1,83 @@
+"""`mlxr perplexity`: how well a model predicts a text, and so what a format or a way to compute costs."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from mlxr.cli.model_source import Changes, add_cache_argument, add_model_arguments, load_model
+from mlxr.cli.streams import ProgressLine
+from mlxr.compiler.errors import RequestError
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "perplexity",
+        help="measure how well a model predicts a text",
+        description="Measure how well a model predicts a text: e to the mean negative log-likelihood of its tokens. "
+        "The text is cut into windows, each read from an empty cache, after a BOS if the model has one before texts.",
+    )
+    add_model_arguments(parser)
+    add_cache_argument(parser)
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
+    parser.add_argument("--context", dest="window", type=int, default=512, metavar="N", help="tokens of a window (512)")
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="tokens from a window to the next (a window: they do not overlap)"
+    )
+    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text (all)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from mlxr.bench.perplexity import perplexity  # noqa: PLC0415 (loads MLX)
+
+    for name, value in (("context", args.window), ("stride", args.stride), ("tokens", args.tokens)):
+        if value is not None and value < 1:
+            raise RequestError(f"--{name} is {value}; expected at least 1")
+    text = _read(args.text)
+    model = load_model(args, Changes(needed_context=args.window))
+    tokenizer = model.require_tokenizer()
+    ids = tokenizer.encode(text, add_special=False)[: args.tokens]
+    begin = tokenizer.bos_id if tokenizer.adds_bos else None
+    start = time.perf_counter()
+    with ProgressLine() as line:
+
+        def show(done: int, total: int, value: float) -> None:
+            line.show(f"window {done} of {total}: perplexity {value:.4f}")
+
+        found = perplexity(model, ids, args.window, args.stride, begin, show)
+    seconds = time.perf_counter() - start
+    spec = model.artifact.spec
+    figures = {
+        "model": spec.name,
+        "host": model.host.name,
+        "compute": spec.compute,
+        "weights": spec.weights.default,
+        "cache": model.artifact.plan.arena.dtype,
+        "text": str(args.text),
+        "context": args.window,
+        "perplexity": found.value,
+        "seconds": round(seconds, 2),
+    } | {key: value for key, value in asdict(found).items() if key != "value"}
+    if args.json:
+        print(json.dumps(figures, indent=1))
+        return 0
+    print(
+        f"perplexity {found.value:.4f} +- {found.error:.4f}  ({found.tokens} tokens, {found.windows} windows of "
+        f"{args.window}; {figures['model']}, weights {figures['weights']}, cache {figures['cache']}, "
+        f"{figures['compute']}, host {figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
+    )
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"--text {path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--text {path}: is not UTF-8: {error.reason} at byte {error.start}") from error

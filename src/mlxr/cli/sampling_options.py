@@ -1,0 +1,29 @@
+"""The options that say how tokens are chosen."""
+
+import argparse
+
+from mlxr.runtime.sampling import Sampling
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 0.0) -> None:
+    """Adds them; `temperature` is the default one."""
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=temperature,
+        metavar="T",
+        help=f"0: the most probable token ({temperature:g})",
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most probable tokens (0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the most probable share P (1)")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only tokens at P of the top one (0)")
+    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """What they say.
+
+    Raises:
+        RequestError: a number is out of its range.
+    """
+    return Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)

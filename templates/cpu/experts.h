@@ -1,0 +1,141 @@
+// Projections of a mixture of experts: `count` matrices, one after the other in memory, of which each token goes through
+// the `top_k` that were chosen for it.
+//
+// A (token, choice) pair is a row. Pairs are sorted by expert, so that each chosen expert is one product of its rows, by
+// the same ways as any projection, and its weights are read once a step; those of the others are not read at all.
+
+// What was chosen, and what becomes of it.
+typedef struct {
+    const int32_t *experts;  // [tokens][top_k]
+    const float *weights;    // [tokens][top_k]: outputs are summed over a token's choices by them; NULL: kept apart
+    int tokens, count, top_k;
+    int inputs_of_pairs;  // inputs are [tokens * top_k] rows, else [tokens]
+} mlxr_choice;
+
+// Pairs sorted by expert: those of expert e are [starts[e], starts[e + 1]).
+typedef struct {
+    int32_t *starts;   // [count + 2], the last one scratch
+    int32_t *sources;  // a pair's row of the inputs
+    int32_t *places;   // its row of the outputs
+    float *factors;    // its weight
+} mlxr_pairs;
+
+#define mlxr_lines(bytes) (((size_t)(bytes) + 63) / 64 * 64)
+#define mlxr_pairs_bytes(count, pairs) (mlxr_lines(4 * ((size_t)(count) + 2)) + 3 * mlxr_lines(4 * (size_t)(pairs)))
+
+// Sorts the pairs into `memory`.
+MLXR_OUTLINE mlxr_pairs mlxr_sort_pairs(const mlxr_choice *c, uint8_t *memory) {
+    const int pairs = c->tokens * c->top_k;
+    const size_t step = mlxr_lines(4 * (size_t)pairs);
+    uint8_t *lists = memory + mlxr_lines(4 * ((size_t)c->count + 2));
+    const mlxr_pairs to = {(int32_t *)memory, (int32_t *)lists, (int32_t *)(lists + step), (float *)(lists + 2 * step)};
+    // Counts two places on: their sums are then starts one place on, which filling moves to where they belong.
+    memset(to.starts, 0, 4 * ((size_t)c->count + 2));
+    for (int p = 0; p < pairs; p++) to.starts[c->experts[p] + 2]++;
+    for (int e = 2; e <= c->count; e++) to.starts[e] += to.starts[e - 1];
+    for (int p = 0; p < pairs; p++) {
+        const int at = to.starts[c->experts[p] + 1]++, token = p / c->top_k;
+        to.sources[at] = c->inputs_of_pairs ? p : token;
+        to.places[at] = c->weights ? token : p;
+        to.factors[at] = c->weights ? c->weights[p] : 1.0f;
+    }
+    return to;
+}
+
+// Units [first, last) of one expert's outputs from its m rows of inputs.
+MLXR_INLINE void mlxr_expert(int m, int K, int few, int wide, const mlxr_segment *s, int first, int last,
+                             const uint8_t *const *x, const size_t *x_bytes, uint8_t *own, const mlxr_output *out) {
+    if (m > few) {
+        mlxr_tiles_on();
+        if (wide == MLXR_ROWS_BF16) mlxr_many_units(m, K, MLXR_ROWS_BF16, s, first, last, 0, x[wide], own, out);
+        else mlxr_many_units(m, K, MLXR_ROWS_F32, s, first, last, 0, x[wide], own, out);
+        mlxr_tiles_off();
+        return;
+    }
+    const uint8_t *rows[MLXR_FORMS];
+    for (int form = 0; form < MLXR_FORMS; form++) rows[form] = x[form];
+    const int columns = mlxr_form(s->matrix, m) == MLXR_ROWS_BF16 || (s->up && mlxr_form(s->up_matrix, m) == MLXR_ROWS_BF16);
+    if (columns) {
+        mlxr_columns(x[MLXR_ROWS_BF16], K, m, own);
+        rows[MLXR_ROWS_BF16] = own;
+        mlxr_tiles_on();
+    }
+    const int all = mlxr_panels(s), end = s->up ? last : 2 * last < all ? 2 * last : all;
+    mlxr_few_panels(m, s, s->up ? first : 2 * first, end, 0, rows, x_bytes, out);
+    if (columns) mlxr_tiles_off();
+}
+
+// What a unit of an expert with m rows costs: a time to read it, and some more for each row.
+MLXR_INLINE int64_t mlxr_expert_cost(int m) { return m ? 32 + m : 0; }
+
+// Columns [from, to) of all tokens' outputs start as the residual, or as zeros.
+MLXR_INLINE void mlxr_start_sums(const mlxr_output *out, int tokens, int from, int to) {
+    if (from >= to || out->residual == out->out) return;
+    for (int t = 0; t < tokens; t++) {
+        const size_t place = (size_t)t * (size_t)out->width + (size_t)from, bytes = 4 * (size_t)(to - from);
+        if (out->residual) memcpy(out->out + place, out->residual + place, bytes);
+        else memset(out->out + place, 0, bytes);
+    }
+}
+
+// The whole projection. `all`: the first expert's matrices; the next ones' follow, and so their biases. `few` and `wide` as
+// for mlxr_project. Outputs are [tokens * top_k][rows]; sums of choices are [tokens][rows], added to the residual: then
+// threads share the columns, else the experts' units by their cost.
+MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const mlxr_choice *choice,
+                               const mlxr_segment *all, int few, int wide, const mlxr_output *output) {
+    const int K = inputs->columns, pairs = choice->tokens * choice->top_k, alone = choice->tokens == 1;
+    const int single = alone && !choice->inputs_of_pairs;  // one row serves all
+    const mlxr_pairs sorted = mlxr_sort_pairs(choice, w->scratch);
+    float *row = (float *)(w->scratch + mlxr_pairs_bytes(choice->count, pairs));
+    uint8_t *own = (uint8_t *)row + mlxr_row_floats(K) * 4, *shared = w->shared;
+    const int units = mlxr_units(all);
+    int64_t cost = 0;
+    int used = 0;
+    for (int e = 0; e < choice->count; e++) {
+        const int m = sorted.starts[e + 1] - sorted.starts[e];
+        if (!m) continue;
+        cost += mlxr_expert_cost(m) * units;
+        if (m > few) used |= 1 << wide;
+        else used |= 1 << mlxr_form(all->matrix, m) | (all->up ? 1 << mlxr_form(all->up_matrix, m) : 0);
+    }
+    mlxr_input in = *inputs;
+    in.rows = single ? 1 : pairs;
+    in.gather = single ? NULL : sorted.sources;
+    const uint8_t *x[MLXR_FORMS] = {NULL};
+    size_t x_bytes[MLXR_FORMS] = {0};
+    for (int form = 0; form < MLXR_FORMS; form++) {
+        if (!(used >> form & 1)) continue;
+        x_bytes[form] = mlxr_row_bytes(form, K);
+        x[form] = mlxr_inputs(w, &in, form, alone, row, own, shared);
+        if (alone) own += x_bytes[form] * (size_t)(in.rows + MLXR_MOST_TILE_ROWS);
+        else shared += x_bytes[form] * (size_t)(in.rows + MLXR_MOST_TILE_ROWS);
+    }
+    if (!alone) mlxr_barrier(w);
+    int first = 0, last = 0;
+    if (choice->weights) {
+        mlxr_share(w, units, &first, &last);
+        const int wide_unit = all->up ? 16 : 32, to = last * wide_unit;
+        mlxr_start_sums(output, choice->tokens, first * wide_unit, to < all->rows ? to : all->rows);
+    }
+    mlxr_split split = mlxr_split_start(w, cost);
+    for (int e = 0; e < choice->count; e++) {
+        const int start = sorted.starts[e], m = sorted.starts[e + 1] - start;
+        if (!m) continue;
+        if (!choice->weights) mlxr_split_next(&split, mlxr_expert_cost(m), units, &first, &last);
+        if (first >= last) continue;
+        // Panels have 16 rows, whatever `rows` is: matrices of floats may start at any row.
+        mlxr_segment s = *all;
+        s.w += (size_t)e * (size_t)s.rows * (s.matrix->panel_bytes / 16);
+        if (s.up) s.up += (size_t)e * (size_t)s.rows * (s.up_matrix->panel_bytes / 16);
+        mlxr_output out = *output;
+        if (out.bias) out.bias += (size_t)e * (size_t)s.rows;
+        if (out.up_bias) out.up_bias += (size_t)e * (size_t)s.rows;
+        out.places = sorted.places + start;
+        out.factors = sorted.factors + start;
+        if (choice->weights) out.residual = out.out;
+        const uint8_t *at[MLXR_FORMS];
+        for (int form = 0; form < MLXR_FORMS; form++)
+            at[form] = single || !x[form] ? x[form] : x[form] + (size_t)start * x_bytes[form];
+        mlxr_expert(m, K, few, wide, &s, first, last, at, x_bytes, own, &out);
+    }
+}

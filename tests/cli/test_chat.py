@@ -1,0 +1,172 @@
+"""`mlxr chat` as a user meets it: piped lines, a terminal, commands, Ctrl-C."""
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mlxr.cli import main
+from mlxr_tests.storyteller import BF16, Q8_0
+
+PLAIN = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    """A template that joins the messages."""
+    path = tmp_path / "plain.jinja"
+    path.write_text(PLAIN)
+    return path
+
+
+def chat(template: Path, *extra: str) -> list[str]:
+    options = ["--host", "reference", "--temperature", "0", "--template", str(template)]
+    return ["chat", "storyteller", *options, *extra]
+
+
+def test_each_line_of_standard_input_is_a_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    lines = "Once upon a time\n\n  and then  \n/clear\nOnce upon a time\n/exit\nnever read\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert main(chat(template, "--max-tokens", "4", "--stats")) == 0
+    shown = capsys.readouterr()
+    answers = shown.out.splitlines()
+    assert len(answers) == 3
+    assert answers[0] == answers[2] == " I was sitting in"
+    read = [line for line in shown.err.splitlines() if "tokens read" in line]
+    assert read[0].startswith("5 tokens read, 0 reused, 4 written in ")
+    assert " reused" in read[1]
+    assert int(read[1].split()[3]) >= 7
+    assert read[2].startswith("5 tokens read, 0 reused"), "after /clear nothing is left"
+
+
+def test_the_system_message_reaches_the_template(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("time\n"))
+    assert main(chat(template, "--max-tokens", "4", "--system", "Once upon a ")) == 0
+    assert capsys.readouterr().out == " I was sitting in\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--max-tokens", "0"], "--max-tokens is 0; expected at least 1"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--template", "missing.jinja"], "missing.jinja: cannot be read"),
+    ],
+)
+def test_faulty_input_gives_a_message_and_1(
+    capsys: pytest.CaptureFixture[str], template: Path, extra: list[str], message: str
+) -> None:
+    assert main(chat(template, *extra)) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_template_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "storyteller", "--host", "reference"]) == 1
+    assert "comes without a chat template" in (shown := capsys.readouterr().err)
+    assert "--template FILE" in shown
+
+
+def test_a_message_that_cannot_be_answered_ends_a_pipe_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ raise_exception('no') }}")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
+    assert main(chat(path)) == 1
+    assert "t.jinja, line 1: it refuses this conversation: no" in capsys.readouterr().err
+
+
+def test_a_hugging_face_folder_brings_its_template(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").symlink_to(Q8_0.parent / "tokenizer.model")
+    for path in (BF16, BF16.with_name("config.json")):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "chat_template.jinja").write_text(PLAIN)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    options = ["--host", "reference", "--temperature", "0", "--max-tokens", "4"]
+    assert main(["chat", str(tmp_path), *options]) == 0
+    assert capsys.readouterr().out == " I was sitting in\n"
+
+
+class Terminal:
+    """The command on a pseudo-terminal."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._ours, theirs = pty.openpty()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlxr.cli", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """What was shown up to `text`, which is taken away."""
+        end = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < end, f"{text!r} did not come: {self.shown!r}"
+            if select.select([self._ours], [], [], 0.2)[0]:
+                try:
+                    self.shown += os.read(self._ours, 65536).decode("utf-8", "replace")
+                except OSError:
+                    assert text in self.shown, f"it ended without {text!r}: {self.shown!r}"
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def test_a_conversation_on_a_terminal(template: Path) -> None:
+    terminal = Terminal(chat(template))
+    try:
+        assert "storyteller on host reference; /clear begins anew" in terminal.wait_for("> ")
+        terminal.type("Once upon a time\n")
+        terminal.wait_for("I was sitting in")
+        terminal.process.send_signal(signal.SIGINT)
+        after = terminal.wait_for("\n> ")
+        assert "Traceback" not in after
+        terminal.type("/fly\n")
+        terminal.wait_for("unknown command /fly: /clear begins anew")
+        terminal.wait_for("> ")
+        terminal.type("word " * 1500 + "\n")
+        assert "Traceback" not in terminal.wait_for("(/clear begins anew)")
+        terminal.wait_for("> ")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("> ")
+        terminal.type("/exit\n")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()
+
+
+def test_the_end_of_input_leaves(template: Path) -> None:
+    terminal = Terminal(chat(template))
+    try:
+        terminal.wait_for("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()

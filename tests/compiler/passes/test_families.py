@@ -1,0 +1,79 @@
+"""Every property of model families: the whole pipeline keeps the numbers, and leaves the launches it should."""
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import OpGraph
+from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr_tests.family_specs import ALL_SPECS, NEIGHBOURS, family_spec
+from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
+
+LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "route", "expert_projection", "expert_combine"}
+ATTENTION = {"decode": {"rope_write_attention"}, "prefill": {"rope_cache_write", "rope_attention"}}
+
+
+def fused(name: str, step: Step) -> OpGraph:
+    return run_passes(source_graph(family_spec(name)), passes_of(step))[0]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_all_passes_keep_the_numbers(name: str, step: Step) -> None:
+    spec = family_spec(name)
+    source = source_graph(spec)
+    graph, _ = run_passes(source, passes_of(step))
+    assert set(kinds(graph)) <= LAUNCHED | ATTENTION[step]
+    check_same_numbers(source, graph, spec, decode_only=step == "decode")
+
+
+def layer_launches(name: str, layer: int) -> list[str]:
+    return [op.kind for op in fused(name, "decode").ops if op.name.startswith(f"layers.{layer}.")]
+
+
+ATTEND, PROJECT = "rope_write_attention", "projection"
+SPARSE = [PROJECT, "route", "expert_projection", "expert_combine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("plain", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
+        ("parallel", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
+        ("relu2", [PROJECT, ATTEND, PROJECT, PROJECT, PROJECT]),
+        ("qk-norm-all", [PROJECT, "qk_norm", ATTEND, PROJECT, PROJECT, PROJECT]),
+        ("post-norm", ["linear", ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),
+        ("sandwich-norm", [PROJECT, ATTEND, "linear", "norm", PROJECT, "linear", "norm"]),
+        ("experts-normalised", [PROJECT, ATTEND, PROJECT, *SPARSE]),
+        ("experts-shared", [PROJECT, ATTEND, PROJECT, *SPARSE, PROJECT, PROJECT]),
+        ("experts-shared-gate", [PROJECT, ATTEND, PROJECT, *SPARSE, PROJECT, PROJECT, PROJECT]),
+    ],
+)
+def test_launches_of_a_decode_layer(name: str, launches: list[str]) -> None:
+    for layer in range(2):
+        assert sorted(layer_launches(name, layer)) == sorted(launches)
+
+
+def test_mixed_layers() -> None:
+    assert len(layer_launches("dense-then-experts", 0)) == 5
+    assert len(layer_launches("dense-then-experts", 1)) == 3 + 4 + 2
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_SPECS if name != "plain"])
+def test_every_property_changes_the_numbers(name: str) -> None:
+    """A property that the builder ignored would pass every test that compares graphs of the same spec."""
+    changes = ALL_SPECS[name]
+    plain = family_spec("plain", **{key: value for key, value in changes.items() if key == "model__num_layers"})
+    logits = [
+        trace(graph, graph, spec)["step 3 %logits"]
+        for spec in (plain, family_spec(name))
+        for graph in [source_graph(spec)]
+    ]
+    assert not np.allclose(*logits, rtol=1e-4, atol=1e-6)
+
+
+def test_neighbours_differ_in_their_layers() -> None:
+    windows = [op.attrs["window"] for op in fused("gemma-like", "decode").ops if op.kind == ATTEND]
+    assert windows == [7, 7, None, 7]
+    names = [op.inputs["frequencies"] for op in fused("gemma-like", "decode").ops if op.kind == ATTEND]
+    assert names == ["rope_frequencies", "rope_frequencies", "rope_frequencies_1", "rope_frequencies"]
+    assert set(NEIGHBOURS) <= set(ALL_SPECS)

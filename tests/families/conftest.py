@@ -1,0 +1,13 @@
+"""The logits that llama.cpp gave for the GGUF files of the families, and how they are recorded."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def clear_cache() -> Iterator[None]:
+    """Tiny models leave large caches behind."""
+    yield
+    mx.clear_cache()

@@ -1,0 +1,44 @@
+"""Every family as a GGUF file with the metadata of llama.cpp's converter: our logits are llama.cpp's.
+
+llama.cpp's were recorded in f32 with an f32 cache (llama_cpp_logits.npz; `--update-golden` records them again, where
+llama-cpp-python is installed). It looks gelu up in a table of f16, hence the wider tolerance of families that use it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxr.cli.imported_model import import_model
+from mlxr_tests.family_gguf import CASES, write_gguf
+from mlxr_tests.family_models import VOCAB
+from mlxr_tests.family_oracle import EXACT, logits_of, prompts, relative_error
+
+RECORDED = Path(__file__).with_name("llama_cpp_logits.npz")
+TOLERANCE = 1e-5
+GELU_TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="session", autouse=True)
+def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if not request.config.getoption("--update-golden"):
+        return
+    from mlxr_tests.llama_cpp import llama_cpp_logits
+
+    logits = {}
+    for number, case in enumerate(CASES):
+        path = write_gguf(case, tmp_path_factory.mktemp(f"case{number}"))
+        for sequence, tokens in enumerate(prompts(VOCAB)):
+            logits[f"{case} {sequence}"] = llama_cpp_logits(path, tokens)
+    np.savez_compressed(RECORDED, **logits)
+
+
+@pytest.mark.parametrize("host", ["reference", "cpu"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_llama_cpp(case: str, host: str, tmp_path: Path) -> None:
+    path = write_gguf(case, tmp_path)
+    with np.load(RECORDED) as recorded:
+        want = [recorded[f"{case} {sequence}"] for sequence in range(2)]
+    activation = import_model(path, EXACT)[0].model.mlp.activation
+    tolerance = GELU_TOLERANCE if activation.startswith("gelu") else TOLERANCE
+    assert relative_error(logits_of(path, prompts(VOCAB), host), want) < tolerance

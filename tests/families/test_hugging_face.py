@@ -1,0 +1,176 @@
+"""config.json as transformers writes it: every key is read or known, and the numbers are those of published models.
+
+No weights are needed for that: a config is imported beside the tensors that say which biases and outputs there are.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.config import spec_from_config
+from mlxr.compiler.importers.rules import architectures
+from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.model import Model
+from mlxr.compiler.spec.names import load_tensor_names
+
+Config = dict[str, Any]
+OWN_CODE = ("internlm2",)
+"""Architectures whose config transformers does not know: they bring code of their own."""
+KINDS = [one.name for one in architectures("config") if one.name not in OWN_CODE]
+FAMILIES = {one.name: one.family for one in architectures("config")}
+BIASES = {
+    "attention.q_bias": ("attention_bias", "use_bias", "use_qkv_bias"),
+    "mlp.up_bias": ("mlp_bias", "use_bias"),
+}
+
+
+def imported(config: Config) -> Model:
+    names = load_tensor_names(FAMILIES[config["model_type"]]).tensors
+    hidden = config["hidden_size"]
+    tensors = {}
+    for role in ("embedding", "output"):
+        if role == "embedding" or not config.get("tie_word_embeddings"):
+            entry = names[role]
+            assert entry is not None
+            tensors[entry.safetensors[0].tensor] = TensorFact((config["vocab_size"], hidden), "BF16")
+    for role, keys in BIASES.items():
+        entry = names.get(f"layers.{{i}}.{role}")
+        if entry is not None and any(config.get(key) for key in keys):
+            tensors[entry.safetensors[0].tensor.replace("{i}", "0")] = TensorFact((8,), "BF16")
+    return spec_from_config(config, tensors, "x", "config.json").model
+
+
+def default_config(kind: str) -> Config:
+    """All keys, with transformers' own defaults."""
+    config: Config = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    return {**config, "model_type": kind, "architectures": None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_that_transformers_writes_is_known(kind: str) -> None:
+    config = default_config(kind)
+    model = imported(config)
+    assert (model.hidden_size, model.num_layers) == (config["hidden_size"], config["num_hidden_layers"])
+    assert model.attention.num_heads == config["num_attention_heads"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_that_nobody_knows_is_refused(kind: str) -> None:
+    with pytest.raises(SpecError, match=r"'new_trick' = 0\.5: not supported"):
+        imported(default_config(kind) | {"new_trick": 0.5})
+
+
+GEMMA_3_1B: Config = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+    "vocab_size": 262144,
+}
+GPT_OSS_20B: Config = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+
+def test_gemma_3() -> None:
+    for config in (
+        GEMMA_3_1B,
+        {key: value for key, value in GEMMA_3_1B.items() if not key.startswith("rope_")}
+        | {
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1000000, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 10000, "rope_type": "default"},
+            },
+        },
+    ):
+        model = imported(config)
+        full, sliding = model.layer(5), model.layer(4)
+        assert full.rope is not None and sliding.rope is not None
+        assert (full.rope.theta, full.attention.sliding_window) == (1e6, None)
+        assert (sliding.rope.theta, sliding.attention.sliding_window) == (1e4, 512)
+        assert (model.attention.scale, model.embedding_scale) == (1 / 16, 1152**0.5)
+        assert model.norm.placement == "sandwich"
+
+
+def test_gpt_oss() -> None:
+    model = imported(GPT_OSS_20B)
+    assert model.rope is not None
+    assert model.rope.scaling.model_dump() == {
+        "kind": "yarn",
+        "factor": 32.0,
+        "original_context": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": None,
+        "truncate": False,
+    }
+    assert [model.layer(i).attention.sliding_window for i in range(3)] == [128, None, 128]
+    assert (model.attention.sinks, model.mlp.activation, model.mlp.limit) == (True, "swiglu_oai", 7.0)
+
+
+def test_qwen_windows_begin_after_the_first_layers() -> None:
+    config = default_config("qwen2") | {"num_hidden_layers": 4, "sliding_window": 64, "use_sliding_window": True}
+    config |= {"layer_types": None, "max_window_layers": 3}
+    assert [imported(config).layer(i).attention.sliding_window for i in range(4)] == [None, None, None, 64]
+    assert imported(config | {"use_sliding_window": False}).layer_types == {}
+
+
+def test_longrope_knows_the_context_that_the_model_is_made_for() -> None:
+    factors = {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"}
+    config = default_config("phi3") | {"rope_parameters": None, "rope_scaling": factors}
+    model = imported(config | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096})
+    assert model.rope is not None and model.rope.scaling.kind == "longrope"
+    assert model.context == 4096  # compiled for less, with the short factors
+    assert model.rope.scaling.attention_factor == pytest.approx(1.1902380714238083)

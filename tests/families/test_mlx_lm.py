@@ -1,0 +1,29 @@
+"""Every family as mlx-lm makes and saves it: imported by us, its logits are mlx-lm's.
+
+mlx-lm sees each sequence whole, without a cache; we see both in chunks, mixed steps and decode steps, past the window.
+Where mlx-lm deviates from a model's definition, its config here is one for which it does not:
+
+* gemma2: mlx-lm has no sliding window, so the window is as long as the context;
+* phi3: mlx-lm always takes LongRoPE's long factors, so the context is longer than the original one;
+* gpt_oss: mlx-lm's YaRN rounds its ramp to whole pairs, which the published config turns off by `truncate: false`;
+* starcoder2: mlx-lm's gelu is the exact one, so the config says `gelu` and not `gelu_pytorch_tanh`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
+from mlxr_tests.family_oracle import logits_of, prompts, relative_error, theirs
+
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("host", ["reference", "cpu"])
+@pytest.mark.parametrize("case", CONFIGS)
+def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> None:
+    config = config_of(case)
+    model = build_model(config)
+    tokens = prompts(config["vocab_size"])
+    folder = save_folder(model, config, tmp_path / "model")
+    assert relative_error(logits_of(folder, tokens, host), theirs(model, tokens)) < TOLERANCE

@@ -1,0 +1,33 @@
+// experts_down: out = sum over a token's experts e of weight * (x @ W[e].T) + residual
+//   x        [tokens, 2, 56] f32
+//   w0       [5, 48, 56] f32
+//   residual [tokens, 48] f32
+//   experts  [tokens, 2] i32
+//   weights  [tokens, 2] f32
+//   out      [tokens, 48] f32
+static void experts_down_c4f2cc14(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, const int32_t *experts, const float *weights, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .columns = 56,
+    };
+    const mlxr_choice choice = {
+        .experts = experts,
+        .weights = weights,
+        .tokens = b->tokens,
+        .count = 5,
+        .top_k = 2,
+        .inputs_of_pairs = 1,
+    };
+    const mlxr_segment segment = {
+        .matrix = &f32_56_f32,
+        .w = w0,
+        .rows = 48,
+    };
+    const mlxr_output output = {
+        .out = out,
+        .residual = residual,
+        .width = 48,
+        .finish = finish_summed_residual,
+    };
+    mlxr_experts(w, &in, &choice, &segment, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}

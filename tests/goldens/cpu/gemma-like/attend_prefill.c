@@ -1,0 +1,116 @@
+// Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
+//
+// An item is a tile of 24 query tokens of one sequence with the 4 query heads on one KV head: 96 columns (token, query
+// head), one a lane. It walks the context 64 keys at a time: K of the tile is widened to f32 in scratch, scores are
+// K x queries, the softmax runs down each lane, and the values are V^T x weights. So nothing is summed across lanes.
+// Threads take adjacent items of equal cost in all.
+// Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
+//   qkv         [tokens, 192] f32: 4 query, 1 key, 1 value heads of 32
+//   rope_table  [tokens, 32] f32: cosines, then sines
+//   K, V        [40, 4, 4, 1, 32] f32
+//   out         [tokens, 128] f32
+
+// Query tokens [first, last) of a sequence; the first is its token `start` and has `position`.
+typedef struct {
+    int seq, head, first, last, position, begin;
+} attend_prefill_f9835dcf_item;
+
+// Columns [column, column + 16) of an item as rows [16][32]; those past the last query are zeros that see what the
+// last token sees.
+static void attend_prefill_f9835dcf_queries(const attend_prefill_f9835dcf_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+        int32_t *positions) {
+    for (int i = 0; i < 16; i++) {
+        const int t = item->first + (column + i) / 4, h = item->head * 4 + (column + i) % 4;
+        positions[column + i] = item->position + mlxr_least(t, item->last - 1) - item->first;
+        if (t < item->last)
+            rope_head(rows + i * 32, qkv + (size_t)t * 192 + h * 32, rope_table + (size_t)t * 32, 32, 32, 0, 0.0399999991f);
+        else
+            memset(rows + i * 32, 0, 128);
+    }
+}
+
+// Values [32][96] over their sums, to the heads' places.
+static void attend_prefill_f9835dcf_results(const attend_prefill_f9835dcf_item *item, const float *values, float *sums, float *out) {
+    const int queried = (item->last - item->first) * 4;
+    for (int column = 0; column < queried; column += 16) {
+        float *to[16];
+        for (int i = 0; i < 16; i++) {
+            const int t = item->first + (column + i) / 4, h = item->head * 4 + (column + i) % 4;
+            to[i] = out + (size_t)t * 128 + h * 32;
+            sums[column + i] = 1.0f / sums[column + i];
+        }
+        attend_results(to, mlxr_least(queried - column, 16), values + column, 96, sums + column, 32);
+    }
+}
+
+static void attend_prefill_f9835dcf_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_f9835dcf_item *item, const float *qkv, const float *rope_table,
+        int layer, float *out) {
+    float *const rows = (float *)(w->scratch + 0);  // [16, 32]
+    float *const queries = (float *)(w->scratch + 2048);  // [32, 96]
+    float *const scores = (float *)(w->scratch + 14336);  // [64, 96]
+    float *const values = (float *)(w->scratch + 38912);  // [32, 96]
+    float *const keys = (float *)(w->scratch + 51200);  // [64, 32]
+    float *const keep = (float *)(w->scratch + 59392);  // [96]
+    float *const maxima = (float *)(w->scratch + 59776);  // [96]
+    float *const sums = (float *)(w->scratch + 60160);  // [96]
+    int32_t *const positions = (int32_t *)(w->scratch + 60544);  // [96]
+
+    const uint8_t *k_rows = w->model->k_arena + (size_t)layer * 512u + item->head * 128;
+    const uint8_t *v_rows = w->model->v_arena + (size_t)layer * 512u + item->head * 128;
+    const int32_t *table = b->block_tables + (size_t)item->seq * b->max_blocks;
+    const int queried = (item->last - item->first) * 4, columns = (queried + 15) / 16 * 16;
+    for (int i = 0; i < columns; i += 16) {
+        attend_prefill_f9835dcf_queries(item, i, qkv, rope_table, rows, positions);
+        for (int d = 0; d < 32; d++)
+            for (int v = 0; v < 16; v++) queries[d * 96 + i + v] = rows[v * 32 + d];
+    }
+    for (int i = 0; i < columns; i++) maxima[i] = MLXR_LOWEST, sums[i] = 0.0f;
+    for (int d = 0; d < 32; d++) memset(values + d * 96, 0, (size_t)columns * 4);
+
+    const int end = item->position + item->last - item->first;
+    for (int at = item->begin; at < end; at += 64) {
+        const int count = mlxr_least(end - at, 64), rounded = (count + 15) / 16 * 16;
+        size_t offsets[64];
+        cache_offsets(offsets, table, at, count, 4, 2048u, 128u);
+        for (int j = 0; j < rounded; j++) cache_load(keys + j * 32, k_rows + offsets[j], MLXR_CACHE_F32, 32);
+        attend_product(scores, NULL, keys, 32, 1, queries, 96, 32, rounded, columns);
+        attend_cap(scores, 96, count, columns, NULL, 7.21347523f);
+        if (at + count - 1 > item->position || at + 7 < end)
+            attend_mask(scores, 96, positions, at, count, columns, 7);
+        attend_softmax_columns(scores, 96, count, columns, maxima, sums, keep);
+        for (int j = 0; j < count; j++) cache_load(keys + j * 32, v_rows + offsets[j], MLXR_CACHE_F32, 32);
+        attend_product(values, keep, keys, 1, 32, scores, 96, count, 32, columns);
+    }
+
+    attend_prefill_f9835dcf_results(item, values, sums, out);
+}
+
+// The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
+static int64_t attend_prefill_f9835dcf_tile(const mlxr_batch *b, int seq, int first, attend_prefill_f9835dcf_item *item) {
+    const int start = b->query_start[seq], stop = b->query_start[seq + 1];
+    item->seq = seq;
+    item->first = first;
+    item->last = mlxr_least(first + 24, stop);
+    item->position = b->context_lens[seq] - (stop - start) + (first - start);
+    item->begin = item->position >= 7 ? item->position - 6 : 0;
+    const int keys = item->position + item->last - item->first - item->begin;
+    return (int64_t)(keys + 16) * (((item->last - item->first) * 4 + 15) / 16);
+}
+
+static void attend_prefill_f9835dcf(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    attend_prefill_f9835dcf_item item;
+    int64_t all = 0, done = 0;
+    for (int seq = 0; seq < b->seqs; seq++)
+        for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 24)
+            all += 1 * attend_prefill_f9835dcf_tile(b, seq, t, &item);
+    for (int seq = 0; seq < b->seqs; seq++)
+        for (int head = 0; head < 1; head++)
+            for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 24) {
+                const int64_t cost = attend_prefill_f9835dcf_tile(b, seq, t, &item);
+                item.head = head;
+                // The thread in whose share of all cost the item's middle lies.
+                if ((2 * done + cost) * w->threads / (2 * all) == w->tid)
+                    attend_prefill_f9835dcf_attend(w, b, &item, qkv, rope_table, layer, out);
+                done += cost;
+            }
+}

@@ -1,0 +1,29 @@
+// o: out = x @ W.T
+//   x        [tokens, 128] f32
+//   w0       [48, 128] f32
+//   out      [tokens, 48] f32
+static void o_2b889706(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, float *out) {
+    const mlxr_input in = {
+        .x = x,
+        .norm = NULL,
+        .gather = NULL,
+        .rows = b->tokens,
+        .columns = 128,
+        .eps = 0.0f,
+    };
+    const mlxr_segment segments[] = {
+        {
+            .matrix = &f32_128_f32,
+            .w = w0,
+            .rows = 48,
+        },
+    };
+    const mlxr_output output = {
+        .out = out,
+        .bias = NULL,
+        .residual = NULL,
+        .width = 48,
+        .finish = finish,
+    };
+    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+}

@@ -1,0 +1,19 @@
+// Cosines and sines of the step's positions, for all layers. The angle is an f32 product, as the reference rounds it;
+// its cosine and sine are those of double precision, rounded once. Threads split the (token, pair)s.
+//   out  [tokens, 32] f32: 16 cosines, then 16 sines
+static void rope_table_afa73e2e(mlxr_worker *w, const mlxr_batch *b, float *out) {
+    static const float frequencies[16] = {
+        1.0f, 0.421696514f, 0.177827939f, 0.0749894232f, 0.0316227749f, 0.013335214f,
+        0.00562341325f, 0.00237137382f, 0.00100000005f, 0.000421696517f, 0.00017782794f, 7.49894243e-05f,
+        3.16227779e-05f, 1.33352141e-05f, 5.62341347e-06f, 2.37137374e-06f,
+    };
+    int first, last;
+    mlxr_share(w, b->tokens * 16, &first, &last);
+    for (int i = first; i < last; i++) {
+        const int token = i / 16, pair = i % 16;
+        const float angle = (float)b->positions[token] * frequencies[pair];
+        float *row = out + (size_t)token * 32;
+        row[pair] = (float)cos((double)angle);
+        row[pair + 16] = (float)sin((double)angle);
+    }
+}

@@ -1,0 +1,125 @@
+// experts_8735b370
+// small spec of a test
+//
+// Projections of a token by the 3 experts that its router chose, of 40: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
+// As the one-row projection, at the rows of one expert: nothing is read of the experts that were not chosen.
+// Grid: (16, tokens * 3) threadgroups of 2 simdgroups.
+//   x          [tokens, 48] f32
+//   weight     [5120, 48] f32
+//   norm       [48] f32
+//   experts    [tokens, 3] i32
+//   out        [tokens, 3 * 64] f32
+//   bias       [5120] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_4(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+struct Row_f32 {
+  const device float* data;
+};
+struct Raw_f32 { float4 v; };
+inline Raw_f32 raw_f32(Row_f32 row, uint piece) { return Raw_f32{*(const device float4*)(row.data + piece * 4u)}; }
+inline void codes_f32(Raw_f32 raw, uint run, thread float4* c) { c[0] = raw.v; }
+
+inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
+
+
+// ---- kernel
+[[kernel]] void experts_8735b370(
+  const device float* x [[buffer(0)]],
+  const device float* weight [[buffer(1)]],
+  const device int32_t* experts [[buffer(2)]],
+  const device float* norm [[buffer(3)]],
+  const device float* bias [[buffer(4)]],
+  device float* out [[buffer(5)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 2u;
+  const uint end = 64u;
+
+  if (first >= end) {
+    return;
+  }
+  const uint chosen = threadgroup_position_in_grid.y;
+  const uint expert_row = (uint)experts[chosen] * 64u;
+  const device float* input = x + (ulong)(chosen / 3u) * 48u;
+  float4 sums[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    sums[r] = float4(0.0f);
+  }
+  float4 squares = float4(0.0f);
+
+  Row_f32 w[4];
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    const uint row = expert_row + first + r;
+    w[r] = Row_f32{weight + (ulong)row * 48u};
+    w[2 + r] = Row_f32{weight + (ulong)(row + 2560u) * 48u};
+  }
+  for (uint piece = lane; piece < 12u; piece += 32) {
+    const uint column = piece * 4u;
+    Raw_f32 raw[4];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      raw[r] = raw_f32(w[r], piece);
+    }
+#pragma unroll
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[1];
+      float4 n[1];
+      load_f32_4(norm + column + run * 4u, n);
+
+      load_f32_4(input + column + run * 4u, v);
+#pragma unroll
+      for (uint j = 0; j < 1u; j++) {
+        squares += v[j] * v[j];
+        v[j] *= n[j];
+      }
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        float4 c[1];
+        codes_f32(raw[r], run, c);
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          sums[r] += c[j] * v[j];
+        }
+      }
+    }
+  }
+  const float scale = metal::precise::rsqrt(simd_sum(sum4(squares)) * 0.020833334f + 9.99999975e-06f);
+  // Lane r keeps row r, so that the epilogue runs in parallel.
+  float y = 0.0f;
+  float up = 0.0f;
+#pragma unroll
+  for (uint r = 0; r < 2u; r++) {
+    const float total = simd_sum(sum4(sums[r]));
+    y = lane == r ? total : y;
+    const float total_up = simd_sum(sum4(sums[2 + r]));
+    up = lane == r ? total_up : up;
+  }
+  const uint o = first + lane;
+  if (lane < 2u && o < end) {
+    const ulong place = (ulong)chosen * 64u + o;
+    y *= scale;
+    y += (float)bias[expert_row + o];
+    up *= scale;
+    up += (float)bias[expert_row + o + 2560u];
+    y = activate(y) * up;
+    out[place] = (float)y;
+  }
+}

@@ -1,0 +1,109 @@
+// embed_54a0c24c
+// small spec of a test
+//
+// Rows of the embedding table.
+// Grid: one threadgroup of 32 threads a token; a thread takes 16 elements at a time.
+//   token_ids  [tokens] i32
+//   table      [61, 256] affine3_g64_bf16
+//   out        [tokens, 256] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct Row_affine3_g64_bf16 {
+  const device uint8_t* weight;
+  const device uint8_t* scales;
+  const device uint8_t* biases;
+};
+struct Raw_affine3_g64_bf16 { uint q[2]; float2 scale; };
+inline Raw_affine3_g64_bf16 raw_affine3_g64_bf16(Row_affine3_g64_bf16 row, uint piece) {
+  const device uint8_t* q = row.weight + piece * 6u;
+  const uint group = piece / 4u;
+  Raw_affine3_g64_bf16 raw;
+  raw.scale.x = (float)((const device bfloat16_t*)row.scales)[group];
+  raw.scale.y = (float)((const device bfloat16_t*)row.biases)[group];
+  raw.q[0] = load_u32_2(q + 0);
+  raw.q[1] = (uint)*(const device uint16_t*)(q + 4);
+  return raw;
+}
+inline void codes_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread float4* c) {
+  c[0] = float4(
+      (float)(raw.q[0] & 7u),
+      (float)((raw.q[0] >> 3) & 7u),
+      (float)((raw.q[0] >> 6) & 7u),
+      (float)((raw.q[0] >> 9) & 7u));
+  c[1] = float4(
+      (float)((raw.q[0] >> 12) & 7u),
+      (float)((raw.q[0] >> 15) & 7u),
+      (float)((raw.q[0] >> 18) & 7u),
+      (float)((raw.q[0] >> 21) & 7u));
+  c[2] = float4(
+      (float)((raw.q[0] >> 24) & 7u),
+      (float)((raw.q[0] >> 27) & 7u),
+      (float)((raw.q[0] >> 30 | raw.q[1] << 2) & 7u),
+      (float)((raw.q[1] >> 1) & 7u));
+  c[3] = float4(
+      (float)((raw.q[1] >> 4) & 7u),
+      (float)((raw.q[1] >> 7) & 7u),
+      (float)((raw.q[1] >> 10) & 7u),
+      (float)((raw.q[1] >> 13) & 7u));
+}
+inline float2 scale_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run) { return raw.scale; }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_affine3_g64_bf16(Raw_affine3_g64_bf16 raw, uint run, thread float4* c) {
+  codes_affine3_g64_bf16(raw, run, c);
+  const float2 scale = scale_affine3_g64_bf16(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    c[i] *= scale.x;
+    c[i] += scale.y;
+  }
+}
+
+// ---- kernel
+[[kernel]] void embed_54a0c24c(
+  const device int32_t* token_ids [[buffer(0)]],
+  const device uint8_t* table [[buffer(1)]],
+  device float* out [[buffer(2)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint token = threadgroup_position_in_grid.x;
+  const uint token_id = (uint)token_ids[token];
+  const Row_affine3_g64_bf16 row = Row_affine3_g64_bf16{table + (ulong)token_id * 96u, table + 5856ul + (ulong)token_id * 8u, table + 6352ul + (ulong)token_id * 8u};
+  device float* target = out + (ulong)token * 256u;
+  for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
+    const Raw_affine3_g64_bf16 raw = raw_affine3_g64_bf16(row, piece);
+    const uint column = piece * 16u;
+#pragma unroll
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[4];
+      values_affine3_g64_bf16(raw, run, v);
+#pragma unroll
+      for (uint i = 0; i < 16u; i++) {
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+      }
+    }
+  }
+}

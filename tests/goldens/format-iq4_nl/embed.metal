@@ -1,0 +1,97 @@
+// embed_b8d663b2
+// small spec of a test
+//
+// Rows of the embedding table.
+// Grid: one threadgroup of 32 threads a token; a thread takes 16 elements at a time.
+//   token_ids  [tokens] i32
+//   table      [61, 256] iq4_nl
+//   out        [tokens, 256] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+constant float iq4_values[16] = {
+  -127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, -22.0f, -10.0f,
+  1.0f, 13.0f, 25.0f, 38.0f, 53.0f, 69.0f, 89.0f, 113.0f,
+};
+inline float4 iq4_of(uint u) {
+  const uint4 at = (uint4(u) >> uint4(0u, 8u, 16u, 24u)) & uint4(15u);
+  return float4(iq4_values[at.x], iq4_values[at.y], iq4_values[at.z], iq4_values[at.w]);
+}
+struct Row_iq4_nl {
+  const device uint8_t* blocks;
+};
+struct Raw_iq4_nl { uint q[2]; float scale; };
+inline Raw_iq4_nl raw_iq4_nl(Row_iq4_nl row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 2u * 18u;
+  const device uint8_t* q = block + 2u + piece % 2u * 8u;
+  Raw_iq4_nl raw;
+  raw.scale = load_half(block);
+  raw.q[0] = load_u32_2(q);
+  raw.q[1] = load_u32_2(q + 4);
+  return raw;
+}
+inline void codes_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = iq4_of(raw.q[i] >> (4u * run));
+  }
+}
+inline float2 scale_iq4_nl(Raw_iq4_nl raw, uint run) { return float2(raw.scale, 0.0f); }
+// A run's elements.
+inline void values_iq4_nl(Raw_iq4_nl raw, uint run, thread float4* c) {
+  codes_iq4_nl(raw, run, c);
+  const float2 scale = scale_iq4_nl(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+  }
+}
+
+// ---- kernel
+[[kernel]] void embed_b8d663b2(
+  const device int32_t* token_ids [[buffer(0)]],
+  const device uint8_t* table [[buffer(1)]],
+  device float* out [[buffer(2)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint token = threadgroup_position_in_grid.x;
+  const uint token_id = (uint)token_ids[token];
+  const Row_iq4_nl row = Row_iq4_nl{table + (ulong)token_id * 144u};
+  device float* target = out + (ulong)token * 256u;
+  for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
+    const Raw_iq4_nl raw = raw_iq4_nl(row, piece);
+    const uint column = piece / 2u * 32u + piece % 2u * 8u;
+#pragma unroll
+    for (uint run = 0; run < 2u; run++) {
+      float4 v[2];
+      values_iq4_nl(raw, run, v);
+#pragma unroll
+      for (uint i = 0; i < 8u; i++) {
+        target[column + run * 16u + i] = (float)(v[i / 4][i % 4]);
+      }
+    }
+  }
+}

@@ -1,0 +1,156 @@
+// down_a223ba38
+// small spec of a test
+//
+// Projection of one row: out = x @ weight.T + residual.
+// A simdgroup computes 4 rows of the weight; its lanes stride over the columns, so that neighbouring lanes read
+// neighbouring bytes, as wide as their alignment allows.
+// Codes are multiplied by x as they are; a scale is applied once a run, and a shift to the sum of x over the run.
+// Grid: 32 threadgroups of 2 simdgroups.
+//   x          [tokens, 512] f32
+//   weight     [69632] u8
+//     rows 0 to 255: [256, 512] mxfp4_mlx at byte 0, 65536
+//   residual   [tokens, 256] f32
+//   out        [tokens, 256] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_16(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+  v[1] = *(const device float4*)(p + 4);
+  v[2] = *(const device float4*)(p + 8);
+  v[3] = *(const device float4*)(p + 12);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+// 2^(e - 128) of an exponent byte, as bits.
+inline float half_scale_e8m0(uint e) { return as_type<float>(e < 2u ? 0x00200000u << e : (e - 1u) << 23); }
+// From the low nibbles of four bytes. A nibble's lower three bits are the highest of a half's exponent and fraction.
+inline float4 doubled_fp4(uint u) {
+  const uint even = u & 0x000f000fu;
+  const uint odd = (u >> 8) & 0x000f000fu;
+  const float2 a = float2(as_type<half2>((even & 0x00070007u) << 9 | (even & 0x00080008u) << 12));
+  const float2 b = float2(as_type<half2>((odd & 0x00070007u) << 9 | (odd & 0x00080008u) << 12));
+  return float4(a.x, b.x, a.y, b.y) * 32768.0f;
+}
+struct Row_mxfp4_mlx {
+  const device uint8_t* weight;
+  const device uint8_t* scales;
+};
+struct Raw_mxfp4_mlx { uint2 q; float scale; };
+inline Raw_mxfp4_mlx raw_mxfp4_mlx(Row_mxfp4_mlx row, uint piece) {
+  return Raw_mxfp4_mlx{load_u32x2(row.weight + piece * 8u), half_scale_e8m0((uint)row.scales[piece / 2u])};
+}
+inline void codes_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    const float4 even = doubled_fp4(raw.q[i]);
+    const float4 odd = doubled_fp4(raw.q[i] >> 4);
+    c[2u * i] = float4(even.x, odd.x, even.y, odd.y);
+    c[2u * i + 1u] = float4(even.z, odd.z, even.w, odd.w);
+  }
+}
+inline float2 scale_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run) { return float2(raw.scale, 0.0f); }
+// A run's elements.
+inline void values_mxfp4_mlx(Raw_mxfp4_mlx raw, uint run, thread float4* c) {
+  codes_mxfp4_mlx(raw, run, c);
+  const float2 scale = scale_mxfp4_mlx(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    c[i] *= scale.x;
+  }
+}
+
+
+// ---- kernel
+[[kernel]] void down_a223ba38(
+  const device float* x [[buffer(0)]],
+  const device uint8_t* weight [[buffer(1)]],
+  const device float* residual [[buffer(2)]],
+  device float* out [[buffer(3)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint first = (threadgroup_position_in_grid.x * 2u + simdgroup_index_in_threadgroup) * 4u;
+  const uint end = 256u;
+
+  if (first >= end) {
+    return;
+  }
+  const device float* input = x;
+  float4 sums[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    sums[r] = float4(0.0f);
+  }
+
+  Row_mxfp4_mlx w[4];
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first + r;
+    w[r] = Row_mxfp4_mlx{weight + (ulong)row * 256u, weight + 65536ul + (ulong)row * 16u};
+  }
+  for (uint piece = lane; piece < 32u; piece += 32) {
+    const uint column = piece * 16u;
+    Raw_mxfp4_mlx raw[4];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      raw[r] = raw_mxfp4_mlx(w[r], piece);
+    }
+#pragma unroll
+    for (uint run = 0; run < 1u; run++) {
+      float4 v[4];
+      load_f32_16(input + column + run * 16u, v);
+
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+        float4 c[4];
+        codes_mxfp4_mlx(raw[r], run, c);
+        const float2 factor = scale_mxfp4_mlx(raw[r], run);
+        float4 products = c[0] * v[0];
+#pragma unroll
+        for (uint j = 1; j < 4u; j++) {
+          products += c[j] * v[j];
+        }
+        sums[r] += products * factor.x;
+      }
+    }
+  }
+  // Lane r keeps row r, so that the epilogue runs in parallel.
+  float y = 0.0f;
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const float total = simd_sum(sum4(sums[r]));
+    y = lane == r ? total : y;
+  }
+  const uint o = first + lane;
+  if (lane < 4u && o < end) {
+    const ulong place = o;
+    y += (float)residual[place];
+    out[place] = (float)y;
+  }
+}

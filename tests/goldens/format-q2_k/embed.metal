@@ -1,0 +1,94 @@
+// embed_bad48b61
+// small spec of a test
+//
+// Rows of the embedding table.
+// Grid: one threadgroup of 32 threads a token; a thread takes 16 elements at a time.
+//   token_ids  [tokens] i32
+//   table      [61, 256] q2_k
+//   out        [tokens, 256] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct Row_q2_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q2_k { uint q; uint scales; float scale; float minimum; };
+inline Raw_q2_k raw_q2_k(Row_q2_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 84u;
+  const uint half_block = piece % 16u / 8u;
+  const uint at = piece % 8u * 4u;
+  const device uint8_t* scales = block + half_block * 8u + at / 16u;
+  const uint tail = load_u32(block + 80);
+  Raw_q2_k raw;
+  raw.q = load_u32(block + 16u + half_block * 32u + at);
+  raw.scales = (uint)scales[0] | (uint)scales[2] << 8 | (uint)scales[4] << 16 | (uint)scales[6] << 24;
+  raw.scale = half_of(tail & 0xffffu);
+  raw.minimum = half_of(tail >> 16);
+  return raw;
+}
+inline void codes_q2_k(Raw_q2_k raw, uint run, thread float4* c) {
+  c[0] = unsigned_bytes((raw.q >> (2u * run)) & 0x03030303u);
+}
+inline float2 scale_q2_k(Raw_q2_k raw, uint run) {
+  const uint both = raw.scales >> (8u * run);
+  return float2(raw.scale * (float)(both & 15u), -(raw.minimum * (float)((both >> 4) & 15u)));
+}
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q2_k(Raw_q2_k raw, uint run, thread float4* c) {
+  codes_q2_k(raw, run, c);
+  const float2 scale = scale_q2_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 1u; i++) {
+    c[i] *= scale.x;
+    c[i] += scale.y;
+  }
+}
+
+// ---- kernel
+[[kernel]] void embed_bad48b61(
+  const device int32_t* token_ids [[buffer(0)]],
+  const device uint8_t* table [[buffer(1)]],
+  device float* out [[buffer(2)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint token = threadgroup_position_in_grid.x;
+  const uint token_id = (uint)token_ids[token];
+  const Row_q2_k row = Row_q2_k{table + (ulong)token_id * 84u};
+  device float* target = out + (ulong)token * 256u;
+  for (uint piece = thread_index_in_threadgroup; piece < 16u; piece += 32u) {
+    const Raw_q2_k raw = raw_q2_k(row, piece);
+    const uint column = piece / 8u * 128u + piece % 8u * 4u;
+#pragma unroll
+    for (uint run = 0; run < 4u; run++) {
+      float4 v[1];
+      values_q2_k(raw, run, v);
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+        target[column + run * 32u + i] = (float)(v[i / 4][i % 4]);
+      }
+    }
+  }
+}

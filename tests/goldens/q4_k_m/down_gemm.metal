@@ -1,0 +1,184 @@
+// down_gemm_fa0f9cc9
+// small spec of a test
+//
+// Projection of many rows: out = x @ weight.T + residual.
+// A threadgroup makes 64 outputs of 32 rows, 32 columns at a time: it puts its rows of x, normalised, and its 64 rows
+// of the weight, as numbers, into threadgroup memory, and a thread multiplies 4 of the ones by 4 of the others. So a
+// block of the weight is unpacked once for 32 rows.
+// Grid: (4, ceil(tokens / 32)) threadgroups of 4 simdgroups.
+//   x          [tokens, 512] f32
+//   weight     [73728] u8
+//     rows 0 to 255: [256, 512] q4_k at byte 0
+//   residual   [tokens, 256] f32
+//   out        [tokens, 256] f32
+//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_f32(uint4 u, thread float4* v) { v[0] = as_type<float4>(u); }
+
+inline void load_f32_8(const device float* p, thread float4* v) {
+  v[0] = *(const device float4*)(p + 0);
+  v[1] = *(const device float4*)(p + 4);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct PairScales { float scale; float minimum; uint scales; uint minima; };
+// Those of sub-blocks 2 * pair and 2 * pair + 1, in the two lowest bytes of `scales` and `minima`.
+inline PairScales pair_scales(uint4 head, uint pair) {
+  const uint shift = 16u * (pair & 1u);
+  const uint scales = pair < 2u ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
+  const uint minima = pair < 2u ? head.z & 0x3f3f3f3fu : ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+  return PairScales{half_of(head.x & 0xffffu), half_of(head.x >> 16), scales >> shift, minima >> shift};
+}
+inline float2 scale_of(PairScales s, uint run) {
+  const float scale = (float)((s.scales >> (8u * run)) & 255u);
+  const float minimum = (float)((s.minima >> (8u * run)) & 255u);
+  return float2(s.scale * scale, -(s.minimum * minimum));
+}
+struct Row_q4_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q4_k { uint2 q; PairScales scales; };
+inline Raw_q4_k raw_q4_k(Row_q4_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 144u;
+  return Raw_q4_k{load_u32x2(block + 16u + piece % 16u * 8u), pair_scales(load_u32x4(block), piece % 16u / 4u)};
+}
+inline void codes_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = unsigned_bytes((raw.q[i] >> (4u * run)) & 0x0f0f0f0fu);
+  }
+}
+inline float2 scale_q4_k(Raw_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+  codes_q4_k(raw, run, c);
+  const float2 scale = scale_q4_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+    c[i] += scale.y;
+  }
+}
+
+
+// ---- kernel
+[[kernel]] void down_gemm_fa0f9cc9(
+  const device float* x [[buffer(0)]],
+  const device uint8_t* weight [[buffer(1)]],
+  const device float* residual [[buffer(2)]],
+  const device uint32_t* dims [[buffer(3)]],
+  device float* out [[buffer(4)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint thread_id = thread_index_in_threadgroup;
+  const uint first = threadgroup_position_in_grid.x * 64u;
+  const uint end = 256u;
+
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 32u;
+  // Rows of both, 36 apart; then of each row of x: 1 / rms, or mean and 1 / deviation.
+  MLXR_THREADGROUP(float4, tile_x, 288);
+  MLXR_THREADGROUP(float4, tile_w, 576);
+  MLXR_THREADGROUP(float2, row_norm, 32);
+  // A thread fills a quarter of a row of x, and half a row of the weight.
+  const uint x_row = min(first_row + thread_id / 4u, count - 1);
+  const uint x_column = thread_id % 4u * 8u;
+  const device float* input = x + (ulong)x_row * 512u + x_column;
+  const uint w_row = thread_id / 2u;
+  const uint w_half = thread_id % 2u;
+  const uint w_out = min(first + w_row, end - 1);
+  // This thread's rows of x and of the weight are thread_id / 16 + 8 * i and thread_id % 16 + 16 * j.
+  float sums[4][4];
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+#pragma unroll
+    for (uint j = 0; j < 4u; j++) {
+      sums[i][j] = 0.0f;
+    }
+  }
+  for (uint chunk = 0; chunk < 16u; chunk++) {
+    {
+      float4 v[2];
+      load_f32_8(input + chunk * 32u, v);
+
+      tile_x[(thread_id / 4u * 36u + x_column) / 4u] = v[0];
+      tile_x[(thread_id / 4u * 36u + x_column) / 4u + 1] = v[1];
+    }
+    {
+      const Row_q4_k w = Row_q4_k{weight + (ulong)w_out * 288u};
+#pragma unroll
+      for (uint i = 0; i < 2u; i++) {
+        const uint at = w_half * 2u + i;
+        const Raw_q4_k raw = raw_q4_k(w, chunk / 2u * 4u + at);
+        float4 u[2];
+        values_q4_k(raw, chunk % 2u, u);
+#pragma unroll
+        for (uint j = 0; j < 2u; j++) {
+          tile_w[(w_row * 36u + at * 8u) / 4u + j] = u[j];
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint c = 0; c < 8; c++) {
+      float4 a[4];
+      float4 w[4];
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+        a[i] = tile_x[(thread_id / 16u + 8u * i) * 9u + c];
+      }
+#pragma unroll
+      for (uint j = 0; j < 4u; j++) {
+        w[j] = tile_w[(thread_id % 16u + 16u * j) * 9u + c];
+      }
+#pragma unroll
+      for (uint i = 0; i < 4u; i++) {
+#pragma unroll
+        for (uint j = 0; j < 4u; j++) {
+          sums[i][j] += a[i].x * w[j].x;
+          sums[i][j] += a[i].y * w[j].y;
+          sums[i][j] += a[i].z * w[j].z;
+          sums[i][j] += a[i].w * w[j].w;
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    const uint row = first_row + thread_id / 16u + 8u * i;
+#pragma unroll
+    for (uint j = 0; j < 4u; j++) {
+      const uint o = first + thread_id % 16u + 16u * j;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 256u + o;
+        float y = sums[i][j];
+        y += (float)residual[place];
+        out[place] = (float)y;
+      }
+    }
+  }
+}

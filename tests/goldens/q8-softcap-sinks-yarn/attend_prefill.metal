@@ -1,0 +1,216 @@
+// attend_prefill_ba2a5838
+// small spec of a test
+//
+// Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
+// One threadgroup serves 3 query heads on one KV head, of a tile of 10 query tokens: 32 rows, 4 a simdgroup. It walks the
+// context 32 keys at a time through threadgroup memory: a lane owns a key for the scores (so a row's softmax takes one
+// simd_max) and a slice of the head for the values.
+// Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
+// Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
+//   qkv        [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
+//   query_tiles  [tiles, 2] i32: sequence, first token
+//   positions  [tokens] i32
+//   query_start  [seqs + 1] i32: first token of each sequence
+//   block_tables  [seqs, 40] i32
+//   k_arena, v_arena  [80, 1, 1, 2, 44] q8
+//     a row: 40 int8 numbers and their f32 scale; number * scale is the element
+//   layer      [8] u32: the layer first
+//   sinks      [6] f32: one more score of each head
+//   token, token_out  [8] u32
+//   out        [tokens, 240] f32
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline void unpack_q8(uint u, thread float4* v) { v[0] = float4(as_type<char4>(u)); }
+
+inline void load_q8_4(const device int8_t* p, thread float4* v) { unpack_q8(*(const device uint*)p, v); }
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+constant float rope_frequencies[20] = {
+  1.0f, 0.473217994f, 0.199053586f, 0.062797159f, 0.0396223292f, 0.0250000004f,
+  0.0157739334f, 0.00995267928f, 0.00627971627f, 0.0039622332f, 0.00249999994f, 0.00157739338f,
+  0.000995267881f, 0.000627971604f, 0.000396223302f, 0.000250000012f, 0.000157739341f, 9.9526791e-05f,
+  6.27971604e-05f, 3.96223295e-05f,
+};
+
+struct Rotation {
+  float cosine;
+  float sine;
+  uint partner;
+};
+
+inline Rotation rotation(uint element, int position) {
+  const bool first = element < 20u;
+  const uint pair = first ? element : element - 20u;
+  const uint partner = first ? element + 20u : pair;
+  const float angle = (float)position * rope_frequencies[pair];
+  const float sine = metal::precise::sin(angle) * 1.29999995f;
+  return Rotation{metal::precise::cos(angle) * 1.29999995f, first ? -sine : sine, partner};
+}
+
+inline float rotate(const device float* head, uint element, Rotation r) {
+  return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
+}
+inline ulong arena_row(uint block, uint layer, uint offset) {
+  return (((ulong)block * 1u + layer) * 1u + offset) * 88u;
+}
+#define LOWEST (-3.0e38f)
+// ---- kernel
+[[kernel]] void attend_prefill_ba2a5838(
+  const device float* qkv [[buffer(0)]],
+  const device int32_t* query_tiles [[buffer(1)]],
+  const device int32_t* positions [[buffer(2)]],
+  const device int32_t* query_start [[buffer(3)]],
+  const device int32_t* block_tables [[buffer(4)]],
+  const device uint32_t* layer [[buffer(5)]],
+  const device float* sinks [[buffer(6)]],
+  const device int8_t* k_arena [[buffer(7)]],
+  const device int8_t* v_arena [[buffer(8)]],
+  const device uint32_t* token [[buffer(9)]],
+  device float* out [[buffer(10)]],
+  device uint32_t* token_out [[buffer(11)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint lane = thread_index_in_simdgroup;
+  const uint simd_gid = simdgroup_index_in_threadgroup;
+  const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = kv_head * 3u;
+  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
+  const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
+  const uint num_tokens = min(10u, (uint)query_start[sequence + 1] - first_token);
+  const uint first_position = (uint)positions[first_token];
+
+  // Row r is query head first_head + r % 3 of token r / 3. Rows past the end stay zero and are not stored.
+  MLXR_THREADGROUP(float4, q, 320);
+  MLXR_THREADGROUP(uint, k_tile, 352);
+  MLXR_THREADGROUP(uint, v_tile, 352);
+  MLXR_THREADGROUP(float, weights, 1024);
+  for (uint i = thread_index_in_threadgroup; i < 320u; i += 256u) {
+    const uint row = i / 10u;
+    const uint element = i % 10u * 4u;
+    const uint t = row / 3u;
+    float4 rotated = float4(0.0f);
+    if (t < num_tokens) {
+      const device float* head = qkv + (ulong)(first_token + t) * 400u +
+          (first_head + row % 3u) * 40u;
+      const float temperature = 1.0f + 0.100000001f * metal::precise::log(1.0f + (float)((first_position + t) / 16u));
+#pragma unroll
+      for (uint j = 0; j < 4; j++) {
+        rotated[j] = rotate(head, element + j, rotation(element + j, (int)(first_position + t))) * 0.0316227749f * temperature;
+      }
+    }
+    q[i] = rotated;
+  }
+
+  float maximum[4];
+  float total[4];
+  float values[4][2];
+  // A row starts with its sink: a score that weighs nothing but its part of the sum.
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint head = min(first_head + (simd_gid * 4u + r) % 3u, 5u);
+    maximum[r] = (float)sinks[head] * 1.44269502f;
+    total[r] = lane == 0 ? 1.0f : 0.0f;
+#pragma unroll
+    for (uint d = 0; d < 2u; d++) {
+      values[r][d] = 0.0f;
+    }
+  }
+  const uint first_row = simd_gid * 4u;
+  const uint end = first_position + num_tokens;
+  const uint begin = first_position + 1 > 9u ? first_position + 1 - 9u : 0u;
+
+  for (uint first_key = begin; first_key < end; first_key += 32u) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index_in_threadgroup; i < 352u; i += 256u) {
+      const uint key = i / 11u;
+      const uint chunk = i % 11u;
+      // Keys past the end repeat the last one; their weight is zero.
+      const uint at = min(first_key + key, end - 1);
+      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 40u + (at) / 1u], layer[0], at % 1u) + kv_head * 44u;
+      k_tile[key * 11u + chunk] = ((const device uint*)(k_arena + row))[chunk];
+      v_tile[key * 11u + chunk] = ((const device uint*)(v_arena + row))[chunk];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    float scores[4];
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      scores[r] = 0.0f;
+    }
+    const uint own = lane;
+    for (uint chunk = 0; chunk < 10u; chunk++) {
+      float4 key[1];
+      unpack_q8(k_tile[own * 11u + chunk], key);
+#pragma unroll
+      for (uint r = 0; r < 4u; r++) {
+#pragma unroll
+        for (uint j = 0; j < 1u; j++) {
+          scores[r] += sum4(key[j] * q[(first_row + r) * 10u + chunk * 1u + j]);
+        }
+      }
+    }
+    const uint key_position = first_key + own;
+    const float k_scale = as_type<float>(k_tile[own * 11u + 10u]);
+    const float v_scale = as_type<float>(v_tile[own * 11u + 10u]);
+#pragma unroll
+    for (uint r = 0; r < 4u; r++) {
+      scores[r] *= k_scale;
+      scores[r] = 7.21347523f * metal::precise::tanh(scores[r]);
+      const uint t = (first_row + r) / 3u;
+      const uint query_position = first_position + min(t, num_tokens - 1);
+      const bool seen = key_position <= query_position && key_position + 9u > query_position;
+      const float largest = max(maximum[r], simd_max(seen ? scores[r] : LOWEST));
+      const float p = seen ? exp2(scores[r] - largest) : 0.0f;
+      const float keep = exp2(maximum[r] - largest);
+      maximum[r] = largest;
+      total[r] = total[r] * keep + p;
+      weights[(first_row + r) * 32u + lane] = seen ? p * v_scale : 0.0f;
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        values[r][d] *= keep;
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup int8_t* v = (threadgroup int8_t*)v_tile;
+    for (uint key = 0; key < 32u; key++) {
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        const uint element = lane + 32u * d;
+        const float value = element >= 40u ? 0.0f : (float)v[key * 44u + element];
+#pragma unroll
+        for (uint r = 0; r < 4u; r++) {
+          values[r][d] += weights[(first_row + r) * 32u + key] * value;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (uint r = 0; r < 4u; r++) {
+    const uint row = first_row + r;
+    const uint t = row / 3u;
+    const float sum = simd_sum(total[r]);
+    if (row < 30u && t < num_tokens) {
+      device float* target = out + (ulong)(first_token + t) * 240u +
+          (first_head + row % 3u) * 40u;
+#pragma unroll
+      for (uint d = 0; d < 2u; d++) {
+        const uint element = lane + 32u * d;
+        if (element < 40u) {
+          target[element] = (float)(values[r][d] / sum);
+        }
+      }
+    }
+  }
+  if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
+    token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
+  }
+}

@@ -1,0 +1,67 @@
+"""Whole steps of every property that model families differ in: the C program on `cpu` against the unfused graph."""
+
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import PlanError
+from mlxr_tests.c_harness import marches
+from mlxr_tests.cpu_specs import PAGED
+from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.schedules import SCHEDULES
+from mlxr_tests.specs import compiled
+
+EXACT = {"compute": "exact", "cache": PAGED}
+FAST = {"weights": {"default": "bf16", "norm": "f32"}, "cache": PAGED | {"dtype": "bf16", "block_size": 16}}
+CONTIGUOUS = {"compute": "exact", "cache": {"dtype": "q8", "mode": "contiguous", "block_size": 16}}
+# What meets matrix tiles, contiguous caches or lesser instruction sets.
+CHOSEN = ("soft-caps", "sinks", "temperature", "gemma-like", "experts-topk-softmax-bias", "experts-shared-gate")
+
+
+def artifact(name: str, changes: dict[str, object]) -> Artifact:
+    return compiled(family_spec(name, **changes), target="cpu")
+
+
+def run(name: str, changes: dict[str, object], threads: int = 2) -> None:
+    pair = HostPair(artifact(name, changes), threads=threads)
+    for schedule in SCHEDULES:
+        if schedule == "one-sequence" or pair.plan.arena.max_sequences > 1:
+            SCHEDULES[schedule](pair)
+
+
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_exact(name: str) -> None:
+    run(name, EXACT)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_fast(name: str) -> None:
+    """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
+    mlp = ALL_SPECS[name].get("model__mlp", {})
+    if "experts" in mlp:
+        mlp = mlp | {"experts": mlp["experts"] | {"per_token": mlp["experts"]["count"]}}
+    run(name, FAST | {"model__mlp": mlp or {"intermediate_size": 88}})
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_contiguous_q8_caches(name: str) -> None:
+    run(name, CONTIGUOUS)
+
+
+@pytest.mark.parametrize("march", [march for march in marches() if march != "native"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
+    monkeypatch.setenv("MLXR_CPU_ARCH", march)
+    run(name, EXACT)
+
+
+def test_experts_of_broken_panels_are_refused() -> None:
+    """Only where the format of the rows is packed and that of the next matrix allows any number of them."""
+    experts = {"count": 5, "per_token": 2, "router": "softmax_topk"}
+    changes = {
+        "model__hidden_size": 64,
+        "model__mlp": {"intermediate_size": 40, "experts": experts},
+        "weights": {"default": "f32", "tensors": {"*.experts.up": "q8_0"}},
+    }
+    with pytest.raises(PlanError, match=r"layers.0.mlp.experts.up has 40 rows an expert in q8_0; .* multiple"):
+        artifact("experts-normalised", changes)

@@ -1,0 +1,37 @@
+"""A program holds what its formats need and no more: that keeps the time in which it compiles low."""
+
+import pytest
+
+from mlxr.compiler.codegen.cpu.format_headers import affine_definitions, format_headers
+from mlxr.compiler.formats import WeightFormat
+from mlxr_tests.cpu_specs import BLOCKS
+from mlxr_tests.specs import compiled, small_spec
+
+
+def test_floats_need_none() -> None:
+    floats = [WeightFormat.F32, WeightFormat.BF16]
+    assert format_headers(floats) == () and affine_definitions(floats) == ""
+
+
+@pytest.mark.parametrize("held", [held for held in WeightFormat if held.is_quantised], ids=str)
+def test_a_format_comes_after_what_it_builds_on(held: WeightFormat) -> None:
+    found = format_headers([held])
+    assert found[:3] == ("formats/integer_dot.h", "formats/interleave.h", "formats/panels.h")
+    own = "affine" if held.affine else "mxfp4" if held == "mxfp4_mlx" else str(held)
+    assert found[-1] == f"formats/{own}.h" and len(found) == len(set(found))
+    assert affine_definitions([held]).count(f"MLXR_AFFINE_FORMAT({held},") == (held.affine is not None)
+
+
+def test_a_program_holds_its_formats_alone() -> None:
+    weights = {"default": "affine4_g64_bf16", "output": "affine8_g64_bf16", "tensors": {"*.o": "q5_1"}}
+    text = compiled(small_spec(weights=weights, **BLOCKS), target="cpu").cpu_source
+    for once in (
+        "MLXR_AFFINE_FORMAT(affine4_g64_bf16, 4, 64, bf16)",
+        "MLXR_AFFINE_FORMAT(affine8_g64_bf16, 8, 64, bf16)",
+        "// ==== formats/affine.h",
+        "// ==== formats/q5_bits.h",
+        "// ==== formats/q5_1.h",
+    ):
+        assert text.count(once) == 1, once
+    others = {"q8_0", "q4_k", "k_scales", "iq4_nl", "mxfp4"}
+    assert not [other for other in others if f"formats/{other}.h" in text]

@@ -1,0 +1,161 @@
+"""What projections do besides multiplying: norms with bias, activations, factors, caps and gates; and the experts'."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import Mismatch
+
+# Of this size, blocks of 32 and tiles of 32 columns fit.
+BLOCKS = {
+    "model__hidden_size": 64,
+    "model__attention__head_dim": 32,
+    "model__rope": {"theta": 900.0},
+    "model__context": 80,
+    "prefill_chunk": 64,
+    "cache": {"dtype": "f32", "block_size": 4, "max_sequences": 3},
+}
+QKV, OUT = "layers.1.attention.qkv_projected", "layers.1.attention.out"
+DOWN, LOGITS = "layers.1.mlp.out", "logits"
+CASES = {
+    "layer-norm": (QKV, LOGITS),
+    "layer-norm-bias": (QKV, OUT, DOWN, LOGITS),
+    "post-norm": (QKV,),
+    "scales": ("embedded", OUT, DOWN, LOGITS),
+    "soft-caps": (LOGITS,),
+    "relu2": None,
+    "relu": None,
+    "gelu-tanh-bias": None,
+    "swiglu-oai": None,
+    "experts-shared-gate": (DOWN,),
+}
+WEIGHTS = {"f32": "f32", "q8_0": "q8_0", "mixed": {"default": "q4_0", "tensors": {"layers.1.attention.k": "f16"}}}
+
+
+def large_spec(name, weights):
+    """A family's spec whose columns are whole blocks, in a format or with several."""
+    changes = BLOCKS | {"model__mlp__intermediate_size": 96}
+    shared = {"intermediate_size": 64, "gate": name == "experts-shared-gate"}
+    if family_spec(name).model.mlp.experts and family_spec(name).model.mlp.experts.shared:
+        changes["model__mlp__experts__shared"] = shared
+    return family_spec(name, weights=weights if isinstance(weights, dict) else {"default": weights}, **changes)
+
+
+def op_named(artifact, step, name):
+    """An op's name: itself, or that of the op that makes the logits."""
+    graph = artifact.graph(step)
+    return graph.producer(graph.outputs[0]).name if name == LOGITS else name
+
+
+def projections(artifact, layer="layers.1.mlp"):
+    """Names of the projections of a layer's MLP."""
+    return [op.name for op in artifact.graph("prefill").ops if op.kind == "projection" and op.name.startswith(layer)]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", CASES)
+def test_projections(name, weights):
+    bench = OpBench(compiled(large_spec(name, WEIGHTS[weights])))
+    for op in CASES[name] or projections(bench.artifact):
+        for step, counts in (("decode", (1,)), ("prefill", (1, 7, 9, 40))):
+            for count in counts:
+                seq_ids = bench.sequences(0)
+                bench.run(step, [op_named(bench.artifact, step, op)], bench.batch([(seq_ids[0], count)], "all"))
+                bench.clear(seq_ids)
+
+
+EXPERTS = [
+    "experts-normalised",
+    "experts-topk-softmax-bias",
+    "experts-not-gated",
+    "experts-layer-norm-bias",
+    "experts-scaled-residual",
+]
+
+
+def expert_ops(artifact):
+    """The experts' projections of the last layer."""
+    ops = [
+        op for op in artifact.graph("decode").ops if op.kind.startswith("expert_") and op.name.startswith("layers.1")
+    ]
+    assert [op.kind for op in ops] == ["expert_projection", "expert_combine"]
+    return [op.name for op in ops]
+
+
+@pytest.mark.parametrize("weights", ["f32", "q8_0", "affine4_g32_f16", "bf16"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts(name, weights):
+    bench = OpBench(compiled(large_spec(name, weights)))
+    for op in expert_ops(bench.artifact):
+        for step, count in (("decode", 1), ("prefill", 1), ("prefill", 11)):
+            seq_ids = bench.sequences(0)
+            bench.run(step, [op], bench.batch([(seq_ids[0], count)]))
+            bench.clear(seq_ids)
+
+
+@pytest.mark.parametrize("gate_up", [("q4_0", "q8_0"), ("f16", "q8_0")])
+def test_experts_of_several_formats(gate_up):
+    tensors = {"layers.1.mlp.experts.gate": gate_up[0], "layers.1.mlp.experts.up": gate_up[1]}
+    bench = OpBench(compiled(large_spec("experts-normalised", {"default": "q5_0", "tensors": tensors})))
+    bench.run("prefill", expert_ops(bench.artifact), bench.batch([(bench.sequences(0)[0], 5)]))
+
+
+def test_only_the_chosen_experts_are_read():
+    """The other experts' numbers are NaN, and nothing that is computed is."""
+    bench = OpBench(compiled(large_spec("experts-normalised", "f32")))
+    ops = {op.name: op for op in bench.artifact.graph("decode").ops}
+    name, combine = expert_ops(bench.artifact)
+    chosen, num_experts = [3, 1], ops[name].attrs["num_experts"]
+    make = bench._input
+
+    def poisoned(value, batch, dims):
+        array = make(value, batch, dims)
+        if value.name not in (ops[name].inputs["weight"], ops[combine].inputs["weight"]):
+            return array
+        numbers = np.array(array)
+        halves = 2 if "gate_up" in value.name else 1
+        experts = numbers.reshape(halves, num_experts, -1, numbers.shape[1])
+        experts[:, [e for e in range(num_experts) if e not in chosen]] = np.nan
+        return mx.array(numbers)
+
+    bench._input = poisoned
+    bench._choices = lambda op, dims: mx.array(np.array([chosen], dtype=np.int32))
+    values = bench.run("decode", [name, combine], bench.batch([(bench.sequences(0)[0], 1)]))
+    assert all(np.isfinite(value).all() for value in values.values())
+
+
+MISTAKES = [
+    ("layer-norm-bias", "qkv", "+ b[j]", "", QKV, 1),
+    ("layer-norm-bias", "qkv_rows", "statistics[t].x", "0.0f", QKV, 5),
+    ("layer-norm-bias", "qkv", "+ 9.99999975e-06f", "+ 0.5f", QKV, 1),
+    ("scales", "o", "+ 0.219999999f * y", "+ y", OUT, 1),
+    ("scales", "logits", "y *= 0.125f;", "", LOGITS, 1),
+    ("soft-caps", "logits_rows", "metal::precise::tanh(", "(", LOGITS, 3),
+    ("swiglu-oai", "gate_up", "(up + 1.0f)", "up", "layers.1.mlp.gated", 1),
+    ("experts-shared-gate", "down_rows", "gate[row]", "gate[0]", DOWN, 7),
+    ("experts-normalised", "experts", "(uint)experts[chosen]", "(uint)experts[0]", "layers.1.mlp.experts.gated", 4),
+    ("experts-normalised", "experts", "chosen / 2u", "chosen", "layers.1.mlp.experts.gated", 1),
+    ("experts-normalised", "experts_down", "* weights[chosen]", "", DOWN, 1),
+    ("experts-topk-softmax-bias", "experts_down", "y += weights[chosen] *", "y +=", DOWN, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "label", "old", "new", "op", "count"), MISTAKES, ids=lambda v: str(v)[:30])
+def test_mistake_is_noticed(name, label, old, new, op, count):
+    true = compiled(family_spec(name))
+    entry = true.kernel_entry(label)
+    text = true.kernel_text(entry.name)
+    assert old in text, "the mistake must be possible"
+
+    def run(artifact):
+        bench, step = OpBench(artifact), "decode" if count == 1 else "prefill"
+        bench.run(step, [op_named(artifact, step, op)], bench.batch([(bench.sequences(0)[0], count)], "all"))
+
+    run(true)
+    with pytest.raises((Mismatch, KernelFault)):
+        run(Artifact({**true.files, entry.file: text.replace(old, new)}))

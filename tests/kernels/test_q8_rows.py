@@ -1,0 +1,147 @@
+"""Rows of a q8 cache as kernels write them, to the bit, extremes and what is no number included."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import ArenaGeometry, DType
+from mlxr.compiler.codegen.arena_kernels import RopeCacheWriteKernel
+from mlxr.compiler.codegen.attention_kernels import AttendKernel
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr.runtime.mlx_ops.cache_rows import encode_rows
+from mlxr_tests.kernel_bench import run_kernel
+
+BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
+ARENA = ("k_arena", "v_arena")
+
+
+def geometry(head_dim, kv_heads):
+    return ArenaGeometry(
+        layout="block",
+        mode="paged",
+        num_blocks=BLOCKS,
+        num_layers=LAYERS,
+        block_size=BLOCK,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=DType.Q8,
+        max_blocks_per_sequence=8,
+        max_sequences=BLOCKS,
+        context=BLOCK * 8,
+    )
+
+
+def fields(head_dim, kv_heads, num_heads, activation):
+    return {
+        "arena": geometry(head_dim, kv_heads),
+        "num_heads": num_heads,
+        "activation": DType(activation),
+        "frequencies": (),
+        "rotary_dim": 0,
+        "rope_layout": "half",
+        "rope_scale": 1.0,
+    }
+
+
+def write(kernel, qkv, slots, grid):
+    """K and V of the layer by slot, as bits, and that nothing else changed; plus the kernel's results."""
+    arena = kernel.arena
+    k, v = (mx.full(arena.shape, -1, dtype=mx.int8) for _ in range(2))
+    count = np.array(slots, dtype=np.int32)
+    inputs = {
+        "qkv": qkv,
+        "positions": mx.zeros((len(slots),), dtype=mx.int32),
+        "slots": mx.array(count),
+        "block_tables": mx.zeros((len(slots), 8), dtype=mx.int32),
+        "layer": mx.array(np.array([LAYER] + [0] * 7, dtype=np.uint32)),
+        "token": mx.zeros((8,), dtype=mx.uint32),
+        "k_arena": k,
+        "v_arena": v,
+    }
+    mx.eval(*inputs.values())
+    shapes = {"token_out": (8,), "out": (len(slots), kernel.num_heads * kernel.head_dim)}
+    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=ARENA)
+    found = []
+    for array in (k, v):
+        bits = as_bits(array).reshape(BLOCKS, LAYERS, BLOCK, arena.num_kv_heads, arena.row_elements)
+        untouched = np.ones((BLOCKS, LAYERS, BLOCK), dtype=bool)
+        untouched[count // BLOCK, LAYER, count % BLOCK] = False
+        assert (bits[untouched] == 0xFF).all(), "a row that is nobody's was written"
+        found.append(bits[count // BLOCK, LAYER, count % BLOCK])
+    return found, outputs
+
+
+def scales(bits):
+    """The scales of rows of bits."""
+    return np.ascontiguousarray(bits[..., -4:]).view(np.float32)[..., 0]
+
+
+def extremes(head_dim):
+    """Rows [7, head_dim]: usual, zeros, one element, halves between steps, huge, tiny, smallest."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((7, head_dim)).astype(np.float32)
+    rows[1] = 0.0
+    rows[2] = 0.0
+    rows[2, head_dim - 1] = -3.0
+    rows[3] = np.arange(head_dim) % 127 + 0.5
+    rows[3, 0] = 127.0
+    rows[4] *= 1e37
+    rows[5] *= 1e-30
+    rows[6] *= 1e-43
+    return rows
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(32, 1), (40, 2), (128, 3), (256, 2), (136, 1)])
+def test_written_to_the_bit(head_dim, kv_heads):
+    kernel = RopeCacheWriteKernel("rope_cache_write", **fields(head_dim, kv_heads, kv_heads, "f32"))
+    rows = extremes(head_dim)
+    keys = np.stack([np.roll(rows, h, axis=0) for h in range(kv_heads)], axis=1)
+    values = -np.flip(keys, axis=0)
+    queries = np.full_like(keys, np.nan)
+    qkv = mx.array(np.concatenate([queries, keys, values], axis=1).reshape(7, -1))
+    found, _ = write(kernel, qkv, [6, 1, 0, 7, 2, 3, 5], (7, 1, 1))
+    for bits, numbers in zip(found, (keys, values), strict=True):
+        assert (bits == encode_rows(mx.array(numbers), "q8")).all()
+
+
+@pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_with_what_is_no_number(bad, activation):
+    """Their scale is NaN, and other rows are as they are."""
+    kernel = RopeCacheWriteKernel("rope_cache_write", **fields(40, 2, 2, activation))
+    numbers = np.random.default_rng(1).standard_normal((3, 6, 40)).astype(np.float32)
+    numbers[1, 2, 39] = bad  # token 1, key head 0
+    numbers[2, 5, 0] = bad  # token 2, value head 1
+    qkv = mx.array(numbers.reshape(3, -1)).astype(MLX_DTYPES[activation])
+    found, _ = write(kernel, qkv, [4, 2, 1], (3, 1, 1))
+    heads = qkv.reshape(3, 6, 40).astype(mx.float32)
+    for bits, part, row in zip(found, (slice(2, 4), slice(4, 6)), ((1, 0), (2, 1)), strict=True):
+        spoilt = np.isnan(scales(bits))
+        assert [tuple(at) for at in np.argwhere(spoilt)] == [row]
+        assert (bits[~spoilt] == encode_rows(heads[:, part], "q8")[~spoilt]).all()
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads", "num_heads"), [(32, 1, 1), (40, 2, 6), (128, 2, 8), (256, 1, 8)])
+def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads):
+    """The fused kernel finds scales its own way; a first token's result is its value as it was stored."""
+    kernel = AttendKernel(
+        "attend",
+        **fields(head_dim, kv_heads, num_heads, "f32"),
+        scale=1e-3,
+        window=None,
+        softcap=None,
+        temperature=None,
+        sinks=None,
+        simdgroups=4,
+        partition=0,
+        max_partitions=0,
+    )
+    numbers = extremes(head_dim)[[0, 1, 2, 3, 5, 6]]
+    qkv = np.concatenate([np.roll(numbers, h, axis=0) for h in range(num_heads + 2 * kv_heads)], axis=1)
+    found, outputs = write(kernel, mx.array(qkv), [6, 1, 0, 7, 2, 3], (kv_heads, 6, 1))
+    heads = qkv.reshape(6, -1, head_dim)
+    for bits, part in zip(found, (slice(num_heads, -kv_heads), slice(-kv_heads, None)), strict=True):
+        assert (bits == encode_rows(mx.array(heads[:, part].copy()), "q8")).all()
+    values = found[1][..., :-4].view(np.int8) * scales(found[1])[..., None]
+    out = np.array(outputs["out"]).reshape(6, kv_heads, -1, head_dim)
+    assert np.allclose(out, values[:, :, None], rtol=1e-6, atol=0.0)

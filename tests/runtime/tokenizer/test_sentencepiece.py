@@ -1,0 +1,123 @@
+"""Sentencepiece models from their own file and from GGUF metadata give the ids of sentencepiece, and of llama.cpp."""
+
+import json
+import random
+
+import pytest
+import sentencepiece
+
+from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer import load_tokenizer
+from mlxr.runtime.tokenizer.gguf_vocabulary import tokenizer_from_gguf
+from mlxr_tests.vocabularies import (
+    LANGUAGES,
+    held_out_text,
+    metadata_of_pieces,
+    random_texts,
+    sentencepiece_model,
+    write_gguf,
+)
+
+KINDS = {
+    "llama": {},
+    "gemma": {"add_dummy_prefix": False, "user_defined_symbols": ["\n", "\n\n", "<table>", "▁▁"]},
+    "squeezing": {"remove_extra_whitespaces": True},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request, tmp_path_factory):
+    """Sentencepiece itself, MLXR's from the model's file and from GGUF metadata."""
+    options = KINDS[request.param]
+    model = sentencepiece_model(**options)
+    path = tmp_path_factory.mktemp("spm") / "tokenizer.model"
+    path.write_bytes(model)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
+    metadata = metadata_of_pieces(
+        model,
+        add_space_prefix=options.get("add_dummy_prefix", True),
+        remove_extra_whitespaces=options.get("remove_extra_whitespaces", False),
+    )
+    symbols = options.get("user_defined_symbols", [])
+    for token_id, piece in enumerate(metadata["tokenizer.ggml.tokens"]):
+        if piece in symbols:
+            metadata["tokenizer.ggml.token_type"][token_id] = 4
+    return theirs, load_tokenizer(path), tokenizer_from_gguf(metadata, "x.gguf"), metadata
+
+
+def test_ids_on_held_out_text_and_ten_thousand_random_strings(both):
+    """3,400 strings for each of three kinds."""
+    theirs, from_model, from_gguf, _ = both
+    for text in [held_out_text()[:20_000], LANGUAGES, *random_texts(3400, seed=7)]:
+        ids = theirs.encode(text)
+        assert from_model.encode(text) == [1, *ids]
+        assert from_gguf.encode(text) == [1, *ids]
+        assert from_model.decode(ids) == from_gguf.decode(ids) == theirs.decode(ids)
+
+
+def test_streams_are_the_decoded_text(both):
+    theirs, *ours, _ = both
+    chance = random.Random(8)
+    for _ in range(1000):
+        ids = [chance.randrange(theirs.vocab_size()) for _ in range(chance.randrange(12))]
+        for tokenizer in ours:
+            decoder = tokenizer.stream_decoder()
+            assert "".join([*(decoder.push(i) for i in ids), decoder.flush()]) == theirs.decode(ids)
+
+
+def test_ids_with_control_tokens_are_those_of_llama_cpp(both, tmp_path, request):
+    if "squeezing" in request.node.name:
+        pytest.skip("llama.cpp does not squeeze spaces in this kind of vocabulary")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    _, _, ours, metadata = both
+    theirs = llama_cpp.Llama(str(write_gguf(tmp_path / "x.gguf", metadata)), vocab_only=True, verbose=False)
+    for text in ["<s>[INST] Hi! [/INST] Hello.</s><s>[INST] x [/INST]", "</s>", " <s> ", *random_texts(300, seed=9)]:
+        if "\0" not in text:
+            expected = theirs.tokenize(text.encode(), add_bos=False, special=True)
+            assert ours.encode(text, add_special=False, parse_special=True) == expected, text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
+    return tmp_path
+
+
+def added(*tokens, start=1200, special=True):
+    return {str(start + i): {"content": token, "special": special} for i, token in enumerate(tokens)}
+
+
+def test_tokens_that_tokenizer_config_adds(folder):
+    config = {
+        "added_tokens_decoder": added("<s>", start=1) | added("<|user|>", "<|end|>") | {},
+        "eos_token": "<|end|>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.vocab_size, tokenizer.required_size) == (1202, 1200)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (1, 1201, {1201})
+    ids = tokenizer.encode("<|user|>a<|end|>", add_special=False, parse_special=True)
+    assert (ids[0], ids[-1]) == (1200, 1201)
+    assert tokenizer.decode(ids) == "a"
+    assert not {1200, 1201} & set(tokenizer.encode("<|user|>a<|end|>"))
+    config["added_tokens_decoder"] = added("<tool>", special=False)
+    config["eos_token"] = None
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(folder)
+    assert 1200 in tokenizer.encode("a<tool>b")
+    assert tokenizer.decode(tokenizer.encode("a<tool>b")) == "a<tool>b"
+
+
+def test_added_tokens_with_a_gap_are_refused(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added("<x>", start=1300)}))
+    with pytest.raises(TokenizerError, match=r"adds tokens \[1300\] \.\.\. to the 1200 of tokenizer\.model"):
+        load_tokenizer(folder)
+
+
+def test_flags_and_ends_of_the_files_beside(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "add_eos_token": True}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("") == [2]
+    assert not tokenizer.adds_bos
+    assert tokenizer.eos_ids == {2, 9}

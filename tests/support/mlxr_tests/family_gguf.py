@@ -1,0 +1,179 @@
+"""GGUF files of the tiny models: tensors where the family's recipes have them, metadata as llama.cpp's converter says.
+
+The metadata are written here by hand, key by key: they are what the importer is tested with.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from mlxr.cli.imported_model import import_model
+from mlxr.compiler.driver import compile_spec
+from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.tensor_rows import open_tensor, selected
+from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
+from mlxr_tests.family_oracle import EXACT
+
+_EXPERTS = {"expert_count": 5, "expert_used_count": 2}
+_LAYER_NORM = {"attention.layer_norm_epsilon": 1e-4}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "llama", {}),
+    "llama, linear scaling": ("llama", "llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    "llama, yarn": (
+        "llama",
+        "llama",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
+    ),
+    "ministral3": (
+        "ministral3",
+        "mistral3",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.3,
+        },
+    ),
+    "mixtral": ("mixtral", "llama", _EXPERTS),
+    "qwen2": ("qwen2", "qwen2", {}),
+    "qwen3": ("qwen3", "qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", "qwen3moe", _EXPERTS | {"expert_feed_forward_length": 40}),
+    "olmoe": ("olmoe, GQA 1", "olmoe", _EXPERTS),
+    "gemma": ("gemma", "gemma", {}),
+    "gemma2": (
+        "gemma2",
+        "gemma2",
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attention.sliding_window": WINDOW,
+        },
+    ),
+    "gemma3_text": ("gemma3_text, seven layers", "gemma3", {"attention.sliding_window": WINDOW}),
+    "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
+    "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
+    "olmo2": ("olmo2, square", "olmo2", {}),
+    "smollm3": ("smollm3", "smollm3", {}),
+    "granite": (
+        "granite",
+        "granite",
+        {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0},
+    ),
+    "cohere": ("cohere", "command-r", _LAYER_NORM | {"logit_scale": 0.25}),
+    "starcoder2": ("starcoder2", "starcoder2", _LAYER_NORM),
+    "stablelm": (
+        "stablelm",
+        "stablelm",
+        _LAYER_NORM | {"rope.dimension_count": 8, "use_parallel_residual": False},
+    ),
+    "stablelm, parallel": (
+        "stablelm, parallel",
+        "stablelm",
+        _LAYER_NORM | {"rope.dimension_count": 16, "use_parallel_residual": True},
+    ),
+    "internlm2": ("internlm2", "internlm2", {}),
+    "exaone4": ("exaone4, square", "exaone4", {}),
+    "glm4": ("glm4", "glm4", {"rope.dimension_count": 16}),
+    "gpt_oss": (
+        "gpt_oss",
+        "gpt-oss",
+        _EXPERTS
+        | {
+            "expert_feed_forward_length": 64,
+            "attention.sliding_window": WINDOW,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+}
+"""Cases by name: the case of family_models that gives the tensors, the architecture, and further metadata."""
+
+
+def write_gguf(case: str, folder: Path) -> Path:
+    """The GGUF file of a case, f32."""
+    source, architecture, extra = CASES[case]
+    config = config_of(source)
+    hf = save_folder(build_model(config), config, folder / "hf")
+    path = folder / f"{architecture}.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in _metadata(config, extra).items():
+        _add(writer, f"{architecture}.{key}", value)
+    writer.add_tokenizer_model("no_vocab")
+    for name, array in _tensors(hf, config).items():
+        writer.add_tensor(name, array)
+    if case == "phi3":
+        for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
+            values = np.array(config["rope_scaling"][factors], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _metadata(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    base = {
+        "vocab_size": config["vocab_size"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": float(config["rope_theta"]),
+    }
+    if "rms_norm_eps" in config:
+        base["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    return base | extra
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Every tensor in the GGUF file's own layout: what the recipes select, put back where they select it from."""
+    spec, weights = import_model(folder, EXACT)
+    plan = compile_spec(spec, targets=("cpu",)).artifact.plan
+    mapped = MappedWeights(open_weights(weights))
+    experts = config.get("num_experts", config.get("num_local_experts", 0))
+    found: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()
+    for part in parts:
+        sizes[part.gguf[0].tensor] = sizes.get(part.gguf[0].tensor, 0) + part.shape[0]
+    for part in parts:
+        numbers = open_tensor(mapped, part).numbers(0, part.shape[0])
+        recipe = part.gguf[0]
+        array = found.setdefault(recipe.tensor, np.zeros((sizes[recipe.tensor], numbers.shape[1]), np.float32))
+        array[slice(None) if recipe.rows is None else selected(recipe.rows, 0, len(numbers))] = numbers
+    attention = spec.model.attention
+    of_heads = attention.qk_norm is not None and attention.qk_norm.scope == "heads"
+    return {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in found.items()}
+
+
+def _shaped(name: str, array: Any, experts: int, head_dim: int, norm_of_heads: bool) -> Any:
+    if "exps" in name:
+        return array.reshape(experts, -1, *array.shape[1:] if array.shape[1] > 1 else ())
+    if array.shape[1] > 1:
+        return array
+    whole = array.ravel()
+    is_of_heads = norm_of_heads and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight"))
+    return whole.reshape(-1, head_dim) if is_of_heads else whole

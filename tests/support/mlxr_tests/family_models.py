@@ -1,0 +1,196 @@
+"""Tiny random models of every family, made and saved by mlx-lm's own code.
+
+Dims are unequal where the family allows it; the window is shorter than the sequences, so that they go past it.
+"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map_with_path
+from mlx_lm.utils import MODEL_REMAPPING, save_model
+
+Module = Any  # mlx.nn has no annotations
+Config = dict[str, Any]
+
+VOCAB = 61
+WINDOW = 6
+_BASE: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": False,
+}
+_HEADS: Config = {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 32}
+_LLAMA3: Config = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN: Config = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+_LONGROPE: Config = {
+    "type": "longrope",
+    "short_factor": [1.0 + 0.05 * i for i in range(16)],
+    "long_factor": [1.5 + 0.25 * i for i in range(16)],
+}
+_EXPERTS: Config = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 40}
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+
+CONFIGS: dict[str, Config] = {
+    "llama": _HEADS | {"attention_bias": True, "mlp_bias": True},
+    "llama, llama3 scaling": {"rope_scaling": _LLAMA3, "tie_word_embeddings": True},
+    "llama, linear scaling": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama, yarn": {"rope_scaling": _YARN},
+    "mistral": {"sliding_window": None} | _HEADS,
+    "ministral3": {
+        "rope_parameters": _YARN
+        | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
+    }
+    | _LAYERS,
+    "qwen2": {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 28},
+    "qwen3": _HEADS,
+    "qwen3_moe": _HEADS | _EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+    "qwen3_moe, a dense layer": _HEADS
+    | _EXPERTS
+    | {"decoder_sparse_step": 1, "mlp_only_layers": [1], "norm_topk_prob": False},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False, "intermediate_size": 40},
+    "olmoe, GQA 1": {
+        "num_key_value_heads": 4,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "intermediate_size": 40,
+    },
+    "gemma": _HEADS | {"tie_word_embeddings": True, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": _HEADS
+    | {
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 64,
+    },
+    "gemma3_text": _HEADS
+    | {
+        "hidden_size": 64,
+        "query_pre_attn_scalar": 24,
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 3,
+        "sliding_window": WINDOW,
+        "rope_local_base_freq": 100.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma3_text, seven layers": _HEADS
+    | {"hidden_size": 64, "num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 32},
+    "phi3": {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 16},
+    "phi3, partial": {"partial_rotary_factor": 0.75},
+    "olmo2": _HEADS,
+    "olmo2, square": {},
+    "smollm3": _HEADS | {"num_hidden_layers": 5},
+    "granite": {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.05,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_bias": True,
+        "mlp_bias": False,
+    },
+    "cohere": {"layer_norm_eps": 1e-4, "logit_scale": 0.25, "tie_word_embeddings": True},
+    "cohere, norms and biases": {
+        "layer_norm_eps": 1e-4,
+        "logit_scale": 0.25,
+        "use_qk_norm": True,
+        "layer_norm_bias": True,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "cohere, qk norm": {"layer_norm_eps": 1e-4, "logit_scale": 0.25, "use_qk_norm": True, "tie_word_embeddings": True},
+    "starcoder2": {"norm_epsilon": 1e-4, "hidden_act": "gelu"},
+    "stablelm": {"layer_norm_eps": 1e-4, "use_qkv_bias": True, "partial_rotary_factor": 0.25},
+    "stablelm, parallel": {
+        "layer_norm_eps": 1e-4,
+        "use_qkv_bias": False,
+        "partial_rotary_factor": 0.5,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
+    },
+    "internlm2": {"bias": False},
+    "internlm2, biases": {"bias": True},
+    "exaone4": _HEADS
+    | {
+        "rope_scaling": _LLAMA3,
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": "LLLG",
+    },
+    "exaone4, no window": _HEADS | {"rope_scaling": _LLAMA3, "sliding_window": None, "sliding_window_pattern": None},
+    "exaone4, square": {"head_dim": 32, "rope_scaling": None, "sliding_window": None, "sliding_window_pattern": None},
+    "glm4": _HEADS | {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "gpt_oss": _HEADS
+    | _LAYERS
+    | {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "rope_scaling": _YARN,
+        "swiglu_limit": 7.0,
+    },
+}
+"""Cases by name; the family is what stands before the comma."""
+
+
+def config_of(case: str) -> Config:
+    """The config.json of a case."""
+    config = _BASE | {"model_type": case.partition(",")[0]} | CONFIGS[case]
+    if {"layer_norm_eps", "norm_epsilon"} & config.keys():
+        del config["rms_norm_eps"]
+    return config
+
+
+def build_model(config: Config) -> Module:
+    """mlx-lm's model of a config, with random values for every parameter, norms and biases too."""
+    kind = config["model_type"]
+    module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    rng = np.random.default_rng(0)
+
+    def tensor(path: str, old: mx.array) -> mx.array:
+        if not isinstance(old, mx.array):
+            return old
+        scale = 1.0 if old.ndim == 1 or "embed" in path else old.shape[-1] ** -0.5
+        around = "norm" in path and path.endswith("weight") and not config["model_type"].startswith("gemma")
+        return mx.array(
+            (rng.standard_normal(old.shape) * scale * (0.3 if "norm" in path else 1.0) + around).astype(np.float32)
+        )
+
+    model.update(tree_map_with_path(tensor, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def save_folder(model: Module, config: Config, folder: Path) -> Path:
+    """The model as mlx-lm saves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(folder, model)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,195 @@
+"""A small spec for every property that model families differ in: changes for `small_spec`, by name.
+
+Each has two layers or a whole pattern, unequal dims, and a GQA ratio of 3 unless it says otherwise.
+"""
+
+from typing import Any
+
+from mlxr.compiler.artifact import ModelSpec
+from mlxr_tests.specs import small_spec
+
+_HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
+_LAYER_NORM = {"kind": "layer", "eps": 1e-5, "bias": True}
+_EXPERTS: dict[str, Any] = {"count": 5, "per_token": 2, "router": "softmax_topk", "normalise": True}
+_LONG = [1.0 + 0.25 * i for i in range(20)]
+_SHORT = [1.0 + 0.0625 * i for i in range(20)]
+
+
+def _attention(**changes: Any) -> dict[str, Any]:
+    return {"model__attention": _HEADS | changes}
+
+
+def _mlp(**changes: Any) -> dict[str, Any]:
+    return {"model__mlp": {"intermediate_size": 88, **changes}}
+
+
+def _experts(**changes: Any) -> dict[str, Any]:
+    return {"model__mlp": {"intermediate_size": 56, "experts": _EXPERTS | changes}}
+
+
+def _scaled(**scaling: Any) -> dict[str, Any]:
+    return {"model__rope": {"theta": 5000.0, "scaling": scaling}}
+
+
+FAMILY_SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    # norms
+    "qk-norm-head": _attention(qk_norm={"scope": "head"}),
+    "qk-norm-heads-layer-bias": _attention(qk_norm={"scope": "heads", "kind": "layer", "bias": True, "eps": 0.01}),
+    "qk-norm-all": _attention(qk_norm={"scope": "all"}, qkv_bias=True),
+    "layer-norm": {"model__norm": {"kind": "layer"}},
+    "layer-norm-bias": {"model__norm": _LAYER_NORM, **_attention(qkv_bias=True, output_bias=True), **_mlp(bias=True)},
+    "post-norm": {"model__norm": {"placement": "post"}},
+    "post-norm-layer-bias": {"model__norm": _LAYER_NORM | {"placement": "post"}},
+    "sandwich-norm": {"model__norm": {"placement": "sandwich"}},
+    "parallel": {"model__parallel_blocks": True},
+    "parallel-layer-norm-bias": {"model__parallel_blocks": True, "model__norm": _LAYER_NORM},
+    # positions
+    "no-rope": {"model__rope": None},
+    "some-layers-without-rope": {
+        "model__num_layers": 3,
+        "model__layer_types": {"rotated": {}, "plain": {"rope": None}},
+        "model__layer_pattern": ["rotated", "plain"],
+    },
+    "partial-interleaved-rope": {"model__rope": {"fraction": 0.4, "layout": "interleaved"}},
+    "windows-and-ropes": {
+        "model__num_layers": 4,
+        "model__layer_types": {
+            "sliding": {"attention": {"sliding_window": 5}, "rope": {"theta": 700.0}},
+            "full": {"rope": {"scaling": {"kind": "linear", "factor": 8.0}}},
+        },
+        "model__layer_pattern": ["sliding", "sliding", "full"],
+    },
+    "temperature": _attention(temperature={"beta": 0.3, "original_context": 4}),
+    "rope-linear": _scaled(kind="linear", factor=4.0),
+    "rope-llama3": _scaled(kind="llama3", factor=8.0, original_context=16),
+    "rope-yarn": _scaled(kind="yarn", factor=4.0, original_context=64),
+    "rope-yarn-untruncated": _scaled(
+        kind="yarn", factor=4.0, original_context=64, truncate=False, attention_factor=0.8
+    ),
+    "rope-longrope-long": _scaled(kind="longrope", short_factors=_SHORT, long_factors=_LONG, original_context=16),
+    "rope-longrope-short": _scaled(
+        kind="longrope", short_factors=_SHORT, long_factors=_LONG, original_context=64, attention_factor=1.19
+    ),
+    # scores and scales
+    "soft-caps": {**_attention(softcap=2.0), "model__logit_softcap": 1.5},
+    "sinks": _attention(sinks=True, sliding_window=6),
+    "attention-scale": _attention(scale=0.3),
+    "scales": {"model__embedding_scale": 6.9, "model__residual_scale": 0.22, "model__logit_scale": 0.125},
+    "scales-post-norm": {"model__norm": {"placement": "post"}, "model__residual_scale": 0.6},
+    "tied": {"model__tie_embeddings": True, "model__logit_scale": 0.5},
+    # networks
+    "relu2": _mlp(activation="relu2", gated=False),
+    "gelu-tanh-bias": _mlp(activation="gelu_tanh", gated=False, bias=True),
+    "gelu": _mlp(activation="gelu"),
+    "relu": _mlp(activation="relu"),
+    "swiglu-oai": _mlp(activation="swiglu_oai", limit=0.7, bias=True),
+    # mixtures of experts
+    "experts-softmax-topk": _experts(normalise=False),
+    "experts-normalised": _experts(),
+    "experts-topk-softmax-bias": {
+        "model__mlp": {
+            "intermediate_size": 56,
+            "activation": "swiglu_oai",
+            "limit": 7.0,
+            "bias": True,
+            "experts": _EXPERTS | {"router": "topk_softmax", "router_bias": True, "normalise": False},
+        },
+        **_attention(sinks=True, qkv_bias=True, output_bias=True),
+    },
+    "experts-sigmoid": _experts(count=8, per_token=3, router="sigmoid", selection_bias=True, scale=2.5),
+    "experts-selection-bias": _experts(selection_bias=True, normalise=False),
+    "experts-one": _experts(per_token=1, router="sigmoid", normalise=False),
+    "experts-shared": _experts(shared={"intermediate_size": 40}),
+    "experts-shared-gate": _experts(shared={"intermediate_size": 40, "gate": True}),
+    "experts-not-gated": {
+        "model__mlp": {"intermediate_size": 56, "activation": "relu2", "gated": False, "experts": _EXPERTS}
+    },
+    "experts-sandwich-shared": {"model__norm": {"placement": "sandwich"}, **_experts(shared={"intermediate_size": 40})},
+    "experts-layer-norm-bias": {"model__norm": _LAYER_NORM, **_experts()},
+    "experts-scaled-residual": {"model__residual_scale": 0.3, **_experts(shared={"intermediate_size": 40})},
+    "dense-then-experts": {
+        "model__num_layers": 3,
+        **_experts(router="sigmoid", selection_bias=True, shared={"intermediate_size": 56}),
+        "model__layer_types": {"dense": {"mlp": {"intermediate_size": 104, "experts": None}}, "sparse": {}},
+        "model__layer_pattern": ["dense", "sparse", "sparse"],
+    },
+}
+"""Every property by itself, and those combinations that real families have or that meet in one kernel."""
+
+NEIGHBOURS: dict[str, dict[str, Any]] = {
+    "gemma-like": {
+        "model__num_layers": 4,
+        "model__norm": {"placement": "sandwich", "eps": 1e-6},
+        "model__attention": {
+            "num_heads": 4,
+            "num_kv_heads": 1,
+            "head_dim": 32,
+            "scale": 0.2,
+            "softcap": 5.0,
+            "qk_norm": {"scope": "head"},
+        },
+        "model__mlp": {"intermediate_size": 88, "activation": "gelu_tanh"},
+        "model__layer_types": {"sliding": {"attention": {"sliding_window": 7}}, "full": {"rope": {"theta": 1e6}}},
+        "model__layer_pattern": ["sliding", "sliding", "full"],
+        "model__tie_embeddings": True,
+        "model__embedding_scale": 48**0.5,
+        "model__logit_softcap": 3.0,
+    },
+    "cohere-like": {
+        "model__norm": {"kind": "layer"},
+        "model__parallel_blocks": True,
+        "model__rope": {"layout": "interleaved"},
+        "model__attention": {"num_heads": 8, "num_kv_heads": 8, "head_dim": 32, "qk_norm": {"scope": "heads"}},
+        "model__logit_scale": 0.0625,
+        "model__tie_embeddings": True,
+    },
+    "olmo-like": {
+        "model__norm": {"placement": "post"},
+        "model__attention": {"num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "qk_norm": {"scope": "all"}},
+    },
+    "gpt-oss-like": {
+        "model__num_layers": 4,
+        "model__rope": {
+            "theta": 150000.0,
+            "scaling": {"kind": "yarn", "factor": 32.0, "original_context": 16, "truncate": False},
+        },
+        "model__attention": _HEADS | {"sinks": True, "qkv_bias": True, "output_bias": True},
+        "model__mlp": {
+            "intermediate_size": 56,
+            "activation": "swiglu_oai",
+            "limit": 7.0,
+            "bias": True,
+            "experts": {"count": 6, "per_token": 2, "router": "topk_softmax", "router_bias": True},
+        },
+        "model__layer_types": {"sliding": {"attention": {"sliding_window": 9}}, "full": {}},
+        "model__layer_pattern": ["sliding", "full"],
+    },
+    "deepseek-like": {
+        "model__num_layers": 3,
+        "model__mlp": {
+            "intermediate_size": 56,
+            "experts": {
+                "count": 8,
+                "per_token": 3,
+                "router": "sigmoid",
+                "selection_bias": True,
+                "normalise": True,
+                "scale": 2.5,
+                "shared": {"intermediate_size": 56},
+            },
+        },
+        "model__attention": _HEADS | {"qk_norm": {"scope": "head"}},
+        "model__rope": {"fraction": 0.5},
+        "model__layer_types": {"dense": {"mlp": {"intermediate_size": 104, "experts": None}}, "sparse": {}},
+        "model__layer_pattern": ["dense", "sparse", "sparse"],
+    },
+}
+"""Several properties at once, as families combine them."""
+
+ALL_SPECS = FAMILY_SPECS | NEIGHBOURS
+
+
+def family_spec(name: str, **changes: Any) -> ModelSpec:
+    """The small spec of that name, with further changes."""
+    return small_spec(**{"model__tensor_names": "canonical", **ALL_SPECS[name], **changes})

@@ -1,0 +1,125 @@
+"""Random matrices in every weight format: each plane's bytes as in files, and the numbers they stand for."""
+
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Plan, WeightFormat, WeightPlan, part_places
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.specs import random_weight
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+# The f16 fields of blocks whose other bits may be anything: (byte, size of the weights that it makes, if 1).
+_HALVES = {
+    WeightFormat.Q8_0: ((0, 75.0),),
+    WeightFormat.Q4_0: ((0, 4.6),),
+    WeightFormat.Q4_1: ((0, 4.6), (2, -0.613)),
+    WeightFormat.Q5_0: ((0, 9.2),),
+    WeightFormat.Q5_1: ((0, 9.2), (2, -0.594)),
+    WeightFormat.Q2_K: ((80, 13.0), (82, 8.0)),
+    WeightFormat.Q3_K: ((108, 45.0),),
+    WeightFormat.Q4_K: ((0, 250.0), (2, 35.0)),
+    WeightFormat.Q5_K: ((0, 500.0), (2, 35.0)),
+    WeightFormat.Q6_K: ((208, 1370.0),),
+    WeightFormat.IQ4_NL: ((0, 70.0),),
+    WeightFormat.IQ4_XS: ((0, 1300.0),),
+}
+
+
+def has_minima(format: WeightFormat) -> bool:
+    """Whether elements are a code times a scale plus a shift: sums cancel then."""
+    return format.affine is not None or format in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
+
+
+def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[int, int], scale: float) -> list[Bytes]:
+    """A matrix of elements of about this size: [rows, bytes of a row] for each plane of the format."""
+    rows, columns = shape
+    if not format.is_quantised:
+        array = mx.array(rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(
+            MLX_DTYPES[str(format)]
+        )
+        bits = as_bits(array) if format == "bf16" else np.array(array)
+        return [np.ascontiguousarray(bits).view(np.uint8).reshape(rows, -1)]
+    blocks = columns // format.block_elements
+    planes = []
+    for index, plane in enumerate(format.planes):
+        data = rng.integers(0, 256, (rows, blocks, plane.block_bytes), np.uint8)
+        if format in (WeightFormat.MXFP4, WeightFormat.MXFP4_MLX) and (index == 1 or format is WeightFormat.MXFP4):
+            data[:, :, 0] = rng.integers(-2, 2, (rows, blocks)) + 127 + int(np.round(np.log2(scale / 3)))
+        for byte, size in _HALVES.get(format, ()):
+            numbers = (scale / size * rng.uniform(0.5, 1.5, (rows, blocks))).astype(np.float16)
+            data[:, :, byte : byte + 2] = numbers[..., None].view(np.uint8)
+        if plane.dtype is not None and plane.dtype != "u8":
+            assert format.affine, "scales of other formats are no numbers"
+            step = scale / 2 ** (format.affine.bits - 1) * rng.uniform(0.8, 1.2, (rows, blocks))
+            values = mx.array(step if plane.name == "scales" else -scale * rng.uniform(0.8, 1.2, step.shape))
+            values = values.astype(MLX_DTYPES[str(plane.dtype)])
+            numbers = as_bits(values) if plane.dtype == "bf16" else np.array(values)
+            data = np.ascontiguousarray(numbers).view(np.uint8)
+        planes.append(np.ascontiguousarray(data.reshape(rows, -1)))
+    return planes
+
+
+def numbers_of(format: WeightFormat, planes: list[Bytes], columns: int) -> Floats:
+    """[rows, columns] f32, by the packages that define the formats."""
+    rows = len(planes[0])
+    if format.affine:
+        scales, biases = (_as_f32(plane, str(format.affine.scale)) for plane in planes[1:])
+        words = mx.array(planes[0].view(np.uint32))
+        with mx.stream(mx.cpu):
+            found = mx.dequantize(words, scales, biases, group_size=format.affine.group, bits=format.affine.bits)
+        return np.array(found).reshape(rows, columns)
+    if format is WeightFormat.MXFP4_MLX:
+        blocks = np.concatenate([planes[1][..., None], _gguf_nibbles(planes[0])], axis=-1)
+        return gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType.MXFP4)
+    if format.is_quantised:
+        return gguf.quants.dequantize(planes[0], gguf.GGMLQuantizationType[str(format.gguf)])
+    return np.array(_as_f32(planes[0], str(format)))
+
+
+def _gguf_nibbles(plane: Bytes) -> Bytes:
+    """Consecutive nibbles [rows, 16 * blocks] as GGUF pairs them: element j below, j + 16 above."""
+    nibbles = np.stack([plane & 15, plane >> 4], axis=-1).reshape(len(plane), -1, 32)
+    return nibbles[..., :16] | nibbles[..., 16:] << 4
+
+
+def _as_f32(plane: Bytes, dtype: str) -> mx.array:
+    if dtype == "bf16":
+        return mx.array((plane.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    return mx.array(plane.view({"f16": np.float16, "f32": np.float32}[dtype]).astype(np.float32))
+
+
+def joined(parts: list[tuple[WeightFormat, list[Bytes]]], columns: int, size_bytes: int) -> Bytes:
+    """Parts of a weight as the one buffer that kernels read; gaps are 0xEE."""
+    buffer = np.full(size_bytes, 0xEE, np.uint8)
+    places = part_places([(format, len(planes[0])) for format, planes in parts], columns)
+    for (_, planes), offsets in zip(parts, places, strict=True):
+        for plane, offset in zip(planes, offsets, strict=True):
+            buffer[offset : offset + plane.size] = plane.reshape(-1)
+    return buffer
+
+
+def random_buffer(rng: np.random.Generator, plan: WeightPlan, scale: float | None = None) -> tuple[mx.array, mx.array]:
+    """A weight as kernels read it, and its numbers."""
+    layout = plan.layout
+    if layout.dtype != "u8":
+        array = random_weight(rng, plan)
+        return array, array
+    columns = plan.shape[1]
+    scale = scale or (1.0 if plan.name == "embedding" else columns**-0.5)
+    parts = [(part.format, random_planes(rng, part.format, (part.shape[0], columns), scale)) for part in plan.parts]
+    numbers = mx.array(np.concatenate([numbers_of(format, planes, columns) for format, planes in parts]))
+    buffer = mx.array(joined(parts, columns, layout.size_bytes))
+    mx.eval(numbers, buffer)
+    return buffer, numbers
+
+
+def random_buffers(plan: Plan, seed: int = 0) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
+    """Weights of a plan by name, as kernels read them, and their numbers."""
+    rng = np.random.default_rng(seed)
+    pairs = {weight.name: random_buffer(rng, weight) for weight in plan.weights}
+    return {name: buffer for name, (buffer, _) in pairs.items()}, {name: found for name, (_, found) in pairs.items()}

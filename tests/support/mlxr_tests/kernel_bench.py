@@ -1,0 +1,56 @@
+"""Runs a kernel context alone in sim, without a model around it."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.codegen.kernels import Kernel
+from mlxr.compiler.codegen.render import Provenance, render
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests.op_bench import load_kernel
+from mlxr_tests.specs import without_provenance
+
+_INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
+_ORIGIN = Provenance("0", "test", "0")
+
+
+def kernel_text(kernel: Kernel) -> tuple[str, str]:
+    """A kernel's name and its Metal file."""
+    source = render(kernel, _ORIGIN)
+    return source.name, without_provenance(source.text)
+
+
+def run_kernel(
+    kernel: Kernel,
+    inputs: Mapping[str, mx.array],
+    shapes: Mapping[str, tuple[int, ...]],
+    grid: tuple[int, int, int],
+    *,
+    seed: int = 0,
+    text: str | None = None,
+    in_place: Collection[str] = (),
+) -> dict[str, mx.array]:
+    """Launches a kernel on arrays by its ports' names.
+
+    Args:
+        kernel: what to run.
+        inputs: of the types of the kernel's ports.
+        shapes: of its outputs, which start as NaN, or as -1.
+        grid: threadgroups.
+        seed: of the order in which threads run.
+        text: instead of its own text.
+        in_place: inputs that it may write.
+    """
+    name, own = kernel_text(kernel)
+    outputs: dict[str, Any] = {}
+    for port, dtype in kernel.outputs:
+        outputs[port] = np.full(shapes[port], -1, dtype=_INTEGERS[dtype.size_bytes])
+    for port, dtype in kernel.inputs:
+        assert inputs[port].dtype == MLX_DTYPES[str(dtype)], f"{port} is {inputs[port].dtype}, the port {dtype}"
+    buffers = [SimBuffer.of(inputs[port], writable=port in in_place, name=port) for port, _ in kernel.inputs]
+    buffers += [SimBuffer.of(outputs[port], writable=True, name=port) for port, _ in kernel.outputs]
+    load_kernel(text or own, name).launch(buffers, grid, (kernel.threads, 1, 1), seed=seed)
+    return {port: mx.array(outputs[port]).view(MLX_DTYPES[str(dtype)]) for port, dtype in kernel.outputs}

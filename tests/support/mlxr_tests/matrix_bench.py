@@ -1,0 +1,102 @@
+"""Kernels that multiply by a weight matrix, each alone in sim: formats, numbers of rows and dims in any mix."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.codegen.projection_kernels import (
+    GEMM_ROWS,
+    GEMM_SIMDGROUPS,
+    GEMM_TILE,
+    EmbedKernel,
+    Epilogue,
+    Kernel,
+    ProjectionKernel,
+)
+from mlxr.compiler.codegen.render import Provenance, render
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.weight_layout import layout_of
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests.format_planes import joined, numbers_of, random_planes
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Style = Literal["one", "several", "many"]
+STYLES: tuple[Style, ...] = ("one", "several", "many")
+
+
+@functools.lru_cache(maxsize=512)
+def _loaded(kernel: Kernel) -> SimKernel:
+    source = render(kernel, Provenance("test", "test", "0" * 12))
+    return SimKernel.load(source.text, name=source.name)
+
+
+class MatrixBench:
+    """A random matrix whose parts have these formats and numbers of rows.
+
+    Attributes:
+        numbers: [rows, columns] f32, by the definition of the formats.
+        buffer: its bytes as kernels read them.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, int]],
+        columns: int,
+        seed: int = 0,
+        activation: str = "f32",
+        gated: bool = False,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        made = [
+            (WeightFormat(format), random_planes(rng, WeightFormat(format), (rows, columns), columns**-0.5))
+            for format, rows in parts
+        ]
+        self.layout = layout_of([(format, len(planes[0])) for format, planes in made], columns)
+        self.numbers: Floats = np.concatenate([numbers_of(format, planes, columns) for format, planes in made])
+        self.buffer = joined(made, columns, self.layout.size_bytes)
+        assert np.isfinite(self.numbers).all() and self.numbers.std() > 0, "random numbers that show a mistake"
+        self.activation = DType(activation)
+        self.gated = gated
+
+    def project(self, x: Floats, style: Style, **epilogue: Any) -> Floats:
+        """What a kernel makes of x [rows, columns], which is first rounded to the type of activations: f32."""
+        outs = self.layout.rows // (2 if self.gated else 1)
+        halves = 2 if self.gated else 1
+        kernel = ProjectionKernel(
+            label=style,
+            in_features=self.layout.columns,
+            out_features=outs,
+            layout=self.layout,
+            activation=self.activation,
+            norm=None,
+            epilogue=Epilogue(DType.F32, gated=self.gated, **epilogue),
+            outs=(GEMM_ROWS if style == "many" else 4) // halves,
+            simdgroups=GEMM_SIMDGROUPS if style == "many" else 2,
+            gather=False,
+            tile={"one": 1, "several": 8, "many": GEMM_TILE}[style],
+            gemm=style == "many",
+        )
+        dims = np.array([len(x), 1, len(x), 0, 0, 0, 0, 0], dtype=np.uint32)
+        inputs = {"x": mx.array(x).astype(MLX_DTYPES[self.activation]), "weight": self.buffer, "dims": dims}
+        mx.eval(inputs["x"])
+        out = np.full((len(x), outs), np.nan, dtype=np.float32)
+        self._launch(kernel, inputs, out, (kernel.threadgroups, -(-len(x) // kernel.tile), 1))
+        return out
+
+    def rows(self, ids: Sequence[int], scale: float = 1.0) -> Floats:
+        """Rows of the matrix as the embedding kernel makes them."""
+        kernel = EmbedKernel("embed", self.layout, self.activation, scale)
+        inputs = {"token_ids": np.array(ids, dtype=np.int32), "table": self.buffer}
+        out = np.full((len(ids), self.layout.columns), np.nan, dtype=np.float32)
+        self._launch(kernel, inputs, out, (len(ids), 1, 1))
+        return out
+
+    def _launch(self, kernel: Kernel, inputs: dict[str, Any], out: Floats, grid: tuple[int, int, int]) -> None:
+        bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
+        bound.append(SimBuffer.of(out, writable=True, name="out"))
+        _loaded(kernel).launch(bound, grid, (kernel.threads, 1, 1), seed=1)
