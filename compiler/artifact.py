@@ -4,6 +4,8 @@
     spec.yaml               the spec as resolved
     graph.source.json/.txt  the op graph as built; graph.decode and graph.prefill: after the passes
     plan.json               launches, buffers, weights, arena geometry, memory
+    chip.json               the chip that launch geometry was chosen for: its figures and rules
+    tuning.json             where the rules were measured: by `mlxr tune`, with the times of all candidates
     kernels/NAME.metal      one complete Metal file per kernel (target metal)
     cpu/model.c             the whole model as one C file (target cpu)
 
@@ -23,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from mlxr.compiler.arena import ArenaGeometry
+from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.codegen.sections import body_of, header_of
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.dtypes import DType
@@ -45,6 +48,7 @@ __all__ = [
     "ArenaGeometry",
     "Artifact",
     "BatchDim",
+    "Chip",
     "Condition",
     "CpuLaunch",
     "CpuProgram",
@@ -76,6 +80,8 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+CHIP = "chip.json"
+TUNING = "tuning.json"
 GRAPHS = ("source", "decode", "prefill")
 
 
@@ -94,6 +100,11 @@ class Artifact:
     def plan(self) -> Plan:
         """The plan."""
         return Plan.model_validate_json(self.files["plan.json"])
+
+    @cached_property
+    def chip(self) -> Chip:
+        """The chip that launch geometry was chosen for."""
+        return Chip.model_validate_json(self.files[CHIP])
 
     def graph(self, name: str) -> OpGraph:
         """The op graph `source`, `decode` or `prefill`."""
@@ -253,7 +264,9 @@ def load_artifact(path: str | Path) -> Artifact:
     artifact = Artifact({name: _read(folder, name, expected) for name, expected in hashes.items()})
     if _digest(hashes) != digest:
         raise ArtifactError(f"{folder / MANIFEST} was changed since it was written; compile the spec again")
-    missing = [n for n in ("plan.json", "spec.yaml", *(f"graph.{g}.json" for g in GRAPHS)) if n not in artifact.files]
+    missing = [
+        n for n in ("plan.json", "spec.yaml", CHIP, *(f"graph.{g}.json" for g in GRAPHS)) if n not in artifact.files
+    ]
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
@@ -261,6 +274,10 @@ def load_artifact(path: str | Path) -> Artifact:
         absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
         raise ArtifactError(f"{folder / 'plan.json'} is no plan ({error.error_count()} errors)") from error
+    try:
+        _ = artifact.chip
+    except ValidationError as error:
+        raise ArtifactError(f"{folder / CHIP} is no chip ({error.error_count()} errors)") from error
     if absent:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
     return artifact

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.driver import Compilation, compile_spec, size
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
@@ -37,6 +38,12 @@ def run(argv: Sequence[str] | None) -> int:
         metavar="T,...",
         help=f"what to generate code for: {','.join(TARGETS)} (default: all that can run the spec)",
     )
+    parser.add_argument(
+        "--chip",
+        default=GENERIC,
+        metavar="NAME",
+        help="the GPU to choose launch geometry for: h200, m4-max, ... (default: none in particular)",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
@@ -48,7 +55,7 @@ def run(argv: Sequence[str] | None) -> int:
         return 0
     if args.spec is None:
         parser.error("name a SPEC, or ask for --schema")
-    compilation = compile_spec(load_spec(find_spec(args.spec)), targets=args.target)
+    compilation = compile_spec(load_spec(find_spec(args.spec)), targets=args.target, chip=find_chip(args.chip))
     if args.output is not None:
         compilation.artifact.write(args.output)
     print(json.dumps(summary(compilation, args.output), indent=1) if args.json else describe(compilation, args.output))
@@ -71,6 +78,7 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
         "artifact": str(output) if output else None,
         "digest": compilation.artifact.digest,
         "targets": list(plan.targets),
+        "chip": compilation.artifact.chip.name,
         "kernels": [kernel.name for kernel in plan.kernels],
         "launches": {step.name: len(step.launches) for step in plan.steps},
         "memory": _memory(plan.memory),
@@ -117,7 +125,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
         f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
     ]
     if "metal" in plan.targets:
-        lines.append(f"  metal    {len(plan.kernels)} kernels")
+        lines.append(f"  metal    {len(plan.kernels)} kernels, geometry for {artifact.chip.title}")
     if plan.cpu:
         lines.append(
             f"  cpu      {len(plan.cpu.kernels)} functions of C in {plan.cpu.file}, compute {plan.cpu.compute}"

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import CHIP, Artifact
 from mlxr.compiler.build import build_graph
+from mlxr.compiler.chips.catalog import GENERIC, find_chip
+from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError
@@ -18,6 +20,7 @@ from mlxr.compiler.graph import OpGraph
 from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import GeometryTable
 from mlxr.compiler.plan.make_plan import make_plan
 from mlxr.compiler.plan.memory import arena_geometry
 from mlxr.compiler.plan.plan import TARGETS, Plan, Target
@@ -38,14 +41,18 @@ class Compilation:
 
 
 def compile_spec(
-    spec: ModelSpec, geometry: Geometry | None = None, targets: Sequence[Target] | None = None
+    spec: ModelSpec,
+    geometry: Geometry | None = None,
+    targets: Sequence[Target] | None = None,
+    chip: Chip | None = None,
 ) -> Compilation:
     """Compiles a spec.
 
     Args:
         spec: what to compile.
-        geometry: launch geometry; None: the default.
+        geometry: of launches for which the chip has no rule; None: the default.
         targets: what to generate code for; None: every target that can run the spec.
+        chip: what to choose launch geometry for; None: no chip in particular.
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.
@@ -53,10 +60,12 @@ def compile_spec(
         GraphError: a pass broke a rule (a bug).
     """
     start = time.perf_counter()
-    geometry, targets = geometry or Geometry(), choose_targets(targets)
-    plan, sources, graphs, records = _plan(spec, geometry, targets)
-    _check_budget(spec, plan, geometry)
+    chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
+    table = chip.table(geometry)
+    plan, sources, graphs, records = _plan(spec, table, targets)
+    _check_budget(spec, plan, table)
     files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
+    files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     for name, graph in graphs.items():
         files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"
         files[f"graph.{name}.txt"] = graph.dump()
@@ -72,7 +81,7 @@ def choose_targets(wanted: Sequence[Target] | None) -> tuple[Target, ...]:
 
 
 def _plan(
-    spec: ModelSpec, geometry: Geometry, targets: Sequence[Target]
+    spec: ModelSpec, table: GeometryTable, targets: Sequence[Target]
 ) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
     arena = arena_geometry(spec)
     source = build_graph(spec, arena)
@@ -81,27 +90,27 @@ def _plan(
     for step in STEPS:
         graphs[step], records[step] = run_passes(source, passes_of(step))
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
-    plan, sources = make_plan(spec, arena, source, graphs, geometry, targets, origin)
+    plan, sources = make_plan(spec, arena, source, graphs, table, targets, origin)
     return plan, sources, {"source": source} | {str(step): graph for step, graph in graphs.items()}, records
 
 
-def _check_budget(spec: ModelSpec, plan: Plan, geometry: Geometry) -> None:
+def _check_budget(spec: ModelSpec, plan: Plan, table: GeometryTable) -> None:
     memory, budget = plan.largest_memory, spec.memory_budget
     if budget is None or memory.total_bytes <= budget:
         return
     raise BudgetError(
         f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
         f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, geometry, plan.targets)}"
+        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, plan.targets)}"
     )
 
 
-def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry, targets: Sequence[Target]) -> str:
+def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, targets: Sequence[Target]) -> str:
     """The largest context and number of sequences within the budget, and of blocks where the spec fixes them."""
     context, sequences = spec.model.context, spec.cache.max_sequences
 
     def largest(limit: int, change: Callable[[int], Changes]) -> int:
-        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, geometry, targets))
+        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, table, targets))
 
     ways = []
     if n := largest(context, lambda n: {"context": n}):
@@ -115,7 +124,9 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, geometry: Geometry, targets:
     return " or ".join(ways) if ways else "nothing fits: use smaller weight formats or a larger budget"
 
 
-def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geometry, targets: Sequence[Target]) -> bool:
+def _fits(
+    spec: ModelSpec, changes: Changes, weights_bytes: int, table: GeometryTable, targets: Sequence[Target]
+) -> bool:
     """Whether a changed spec fits. One layer is planned: activations do not depend on their number."""
     data = spec.model_dump()
     layers = spec.model.num_layers
@@ -126,7 +137,7 @@ def _fits(spec: ModelSpec, changes: Changes, weights_bytes: int, geometry: Geome
     data["memory_budget"] = None
     data["weights"]["tensors"] = {}
     try:
-        memory = _plan(ModelSpec.model_validate(data), geometry, targets)[0].largest_memory
+        memory = _plan(ModelSpec.model_validate(data), table, targets)[0].largest_memory
     except (MlxrError, ValidationError):
         return False
     assert spec.memory_budget is not None, "only asked when there is one"

@@ -8,7 +8,7 @@ from mlxr.compiler.dtypes import DType
 from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.ops import Shape
 from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryTable
 from mlxr.compiler.plan.plan import Condition, Extent
 
 ONE = Extent()
@@ -25,6 +25,7 @@ class Draft:
     threadgroups: tuple[Extent, Extent, Extent]
     when: Condition | None = None
     mlx_min_rows: int | None = None
+    chosen: ChosenGeometry | None = None
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class Drafting:
     Attributes:
         graph, step: what is lowered.
         arena: the KV arena.
-        geometry: launch geometry.
+        table: the geometry of each launch.
         drafts, scratch: the launches and scratch buffers so far.
     """
 
-    def __init__(self, graph: OpGraph, step: Step, arena: ArenaGeometry, geometry: Geometry) -> None:
+    def __init__(self, graph: OpGraph, step: Step, arena: ArenaGeometry, table: GeometryTable) -> None:
         self.graph = graph
         self.step = step
         self.arena = arena
-        self.geometry = geometry
+        self.table = table
         self.drafts: list[Draft] = []
         self.scratch: list[Scratch] = []
 

@@ -19,7 +19,7 @@ from mlxr.compiler.graph import Op, OpGraph
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.plan.draft import Draft, Drafting
 from mlxr.compiler.plan.epilogue import epilogue_of, norm_of
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import Choice, GeometryTable, Site
 from mlxr.compiler.plan.lower_attention import AttentionLowering
 from mlxr.compiler.plan.plan import BatchDim, Condition, Extent
 from mlxr.compiler.weight_layout import WeightLayout
@@ -38,11 +38,11 @@ class Lowering(Drafting):
         graph: OpGraph,
         step: Step,
         arena: ArenaGeometry,
-        geometry: Geometry,
+        table: GeometryTable,
         layouts: Mapping[str, WeightLayout],
         limits: Mapping[str, int],
     ) -> None:
-        super().__init__(graph, step, arena, geometry)
+        super().__init__(graph, step, arena, table)
         self.layouts = layouts
         self.limits = limits
         self._rules: dict[str, Callable[[Op], None]] = {
@@ -74,12 +74,14 @@ class Lowering(Drafting):
         self.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})
 
     def _projection(self, op: Op) -> None:
-        g, gather = self.geometry, "rows" in op.inputs
+        gather = "rows" in op.inputs
         dim: BatchDim = "rows" if gather else "tokens"
         layout, epilogue = self.layouts[op.inputs["weight"]], epilogue_of(self, op)
         out_features = self.graph.value(op.out).shape[1]
         assert isinstance(out_features, int), "weights have no symbolic dims"
         label = "logits" if op.out in self.graph.outputs else op.inputs["weight"].rpartition(".")[2]
+        choice = self.table.choose(Site.of_weight(label, layout))
+        g = choice.geometry
         one = ProjectionKernel(
             label=label,
             in_features=layout.columns,
@@ -114,7 +116,7 @@ class Lowering(Drafting):
         least, most = 1, self.limits[dim]
         if self.step == "decode":
             when = Condition(dim=dim, maximum=1) if most > 1 else None
-            self.emit(op, one, (Extent(times=one.threadgroups),), buffers, when=when)
+            self.emit(op, one, (Extent(times=one.threadgroups),), buffers, when=when, chosen=choice.part("matvec_"))
             least = 2
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
         several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
@@ -126,19 +128,37 @@ class Lowering(Drafting):
             if low > 1 or high < most:
                 when = Condition(dim=dim, minimum=low if low > 1 else 0, maximum=None if high == most else high)
             grid = (Extent(times=kernel.threadgroups), Extent(dim=dim, per=kernel.tile))
-            self.emit(op, kernel, grid, buffers, when=when, mlx_min_rows=g.mlx_min_rows if one_type else None)
+            parts = [] if kernel.gemm else ["matmul_"]
+            parts += ["gemm_"] if tiled else []
+            parts += ["mlx_"] if one_type else []
+            self.emit(
+                op,
+                kernel,
+                grid,
+                buffers,
+                when=when,
+                mlx_min_rows=g.mlx_min_rows if one_type else None,
+                chosen=choice.part(*parts),
+            )
 
     def _expert_projection(self, op: Op) -> None:
-        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op))  # type: ignore[arg-type]
+        choice = self._expert_choice("experts", op)
+        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))  # type: ignore[arg-type]
         grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
-        self.emit(op, kernel, grid, {"out": op.out})
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_"))
 
     def _expert_combine(self, op: Op) -> None:
-        kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op))  # type: ignore[arg-type]
-        self.emit(op, kernel, (Extent(times=kernel.threadgroups), Extent(dim="tokens")), {"out": op.out})
+        choice = self._expert_choice("experts_down", op)
+        kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))  # type: ignore[arg-type]
+        grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_"))
 
-    def _expert_fields(self, op: Op) -> dict[str, object]:
-        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), self.geometry
+    def _expert_choice(self, label: str, op: Op) -> Choice:
+        layout = self.layouts[op.inputs["weight"]]
+        return self.table.choose(Site.of_weight(label, layout, int(str(op.attrs["num_experts"]))))
+
+    def _expert_fields(self, op: Op, choice: Choice) -> dict[str, object]:
+        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry
         num_experts, top_k = (int(str(op.attrs[name])) for name in ("num_experts", "top_k"))
         return {
             "in_features": layout.columns,

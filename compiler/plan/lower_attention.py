@@ -12,7 +12,7 @@ from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.graph import Op, Value
 from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch, layer_buffer
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import Choice, Site
 from mlxr.compiler.plan.plan import Condition, Extent
 
 
@@ -22,7 +22,6 @@ class AttentionLowering:
     def __init__(self, drafting: Drafting) -> None:
         self._to = drafting
         self._arena = drafting.arena
-        self._geometry = drafting.geometry
 
     @property
     def rules(self) -> Mapping[str, Callable[[Op], None]]:
@@ -66,7 +65,9 @@ class AttentionLowering:
         self._to.emit(op, kernel, (Extent(dim="tokens"),), self._arena_buffers(op))
 
     def _decode_attention(self, op: Op) -> None:
-        g, partition = self._geometry, self._geometry.partition
+        choice = self._choose("attend")
+        g, partition = choice.geometry, choice.geometry.partition
+        chosen = choice.part("attend_", "partition")
         partitions = -(-self._arena.context // partition)
         whole = AttendKernel(
             "attend",
@@ -78,9 +79,9 @@ class AttentionLowering:
         buffers = self._arena_buffers(op) | {"out": op.out}
         grid = (Extent(times=self._arena.num_kv_heads), Extent(dim="seqs"))
         if partitions == 1:
-            self._to.emit(op, whole, grid, buffers)
+            self._to.emit(op, whole, grid, buffers, chosen=chosen)
             return
-        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition))
+        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition), chosen=chosen)
         long = Condition(dim="context", minimum=partition + 1)
         # The reduction counts the sinks, once.
         part = replace(whole, label="attend_partition", partition=partition, max_partitions=partitions, sinks=None)
@@ -88,19 +89,24 @@ class AttentionLowering:
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats", "dims": "dims"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
-        self._to.emit(op, part, (*grid, Extent(dim="partitions")), buffers | between, when=long)
+        part_grid = (*grid, Extent(dim="partitions"))
+        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=chosen)
         reduce = AttendReduceKernel("attend_reduce", heads, head_dim, partitions, whole.activation, whole.sinks)
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
-        self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long)
+        self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.part("partition"))
 
     def _prefill_attention(self, op: Op) -> None:
-        kernel = self._fitting_prefill(self._attention_fields(op))
+        choice = self._choose("attend_prefill")
+        kernel = self._fitting_prefill(self._attention_fields(op), choice)
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
-        self._to.emit(op, kernel, grid, self._arena_buffers(op) | {"out": op.out})
+        self._to.emit(op, kernel, grid, self._arena_buffers(op) | {"out": op.out}, chosen=choice.part("prefill_"))
 
-    def _fitting_prefill(self, fields: dict[str, object]) -> AttendPrefillKernel:
+    def _choose(self, label: str) -> Choice:
+        return self._to.table.choose(Site.of_arena(label, self._arena))
+
+    def _fitting_prefill(self, fields: dict[str, object], choice: Choice) -> AttendPrefillKernel:
         """The largest tiles that threadgroup memory holds: full key tiles first, then rows."""
-        g = self._geometry
+        g = choice.geometry
         keys = g.prefill_keys
         while keys >= 4:
             rows = g.prefill_rows
@@ -195,7 +201,7 @@ def _float(op: Op, name: str) -> float:
     return float(value)
 
 
-def copy_blocks_draft(arena: ArenaGeometry, geometry: Geometry) -> Draft:
+def copy_blocks_draft(arena: ArenaGeometry) -> Draft:
     """The launch that copies blocks before a step writes into shared ones."""
     kernel = CopyBlocksKernel("copy_blocks", arena)
     return Draft(

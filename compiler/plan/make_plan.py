@@ -17,7 +17,7 @@ from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.check import check_plan
 from mlxr.compiler.plan.draft import Draft
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import GeometryTable, Site
 from mlxr.compiler.plan.lower import Lowering
 from mlxr.compiler.plan.lower_attention import copy_blocks_draft
 from mlxr.compiler.plan.make_cpu import make_cpu
@@ -38,7 +38,7 @@ def make_plan(
     arena: ArenaGeometry,
     source: OpGraph,
     graphs: Mapping[StepName, OpGraph],
-    geometry: Geometry,
+    table: GeometryTable,
     targets: Sequence[Target],
     origin: Provenance,
 ) -> tuple[Plan, dict[str, str]]:
@@ -49,7 +49,7 @@ def make_plan(
         arena: its arena.
         source: the graph as built, for the shapes of the tensors in files.
         graphs: the ordered graph of each step.
-        geometry: launch geometry.
+        table: the geometry of each launch.
         targets: what to generate code for.
         origin: what the sources say of their origin.
 
@@ -62,7 +62,7 @@ def make_plan(
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
     weights = _weights(spec, source, graphs.values())
     limits = {name: _limits(spec, name, max_tokens, max_rows) for name in STEPS}
-    metal = _make_metal(arena, graphs, geometry, weights, limits, origin) if "metal" in targets else _Metal()
+    metal = _make_metal(arena, graphs, table, weights, limits, origin) if "metal" in targets else _Metal()
     cpu, files = None, {entry.file: metal.sources[entry.name].text for entry in metal.kernels}
     if "cpu" in targets:
         cpu, text = make_cpu(spec, arena, graphs, weights, limits, origin)
@@ -86,7 +86,7 @@ def make_plan(
         vocab_size=spec.model.vocab_size,
         num_layers=spec.model.num_layers,
         query_tile=metal.query_tile,
-        partition=geometry.partition,
+        partition=table.choose(Site.of_arena("attend", arena)).geometry.partition,
         max_tokens=max_tokens,
         max_rows=max_rows,
     )
@@ -108,15 +108,15 @@ class _Metal:
 def _make_metal(
     arena: ArenaGeometry,
     graphs: Mapping[StepName, OpGraph],
-    geometry: Geometry,
+    table: GeometryTable,
     weights: Sequence[WeightPlan],
     limits: Mapping[StepName, Mapping[str, int]],
     origin: Provenance,
 ) -> _Metal:
     layouts = {weight.name: weight.layout for weight in weights}
-    lowerings = {name: Lowering(graphs[name], name, arena, geometry, layouts, limits[name]) for name in STEPS}
+    lowerings = {name: Lowering(graphs[name], name, arena, table, layouts, limits[name]) for name in STEPS}
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
-    copies = [copy_blocks_draft(arena, geometry)] if arena.max_sequences > 1 else []
+    copies = [copy_blocks_draft(arena)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
     tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
     steps = []
@@ -167,6 +167,7 @@ def _render_all(
             outputs=tuple(KernelPort(name=name, dtype=dtype) for name, dtype in kernel.outputs),
             threads=kernel.threads,
             threadgroup_bytes=kernel.threadgroup_bytes,
+            chosen=draft.chosen,
         )
     return entries, sources
 

@@ -11,6 +11,7 @@ from typing import Literal
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.plan.cpu import CpuProgram
+from mlxr.compiler.plan.geometry_rules import ChosenGeometry
 from mlxr.compiler.plan.record import Buffer, MemoryPlan, Record
 from mlxr.compiler.plan.weights import WeightPlan
 
@@ -64,7 +65,11 @@ class KernelPort(Record):
 
 
 class KernelEntry(Record):
-    """A generated kernel: its file holds the complete Metal text."""
+    """A generated kernel: its file holds the complete Metal text.
+
+    Attributes:
+        chosen: its launch geometry; None of kernels that have none to choose.
+    """
 
     name: str
     label: str
@@ -73,6 +78,7 @@ class KernelEntry(Record):
     outputs: tuple[KernelPort, ...]
     threads: int
     threadgroup_bytes: int
+    chosen: ChosenGeometry | None = None
 
 
 class Launch(Record):

@@ -62,8 +62,12 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def compile(spec: "str | Path | ModelSpec") -> "Artifact":
-    """Compiles a spec: a ModelSpec, a YAML file, or the name of a bundled model.
+def compile(spec: "str | Path | ModelSpec", *, chip: str | None = None) -> "Artifact":
+    """Compiles a spec.
+
+    Args:
+        spec: a ModelSpec, a YAML file, or the name of a bundled model.
+        chip: the GPU to choose launch geometry for, `h200` say; None: none in particular.
 
     Returns:
         The artifact, in memory; `artifact.write(folder)` puts it on disk.
@@ -71,7 +75,9 @@ def compile(spec: "str | Path | ModelSpec") -> "Artifact":
     Raises:
         SpecError: the spec does not parse or contradicts itself.
         BudgetError: it needs more memory than it allows itself.
+        PlanError: there is no such chip.
     """
+    from mlxr.compiler.chips.catalog import find_chip  # noqa: PLC0415
     from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
     from mlxr.compiler.errors import SpecError  # noqa: PLC0415
     from mlxr.compiler.spec.catalog import find_spec  # noqa: PLC0415
@@ -82,4 +88,4 @@ def compile(spec: "str | Path | ModelSpec") -> "Artifact":
         spec = load_spec(find_spec(spec))
     if not isinstance(spec, ModelSpec):
         raise SpecError(f"a spec is a ModelSpec, a path or a bundled model's name, not {type(spec).__name__}")
-    return compile_spec(spec).artifact
+    return compile_spec(spec, chip=find_chip(chip) if chip else None).artifact

@@ -59,7 +59,7 @@ def test_json_has_every_launch_and_stable_keys(
     assert main(["inspect", folder, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert set(data) == {
-        *("name", "digest", "parameters", "num_layers", "memory", "arena", "kernels", "launches"),
+        *("name", "digest", "chip", "parameters", "num_layers", "memory", "arena", "kernels", "launches"),
         *("launches_per_decode_token", "launches_per_prefill_chunk"),
     }
     plan = artifact.plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mlxr.cli.streams import ProgressLine
-from mlxr.compiler.artifact import Artifact, ModelSpec, load_artifact
+from mlxr.compiler.artifact import Artifact, Chip, ModelSpec, load_artifact
 from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT, ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
@@ -119,7 +119,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
 def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact, Path | None]:
     """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
 
-    An artifact that is not as the changes ask is compiled again, from its own spec.
+    An artifact that is not as the changes ask is compiled again, from its own spec and for its own chip.
 
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
@@ -141,7 +141,7 @@ def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact
         if path.is_dir():
             artifact = load_artifact(path)
             spec = _changed(artifact.spec, changes)
-            return (artifact if spec == artifact.spec else _cached(spec)), None
+            return (artifact if spec == artifact.spec else _cached(spec, artifact.chip)), None
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
@@ -162,16 +162,17 @@ def _changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     return spec if changed == spec else parse_spec(dump_spec(changed), f"{spec.name}, as the options change it")
 
 
-def _cached(spec: ModelSpec) -> Artifact:
+def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
     """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
-    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}".encode()).hexdigest()[:16]
+    geometry = chip.model_dump_json() if chip else ""
+    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
     entry = f"{spec.name}-{key}"
     try:
         return load_artifact(cache_folder("artifacts") / entry)
     except (MlxrError, OSError):
         from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
 
-        artifact = compile_spec(spec).artifact
+        artifact = compile_spec(spec, chip=chip).artifact
     try:
         artifact.write(cache_folder("artifacts") / entry)
     except (MlxrError, OSError) as error:
@@ -184,6 +185,7 @@ def _compiler_digest() -> str:
     digest = hashlib.sha256(VERSION.encode())
     for package, pattern in (
         ("mlxr.compiler", "*.py"),
+        ("mlxr.compiler", "chips/*.yaml"),
         ("mlxr.templates", "*.jinja"),
         ("mlxr.templates", "*.h"),
         ("mlxr.models", "families/*"),

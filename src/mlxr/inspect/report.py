@@ -48,6 +48,7 @@ def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False)
     for program in programs(artifact):
         lines.append("")
         lines += _section(artifact, program, width, ink, all_launches)
+    lines += _choices(artifact, width, ink)
     return "\n".join(lines) + "\n"
 
 
@@ -88,6 +89,7 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
         ("activations", size(memory.activation_bytes), f"the larger of {steps}"),
         ("total", size(memory.total_bytes), budget),
         ("kernels", str(len(plan.kernels)), "show one with --kernel NAME"),
+        ("geometry", artifact.chip.name, f"chosen for {artifact.chip.title}"),
     ):
         label = f"  {name:<11}  {value:>9}  "
         yield from textwrap.wrap(
@@ -121,6 +123,17 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
     yield from render_table(columns, rows, width, ink)
     if any(row.per_token for row in program.rows):
         yield ink.dim("* for each token"[: max(width, NARROWEST)])
+
+
+def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
+    """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
+    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen]
+    found = {(one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()}
+    order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
+    if found:
+        yield from ("", ink.bold("geometry: what was chosen, and why"))
+        columns = (Column("launch", 3), Column("size", 2), Column("because", 1, named=False))
+        yield from render_table(columns, sorted(found, key=lambda row: (order[row[0]], row)), width, ink)
 
 
 def _block(block: Block, titled: bool) -> Iterator[Row]:

@@ -19,6 +19,7 @@ def report_json(artifact: Artifact) -> dict[str, Any]:
     return {
         "name": artifact.spec.name,
         "digest": artifact.digest,
+        "chip": artifact.chip.name,
         "parameters": parameters(artifact),
         "num_layers": plan.num_layers,
         "memory": plan.memory.model_dump() | {"total_bytes": plan.memory.total_bytes},

@@ -1,0 +1,67 @@
+"""The chips that are known, by name and by what a device calls itself."""
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from mlxr.compiler.chips.chip import Chip, ChipFile
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.spec.document import read_document
+from mlxr.compiler.spec.explain import nearest, validated
+
+GENERIC = "generic"
+"""The chip that nothing is assumed of."""
+
+
+def find_chip(name: str) -> Chip:
+    """A chip by its name.
+
+    Raises:
+        PlanError: there is none of that name; the message lists those that are known.
+    """
+    chips = known_chips()
+    if name not in chips:
+        like = nearest(name, tuple(chips))
+        hint = f'; did you mean "{like}"?' if like else ""
+        raise PlanError(f"there is no chip {name!r}; known chips are {', '.join(chips)}{hint}")
+    return chips[name]
+
+
+def find_chip_of_device(device: str) -> Chip | None:
+    """The chip of a device that calls itself so (`NVIDIA H200`, `Apple M3 Max`), or None if it is not known."""
+    chips = known_chips().values()
+    found = [chip for chip in chips if chip.device and device.lower().startswith(chip.device)]
+    return max(found, key=lambda chip: len(chip.device), default=None)
+
+
+@cache
+def known_chips() -> dict[str, Chip]:
+    """Every chip by name: the generic one first, the others in the order of their files."""
+    folder = Path(str(resources.files("mlxr.compiler.chips")))
+    paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != GENERIC, path.stem))
+    return {
+        name: chip for path in paths for name, chip in chips_of(path.read_text(encoding="utf-8"), str(path)).items()
+    }
+
+
+def chips_of(text: str, source: str) -> dict[str, Chip]:
+    """The chips of a file.
+
+    Args:
+        text: YAML.
+        source: what error messages call it.
+
+    Raises:
+        SpecError: it holds no chips; every problem is shown with its place.
+    """
+    file = validated(ChipFile, read_document(text, source))
+    return {
+        name: Chip(
+            name=name,
+            title=entry.title,
+            device=entry.device,
+            figures=entry.figures,
+            geometry=(*file.geometry, *entry.geometry),
+        )
+        for name, entry in file.chips.items()
+    }

@@ -1,0 +1,117 @@
+"""Chips: files that are read or refused with a place, names and devices that find them, kernels for each of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import load_artifact
+from mlxr.compiler.chips.catalog import GENERIC, chips_of, find_chip, find_chip_of_device, known_chips
+from mlxr.compiler.cli import main
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import ArtifactError, PlanError, SpecError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.specs import small_spec
+
+RULE = "geometry: [{sizes: {%s}, because: a reason, origin: measured}]\nchips: {one: {title: One}}\nabout: text\n"
+
+
+@pytest.mark.parametrize("name", known_chips())
+def test_every_chip_has_kernels_for_every_kind_of_launch(name: str) -> None:
+    for spec in (small_spec(), family_spec("experts-shared-gate")):
+        artifact = compile_spec(spec, targets=("metal",), chip=find_chip(name)).artifact
+        assert artifact.chip == find_chip(name)
+        assert any(kernel.chosen for kernel in artifact.plan.kernels)
+
+
+def test_the_generic_chip_changes_nothing() -> None:
+    chip = find_chip(GENERIC)
+    assert next(iter(known_chips())) == GENERIC
+    assert (chip.geometry, chip.figures) == ((), None)
+    assert compile_spec(small_spec()).artifact.files == compile_spec(small_spec(), chip=chip).artifact.files
+
+
+def test_all_others_have_figures_that_say_where_they_are_from() -> None:
+    for chip in known_chips().values():
+        if chip.name != GENERIC:
+            assert chip.figures
+            assert chip.figures.bandwidth_gb_per_s.origin in ("measured", "published")
+            assert chip.figures.matmul_tflops.value >= chip.figures.f32_tflops.value
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("Apple M1", "m1"),
+        ("Apple M3 Max", "m3-max"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("", None),
+    ],
+)
+def test_a_device_finds_its_chip(device: str, name: str | None) -> None:
+    chip = find_chip_of_device(device)
+    assert (chip and chip.name) == name
+
+
+def test_devices_do_not_share_names() -> None:
+    devices = [chip.device for chip in known_chips().values() if chip.device]
+    assert len(set(devices)) == len(devices)
+    assert all(find_chip_of_device(chip.device) == chip for chip in known_chips().values() if chip.device)
+
+
+def test_an_unknown_chip_is_refused_with_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["storyteller", "--chip", "m3max"]) == 1
+    message = capsys.readouterr().err
+    assert "there is no chip 'm3max'; known chips are generic, m1," in message
+    assert "h200" in message
+    assert 'did you mean "m3-max"?' in message
+    with pytest.raises(PlanError, match="there is no chip 'm9'"):
+        mlxr.compile("storyteller", chip="m9")
+
+
+def test_the_chip_is_recorded_in_the_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["storyteller", "--chip", "h200", "-o", str(tmp_path / "one"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chip"] == "h200"
+    artifact = load_artifact(tmp_path / "one")
+    assert artifact.chip == find_chip("h200")
+    assert artifact.files == mlxr.compile("storyteller", chip="h200").files
+    (tmp_path / "one" / "chip.json").unlink()
+    with pytest.raises(ArtifactError, match=r"chip\.json"):
+        load_artifact(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        (RULE % "matvec_rows: 2", "1:20", 'sizes: "matvec_rows" is no size of the geometry'),
+        (RULE % "matvec_outputs: 0", "1:37", "matvec_outputs is 0; expected a whole number of at least 1"),
+        (RULE % "", "1:20", "has 0 items; expected at least 1"),
+        (RULE.replace("origin: measured", "origin: guessed") % "partition: 64", "1:64", 'origin is "guessed"'),
+        ("about: text\nchips: {}\n", "2:8", "chips"),
+        ("about: text\nchips:\n  one: {titel: One}\n", "3:9", "unknown key chips.one.titel"),
+        (
+            "about: text\nchips: {one: {title: One, figures: {launch_us: {value: 0, origin: measured}}}}\n",
+            "2:56",
+            "value is 0; expected a number greater than 0",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(text: str, place: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        chips_of(text, "mine.yaml")
+    assert f"mine.yaml:{place}: " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_geometry_that_a_caller_gives_is_what_rules_change() -> None:
+    chip = chips_of(RULE % "matvec_outputs: 2", "mine.yaml")["one"]
+    plan = compile_spec(small_spec(), Geometry(matvec_simdgroups=4, matvec_outputs=8), ("metal",), chip).artifact.plan
+    qkv = next(kernel for kernel in plan.kernels if kernel.label == "qkv")
+    assert qkv.threads == 4 * 32
+    assert qkv.chosen
+    assert dict(qkv.chosen.sizes)["matvec_outputs"] == 2
+    assert dict(qkv.chosen.why) == {"matvec_outputs": "a reason (measured)"}
