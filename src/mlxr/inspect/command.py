@@ -8,15 +8,20 @@ import sys
 
 from mlxr.cli.model_source import resolve_artifact
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
 from mlxr.inspect.report import report
 from mlxr.inspect.report_json import kernel_json, report_json
+from mlxr.inspect.roofline import roofline as limits
+from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
 
 _DEFAULT_SIZE = (120, 24)
+DEFAULT_CONTEXT = 512
+"""Tokens of each sequence of a roofline's decode step, where the artifact holds as many."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -24,13 +29,17 @@ def show(args: argparse.Namespace) -> int:
 
     Raises:
         ArtifactError: there is no such artifact or kernel.
-        MlxrError: the picture cannot be written.
+        MlxrError: the picture cannot be written; options that do not go together; see `roofline`.
     """
     artifact, _ = resolve_artifact(args.model)
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
-    if args.kernel is not None:
+    if args.chip or args.measure:
+        _show_roofline(artifact, args, target)
+    elif args.context is not None or args.batch is not None:
+        raise RequestError("--context and --batch are for --chip NAME or --measure")
+    elif args.kernel is not None:
         sys.stdout.write(_kernel(artifact, args.kernel, target, args.json))
     elif args.graph is not None:
         write_picture(draw_graphs(artifact), args.graph)
@@ -45,6 +54,23 @@ def show(args: argparse.Namespace) -> int:
         show = report if target == "metal" else cpu_report
         sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches))
     return 0
+
+
+def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) -> None:
+    if args.kernel is not None or args.graph is not None or args.all_launches:
+        raise RequestError(
+            "--chip and --measure show a table of their own: leave out --kernel, --graph, --all-launches"
+        )
+    if target != "metal":
+        raise RequestError("--chip and --measure are for GPUs; how fast host cpu is, mlxr bench measures")
+    context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
+    batch = args.batch if args.batch is not None else 1
+    roofline = Roofline(artifact, chip := find_chip(args.chip), limits(artifact, chip, context, batch))
+    if args.json:
+        print(json.dumps(report_json(artifact) | {"roofline": roofline_json(roofline)}, indent=1))
+    else:
+        width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+        sys.stdout.write(roofline_text(roofline, width, Ink(_colour())))
 
 
 def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:

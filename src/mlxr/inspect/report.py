@@ -59,7 +59,7 @@ def parameters(artifact: Artifact) -> int:
 
 def count(number: int) -> str:
     """A large number for people: 17.8 M."""
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)
@@ -128,12 +128,14 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
 def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
     chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen]
-    found = {(one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()}
     order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
+    found = {
+        (order[one.site], one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()
+    }
     if found:
         yield from ("", ink.bold("geometry: what was chosen, and why"))
         columns = (Column("launch", 3), Column("size", 2), Column("because", 1, named=False))
-        yield from render_table(columns, sorted(found, key=lambda row: (order[row[0]], row)), width, ink)
+        yield from render_table(columns, [cells for _, *cells in sorted(found)], width, ink)
 
 
 def _block(block: Block, titled: bool) -> Iterator[Row]:

@@ -1,0 +1,226 @@
+"""What bounds each launch on a chip: the bytes that it must move, the arithmetic that it must do, and its own start.
+
+A launch takes at least the larger of bytes / bandwidth and FLOPs / rate; this is its limit. Launches wait for one
+another, so the prediction is the limit plus the launch cost. Counted is what any implementation has to do:
+
+1. Every weight once a launch; of an embedding table the tokens' rows; of experts those that are chosen, taken to be
+   different ones until there are no others.
+2. Keys and values that the tokens see, once for each sequence, and those that are written.
+3. Activations, read and written once.
+4. Two FLOPs for each weight and row, and four for each query head, visible key and element of a head. What is done for
+   each element of an activation (norms, rotations) is not counted.
+
+Everything is taken to come from memory: a model whose weights fit into the chip's cache may be faster than this.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.compiler.artifact import Artifact, BatchDim, Chip, Op, Plan, Step
+from mlxr.compiler.errors import ArtifactError, RequestError
+from mlxr.inspect.launches import LaunchRow, Program, programs
+
+Bound = Literal["memory", "compute", "launch"]
+Dims = Mapping[BatchDim, int]
+MLX = "MLX matmul"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch must do."""
+
+    size_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class LaunchLimit:
+    """One launch of a batch on a chip.
+
+    Attributes:
+        row: the launch.
+        runs_as: its kernel's name, or what MLX runs instead.
+        work: bytes and FLOPs.
+        memory_us, compute_us, launch_us: time of each of the three, if it were alone.
+    """
+
+    row: LaunchRow
+    runs_as: str
+    work: Work
+    memory_us: float
+    compute_us: float
+    launch_us: float
+
+    @property
+    def limit_us(self) -> float:
+        """The least time that memory and arithmetic allow."""
+        return max(self.memory_us, self.compute_us)
+
+    @property
+    def predicted_us(self) -> float:
+        """The limit, and the launch itself."""
+        return self.limit_us + self.launch_us
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the three is the longest."""
+        if self.launch_us > self.limit_us:
+            return "launch"
+        return "memory" if self.memory_us >= self.compute_us else "compute"
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """A step of a batch on a chip.
+
+    Attributes:
+        name: `decode` or `prefill`.
+        about: the batch, for people.
+        tokens: new tokens of the batch.
+        program: all launches of the step.
+        dims: the batch's.
+        launches: those that run.
+    """
+
+    name: str
+    about: str
+    tokens: int
+    program: Program
+    dims: Dims
+    launches: tuple[LaunchLimit, ...]
+
+    @property
+    def work(self) -> Work:
+        """Of all launches together."""
+        works = [launch.work for launch in self.launches]
+        return Work(sum(work.size_bytes for work in works), sum(work.flops for work in works))
+
+    @property
+    def limit_us(self) -> float:
+        """The sum of the launches' limits."""
+        return sum(launch.limit_us for launch in self.launches)
+
+    @property
+    def predicted_us(self) -> float:
+        """The sum of the launches' predictions."""
+        return sum(launch.predicted_us for launch in self.launches)
+
+
+def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[StepLimits, StepLimits]:
+    """A decode step of `batch` sequences with `context` tokens each, and a prefill of one prompt's first chunk.
+
+    Raises:
+        RequestError: the artifact does not hold so many sequences or tokens.
+        ArtifactError: it has no code for GPUs, or nothing is known of the chip's speed.
+    """
+    plan = artifact.plan
+    if "metal" not in plan.targets:
+        raise ArtifactError("the artifact has no code for GPUs; compile it with mlxr-compile --target metal")
+    for name, value, most in (("context", context, plan.arena.context), ("batch", batch, plan.arena.max_sequences)):
+        if not 1 <= value <= most:
+            raise RequestError(f"--{name} is {value}; the artifact holds 1 to {most}")
+    chunk = min(plan.max_tokens, plan.arena.context)
+    sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
+    found = {program.name: program for program in programs(artifact)}
+    return (
+        _limits(artifact, chip, found["decode"], decode_dims(plan, batch, context), f"{sequences} of {context} tokens"),
+        _limits(artifact, chip, found["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
+    )
+
+
+def decode_dims(plan: Plan, batch: int, context: int) -> Dims:
+    """Dims of a decode step: one new token in each of `batch` sequences, `context` tokens with it."""
+    one: dict[BatchDim, int] = {"tokens": batch, "seqs": batch, "rows": batch, "tiles": batch, "context": context}
+    return one | {"partitions": -(-context // plan.partition)}
+
+
+def prefill_dims(plan: Plan, tokens: int) -> Dims:
+    """Dims of a step that begins one sequence with so many tokens and asks for the last one's logits."""
+    one: dict[BatchDim, int] = {"tokens": tokens, "seqs": 1, "rows": 1, "context": tokens}
+    return one | {"tiles": -(-tokens // plan.query_tile), "partitions": -(-tokens // plan.partition)}
+
+
+def runs_on_mlx(row: LaunchRow, op: Op, dims: Dims) -> bool:
+    """Whether hosts that have a GPU give a launch to MLX's matmul."""
+    least = row.launch.mlx_min_rows
+    return least is not None and dims["rows" if "rows" in op.inputs else "tokens"] >= least
+
+
+def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about: str) -> StepLimits:
+    figures = chip.figures
+    if figures is None:
+        raise ArtifactError(f"nothing is known of the speed of {chip.title}; name a chip with --chip")
+    graph, step = artifact.graph(program.name), artifact.plan.step(program.name)
+    launches = []
+    for row in program.running(dims):
+        op = graph.op(row.launch.op)
+        on_mlx = runs_on_mlx(row, op, dims)
+        halves = on_mlx and row.kernel.inputs[0].dtype.size_bytes == 2
+        rate = figures.matmul_tflops.value if halves else figures.f32_tflops.value
+        work = _work(artifact.plan, step, row, op, dims)
+        launches.append(
+            LaunchLimit(
+                row=row,
+                runs_as=MLX if on_mlx else row.launch.kernel,
+                work=work,
+                memory_us=work.size_bytes / figures.bandwidth_gb_per_s.value / 1e3,
+                compute_us=work.flops / rate / 1e6,
+                launch_us=figures.launch_us.value,
+            )
+        )
+    return StepLimits(program.name, about, dims["tokens"], program, dims, tuple(launches))
+
+
+def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
+    size = _weight_bytes(row, op, dims) + _activation_bytes(plan, step, row, op, dims)
+    if "k_arena" not in row.launch.inputs:
+        return Work(size, _projection_flops(plan, row, op, dims))
+    arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
+    window = op.attrs.get("window")
+    seen = dims["context"] - tokens // seqs
+    seen = min(seen, int(str(window)) - 1) if window else seen
+    row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
+    if row.op_kind == "rope_cache_write":
+        return Work(size + tokens * row_bytes, 0)
+    # Queries see the tokens before the step, and of the step those up to themselves.
+    pairs = (
+        sum(min(seen + 1 + i, int(str(window)) if window else dims["context"]) for i in range(tokens // seqs)) * seqs
+    )
+    heads = int(str(op.attrs["num_heads"])) * arena.head_dim
+    return Work(size + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
+
+
+def _weight_bytes(row: LaunchRow, op: Op, dims: Dims) -> int:
+    if not row.per_token:
+        return row.weight_bytes
+    every = row.weight_bytes * dims["tokens"]
+    if "top_k" not in op.attrs:
+        return every
+    return min(every, row.weight_bytes * int(str(op.attrs["num_experts"])) // int(str(op.attrs["top_k"])))
+
+
+def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> int:
+    buffers = {buffer.name: buffer for buffer in step.buffers}
+    total = 0
+    for name in dict.fromkeys((*row.launch.inputs, *row.launch.outputs)):
+        if name not in buffers:
+            continue
+        shape = [dims[d] if isinstance(d, str) else d for d in buffers[name].shape]  # type: ignore[index]
+        if name == op.inputs.get("x") and "rows" in op.inputs:
+            shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
+        if name.endswith((".partial", ".stats")):
+            shape[2] = min(shape[2], dims["partitions"])
+        total += math.prod(shape) * buffers[name].dtype.size_bytes
+    return total
+
+
+def _projection_flops(plan: Plan, row: LaunchRow, op: Op, dims: Dims) -> int:
+    weight = next((w for w in plan.weights if w.name == op.inputs.get("weight") and len(w.shape) == 2), None)
+    if weight is None:
+        return 0
+    used = math.prod(weight.shape)
+    if row.per_token:
+        used = used * int(str(op.attrs["top_k"])) // int(str(op.attrs["num_experts"]))
+    return 2 * used * dims["rows" if "rows" in op.inputs else "tokens"]
