@@ -55,6 +55,11 @@ class MetalHost(ArrayHost):
         self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
         self._fixed |= {"k_arena": arena.k, "v_arena": arena.v}
 
+    @classmethod
+    def make_kernels(cls, artifact: Artifact) -> dict[str, Callable[..., list[mx.array]]]:
+        """The artifact's kernels as MLX launches them, by name."""
+        return {kernel.name: metal_kernel(artifact, kernel) for kernel in artifact.plan.kernels}
+
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)

@@ -8,7 +8,7 @@ import sys
 
 from mlxr.cli.model_source import resolve_artifact
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
 from mlxr.inspect.highlight import highlight
@@ -65,12 +65,37 @@ def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) ->
         raise RequestError("--chip and --measure are for GPUs; how fast host cpu is, mlxr bench measures")
     context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
     batch = args.batch if args.batch is not None else 1
-    roofline = Roofline(artifact, chip := find_chip(args.chip), limits(artifact, chip, context, batch))
+    roofline = (
+        _measured(artifact, args.chip, context, batch)
+        if args.measure
+        else _predicted(artifact, args.chip, context, batch)
+    )
     if args.json:
         print(json.dumps(report_json(artifact) | {"roofline": roofline_json(roofline)}, indent=1))
     else:
         width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
         sys.stdout.write(roofline_text(roofline, width, Ink(_colour())))
+
+
+def _predicted(artifact: Artifact, name: str, context: int, batch: int) -> Roofline:
+    chip = find_chip(name)
+    return Roofline(artifact, chip, limits(artifact, chip, context, batch))
+
+
+def _measured(artifact: Artifact, name: str | None, context: int, batch: int) -> Roofline:
+    from mlxr.tuning.measure_launches import measure_launches  # noqa: PLC0415 (loads MLX)
+    from mlxr.tuning.pieces import device_name, kernel_maker  # noqa: PLC0415
+    from mlxr.tuning.stopwatch import Stopwatch  # noqa: PLC0415
+
+    host, make_kernels = kernel_maker("auto", artifact)
+    device = device_name()
+    chip = find_chip(name) if name else find_chip_of_device(device)
+    if chip is None:
+        raise ArtifactError(f"{device} is no chip that is known: name one that is like it with --chip")
+    found = limits(artifact, chip, context, batch)
+    cache_bytes = round(chip.figures.cache_mib.value * 2**20) if chip.figures else 0
+    times = measure_launches(artifact, make_kernels, cache_bytes, context, batch, Stopwatch())
+    return Roofline(artifact, chip, found, host, device, times)
 
 
 def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:

@@ -48,6 +48,7 @@ def test_all_others_have_figures_that_say_where_they_are_from() -> None:
         ("Apple M3 Max", "m3-max"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
+        ("Apple M17", None),
         ("NVIDIA GeForce RTX 4090", None),
         ("", None),
     ],

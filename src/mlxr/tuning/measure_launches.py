@@ -1,0 +1,49 @@
+"""Measures every kind of launch of an artifact on this machine's GPU: `mlxr inspect --measure`."""
+
+from collections.abc import Mapping
+
+from mlxr.compiler.artifact import Artifact, Launch
+from mlxr.compiler.errors import HostError
+from mlxr.tuning.pieces import KernelMaker, Pieces
+from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
+from mlxr.tuning.stopwatch import Stopwatch
+
+
+def measure_launches(
+    artifact: Artifact, make_kernels: KernelMaker, cache_bytes: int, context: int, batch: int, stopwatch: Stopwatch
+) -> Mapping[tuple[str, str], float]:
+    """Times the launches of the two batches of `mlxr.inspect.roofline.roofline`, each kernel once.
+
+    Args:
+        artifact: whose launches.
+        make_kernels: of the host.
+        cache_bytes: what the GPU's last cache holds.
+        context: tokens of each sequence in decode.
+        batch: sequences in decode.
+        stopwatch: times them.
+
+    Returns:
+        Step and kernel (as planned, also where MLX runs in its place) to microseconds.
+
+    Raises:
+        HostError: a kernel cannot be built, or fails.
+        ArenaError: the arena does not fit into this machine's memory.
+        RequestError: the artifact does not hold so many tokens or sequences.
+    """
+    plan = artifact.plan
+    kernels, inputs = make_kernels(artifact), RandomInputs(artifact, cache_bytes)
+    found: dict[tuple[str, str], float] = {}
+    for name, one in (
+        ("decode", decode_batch(artifact, batch, context)),
+        ("prefill", prefill_batch(artifact, min(plan.max_tokens, plan.arena.context))),
+    ):
+        pieces = Pieces(artifact, kernels, inputs, one)
+        distinct: dict[str, Launch] = {}
+        for launch in pieces.running:
+            distinct.setdefault(launch.kernel, launch)
+        for kernel, launch in distinct.items():
+            (time,) = stopwatch.times_us([pieces.piece([launch])])
+            if isinstance(time, HostError):
+                raise time
+            found[name, kernel] = time
+    return found

@@ -1,0 +1,138 @@
+"""Launches of an artifact as pieces that a stopwatch times: one launch, or all launches of an op in a batch."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact, Launch, Op, Step
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
+from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
+from mlxr.tuning.random_inputs import Input, RandomInputs
+from mlxr.tuning.stopwatch import Piece
+
+Launcher = Callable[..., list[mx.array]]
+"""A kernel as MLX launches it: called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
+
+
+class KernelMaker(Protocol):
+    """What a host does to an artifact's kernels."""
+
+    def __call__(self, artifact: Artifact, /) -> Mapping[str, Launcher]:
+        """They are ready to launch, by name.
+
+        Raises:
+            HostError: one cannot be built.
+        """
+        ...
+
+
+def kernel_maker(host: str, artifact: Artifact) -> tuple[str, KernelMaker]:
+    """The host that times launches, by name (`auto`: this machine's), and what makes its kernels.
+
+    Raises:
+        HostError: it is none that launches kernels on a GPU, or it cannot run here.
+    """
+    name = resolve_host(host, artifact.plan.targets)
+    make: KernelMaker | None = getattr(host_class(name), "make_kernels", None)
+    if make is None:
+        raise HostError(
+            f"host {name} launches no kernels on a GPU, so there is nothing to time; this needs an Apple silicon Mac "
+            "or an NVIDIA GPU" + ("" if "metal" in artifact.plan.targets else ", and an artifact with target metal")
+        )
+    check_host(name, artifact.plan.targets)
+    return name, make
+
+
+def device_name() -> str:
+    """What the GPU calls itself: `Apple M3 Max`, `NVIDIA H200`."""
+    return str(mx.device_info().get("device_name", "a GPU of unknown name"))
+
+
+class Pieces:
+    """Makes pieces of one artifact's launches for one batch."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        kernels: Mapping[str, Launcher],
+        inputs: RandomInputs,
+        batch: Batch,
+        *,
+        mlx: bool = True,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            artifact: whose launches.
+            kernels: ready to launch, by name; those that are used.
+            inputs: of this artifact, or of one that differs in geometry alone.
+            batch: what the step runs.
+            mlx: whether launches that the plan gives to MLX from some rows on run there.
+        """
+        self._kernels, self._inputs, self._batch, self._mlx = kernels, inputs, batch, mlx
+        self._step: Step = step_of(artifact.plan, batch)
+        self._dims: Dims = batch_dims(batch)
+        self._entries = {kernel.name: kernel for kernel in artifact.plan.kernels}
+        self._shapes = {buffer.name: buffer.shape for buffer in self._step.buffers}
+        self._graph = artifact.graph(self._step.name)
+
+    @property
+    def running(self) -> list[Launch]:
+        """The launches of the batch, in order."""
+        return [launch for launch in self._step.launches if grid_of(launch, self._dims) is not None]
+
+    def piece(self, launches: Sequence[Launch]) -> Piece:
+        """Launches as one piece; what one of them makes, the next ones read."""
+        made = {name for launch in launches for name in launch.outputs}
+        inputs: dict[str, Input] = {}
+        for launch in launches:
+            ports = self._entries[launch.kernel].inputs
+            for name, port in zip(launch.inputs, ports, strict=True):
+                if name not in made and name not in inputs:
+                    inputs[name] = self._inputs.input(self._step, self._batch, name, port.dtype)
+        first = launches[0].inputs[0]
+
+        def run(turn: int, x: mx.array) -> mx.array:
+            arrays = {name: array(turn) for name, array in inputs.items()} | {first: x}
+            for launch in launches:
+                arrays |= self._run(launch, arrays)
+            return arrays[launches[-1].outputs[0]]
+
+        return Piece(inputs[first](0), run)
+
+    def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        op = self._graph.op(launch.op)
+        rows = self._dims["rows" if "rows" in op.inputs else "tokens"]
+        if self._mlx and launch.mlx_min_rows is not None and rows >= launch.mlx_min_rows:
+            return {op.out: self._run_on_mlx(op, arrays, rows)}
+        grid = grid_of(launch, self._dims)
+        assert grid is not None, "only launches that run are timed"
+        entry = self._entries[launch.kernel]
+        shapes = [shape_of(self._shapes[name], self._dims) if name in self._shapes else (8,) for name in launch.outputs]
+        try:
+            outputs = self._kernels[launch.kernel](
+                inputs=[arrays[name] for name in launch.inputs],
+                grid=(grid[0] * entry.threads, grid[1], grid[2]),
+                threadgroup=(entry.threads, 1, 1),
+                output_shapes=[shape if math.prod(shape) >= 8 else (8,) for shape in shapes],
+                output_dtypes=[MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
+            )
+        except (RuntimeError, ValueError) as error:
+            raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
+        return dict(zip(launch.outputs, outputs, strict=True))
+
+    def _run_on_mlx(self, op: Op, arrays: Mapping[str, mx.array], rows: int) -> mx.array:
+        inputs = {}
+        for port, name in op.inputs.items():
+            inputs[port] = arrays[name]
+            if name in self._shapes:
+                shape = shape_of(self._shapes[name], self._dims)
+                inputs[port] = arrays[name].reshape(-1)[: math.prod(shape)].reshape(shape)
+        if "rows" in inputs:
+            inputs["rows"] = inputs["rows"][:rows]
+        return evaluate_projection(inputs, op.attrs)

@@ -1,0 +1,140 @@
+"""Random inputs of single launches.
+
+Weights lie in so many buffers, used in turn, that the GPU's cache never holds what a launch reads; attention goes
+through the layers of the arena for the same reason. Everything else is as in a step: metadata of a real batch,
+activations.
+"""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact, DType, Step
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest, padded
+from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
+from mlxr.runtime.mlx_ops import MLX_DTYPES
+from mlxr.runtime.pager import Pager
+
+Input = Callable[[int], mx.array]
+"""An input of a launch, by turn."""
+
+_MOST_COPIES = 256
+_EXPERT_TURNS = 16
+_MIN_ELEMENTS = 8
+
+
+def decode_batch(artifact: Artifact, sequences: int, context: int) -> Batch:
+    """The metadata of a decode step: one new token in each sequence, `context` tokens with it.
+
+    Raises:
+        RequestError: the artifact does not hold so many.
+        ArenaFullError: its arena has too few blocks.
+    """
+    return _batch(artifact, sequences, context, 1)
+
+
+def prefill_batch(artifact: Artifact, tokens: int) -> Batch:
+    """The metadata of a step that begins one sequence with so many tokens; see `decode_batch` for errors."""
+    return _batch(artifact, 1, tokens, tokens)
+
+
+def _batch(artifact: Artifact, sequences: int, context: int, new: int) -> Batch:
+    plan = artifact.plan
+    if not (1 <= sequences <= plan.arena.max_sequences and new <= context <= plan.arena.context):
+        raise RequestError(
+            f"{sequences} sequences of {context} tokens: the artifact holds {plan.arena.max_sequences} of "
+            f"{plan.arena.context}"
+        )
+    pager = Pager.from_geometry(plan.arena)
+    requests = []
+    for _ in range(sequences):
+        seq_id = pager.add_sequence()
+        if context > new:
+            pager.append(seq_id, context - new)
+        requests.append(BatchRequest(seq_id, [i % plan.vocab_size for i in range(new)], context - new))
+    return Batch.build(requests, pager, plan.query_tile, plan.partition)
+
+
+class RandomInputs:
+    """Inputs of an artifact's launches; artifacts that differ in geometry alone share all of them."""
+
+    def __init__(self, artifact: Artifact, cache_bytes: int) -> None:
+        """Allocates the arena.
+
+        Args:
+            artifact: whose launches are to be timed.
+            cache_bytes: what the GPU's last cache holds.
+
+        Raises:
+            ArenaError: the arena does not fit into this machine's memory.
+        """
+        self._cache_bytes = cache_bytes
+        self._arena = Arena(artifact.plan.arena)
+        self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
+        self._weights = {weight.name: weight for weight in artifact.plan.weights}
+        self._made: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
+        graphs = [artifact.graph(step.name) for step in artifact.plan.steps]
+        self._experts = {
+            op.outputs["experts"]: int(str(graph.value(op.inputs["x"]).shape[1]))
+            for graph in graphs
+            for op in graph.ops
+            if op.kind == "route"
+        }
+
+    def input(self, step: Step, batch: Batch, name: str, dtype: DType) -> Input:
+        """An input by the plan's name for it.
+
+        Args:
+            step: whose launch reads it.
+            batch: what the step runs.
+            name: of a weight, of the batch's metadata, of the arena, or of an activation.
+            dtype: of the kernel's port.
+        """
+        arena, metadata = {"k_arena": self._arena.k, "v_arena": self._arena.v}, batch_arrays(batch)
+        shapes = {buffer.name: buffer.shape for buffer in step.buffers}
+        if name in self._weights:
+            layout = self._weights[name].layout
+            shape = (layout.size_bytes,) if layout.dtype is DType.U8 else self._weights[name].shape
+            return _in_turn(self._random(layout.dtype, shape, -(-4 * self._cache_bytes // layout.size_bytes)))
+        if name in arena:
+            return _in_turn([arena[name]])
+        if name in metadata:
+            return _in_turn([mx.array(padded(metadata[name]))])
+        if name.startswith("layer."):
+            return _in_turn(self._layers)
+        if name not in shapes:  # a token of the arena: single launches need no order
+            return _in_turn([mx.zeros((8,), dtype=mx.uint32)])
+        shape = shape_of(shapes[name], batch_dims(batch))
+        if name in self._experts:
+            return _in_turn([self._choice(shape, self._experts[name]) for _ in range(_EXPERT_TURNS)])
+        return _in_turn(self._random(dtype, shape, 1))
+
+    def _random(self, dtype: DType, shape: tuple[int, ...], copies: int) -> Sequence[mx.array]:
+        """Arrays of random numbers, made once; more than one where a cache is to be emptied."""
+        made = self._made.setdefault((dtype, shape), [])
+        wanted = 1 if copies <= 1 and dtype is not DType.U8 else max(2, min(copies, _MOST_COPIES))
+        while len(made) < wanted:
+            array = mx.random.randint(0, 64, shape) if dtype is DType.U8 else mx.random.normal(shape)
+            made.append(at_least_8(array.astype(MLX_DTYPES[str(dtype)])))
+            mx.eval(made[-1])
+        return made[:wanted]
+
+    def _choice(self, shape: tuple[int, ...], num_experts: int) -> mx.array:
+        """Different experts for each token: [tokens, top_k] i32."""
+        order = mx.argsort(mx.random.uniform(shape=(shape[0], num_experts)), axis=-1)
+        chosen = at_least_8(order[:, : shape[1]].astype(mx.int32))
+        mx.eval(chosen)
+        return chosen
+
+
+def at_least_8(array: mx.array) -> mx.array:
+    """The array, or its elements first in one of 8: MLX binds smaller ones in another address space on Metal."""
+    if array.size >= _MIN_ELEMENTS:
+        return array
+    return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
+
+
+def _in_turn(arrays: Sequence[mx.array]) -> Input:
+    return lambda turn: arrays[turn % len(arrays)]

@@ -1,0 +1,110 @@
+"""Times short pieces of GPU work: chains of them, interleaved, medians.
+
+The pieces of a chain run one after the other, as in a step: MLX sees that each needs what the one before it made. That
+costs a small kernel between two pieces, which is timed alone and taken off; what is left is a piece and its launch.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxr.compiler.errors import HostError
+
+_LEAST = 8
+_FLOOR_US = 0.01
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something to time.
+
+    Attributes:
+        x: an input of it that stands for what the step before made.
+        run: given a turn, which counts up, and x, builds the work; returns an output of at least 8 elements, lazy.
+    """
+
+    x: mx.array
+    run: Callable[[int, mx.array], mx.array]
+
+
+class Stopwatch:
+    """Times pieces."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        evaluate: Callable[[mx.array], object] = mx.eval,
+        *,
+        rounds: int = 7,
+        chain_us: float = 3000.0,
+        longest: int = 400,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            clock: seconds.
+            evaluate: runs what was built, and returns when it is done.
+            rounds: how often each piece is timed; the median counts.
+            chain_us: how long a chain should take at least.
+            longest: most pieces of a chain.
+        """
+        self._clock, self._evaluate = clock, evaluate
+        self._rounds, self._chain_us, self._longest = rounds, chain_us, longest
+        self._turn = 0
+        self._yes = mx.array(True)
+
+    def times_us(self, pieces: Sequence[Piece]) -> list[float | HostError]:
+        """The time of each piece, or why it cannot run.
+
+        The pieces are timed in turn, each round in another order, so that what changes meanwhile changes all of them.
+        """
+        errors = [self._try(piece) for piece in pieces]
+        running = [index for index, error in enumerate(errors) if error is None]
+        if not running:
+            return [error for error in errors if error is not None]
+        links = Piece(pieces[running[0]].x, lambda turn, x: x)
+        length = self._length(pieces[running[0]])
+        samples: dict[int, list[float]] = {index: [] for index in (-1, *running)}
+        for number in range(self._rounds):
+            order = list(samples)
+            start = number % len(order)
+            for index in order[start:] + order[:start]:
+                samples[index].append(self._chain_seconds(pieces[index] if index >= 0 else links, length))
+        link = statistics.median(samples[-1])
+        found: list[float | HostError] = []
+        for index, error in enumerate(errors):
+            if error is not None:
+                found.append(error)
+            else:
+                seconds = statistics.median(samples[index]) - link
+                found.append(max(_FLOOR_US, 1e6 * seconds / length))
+        return found
+
+    def _try(self, piece: Piece) -> HostError | None:
+        """Runs a piece once, which also builds its kernels; the error, if it cannot run."""
+        try:
+            self._chain_seconds(piece, 1)
+        except HostError as error:
+            return error
+        except (RuntimeError, ValueError) as error:
+            return HostError(str(error))
+        return None
+
+    def _length(self, piece: Piece) -> int:
+        seconds = min(self._chain_seconds(piece, _LEAST) for _ in range(2))
+        wanted = _LEAST * self._chain_us / max(1e6 * seconds, 1e-3)
+        return max(_LEAST, min(self._longest, round(wanted)))
+
+    def _chain_seconds(self, piece: Piece, length: int) -> float:
+        x = piece.x
+        for _ in range(length):
+            # The same x, but made after the output.
+            output = piece.run(self._turn, x).reshape(-1)[:8].view(x.dtype)[:1]
+            x = mx.where(self._yes, piece.x, output)
+            self._turn += 1
+        start = self._clock()
+        self._evaluate(x)
+        return self._clock() - start

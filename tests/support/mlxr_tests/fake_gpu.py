@@ -1,0 +1,77 @@
+"""A GPU for tests that time launches: the sim computes in MLX's place, and a clock of its own says how long it took."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+
+_ARENA = ("k_arena", "v_arena")
+
+
+class FakeGpu:
+    """Launches kernels on the sim; time passes by `cost_us` when what was launched is evaluated.
+
+    Attributes:
+        launched: names of the kernels in order.
+        failing: kernels with one of these labels cannot be launched.
+    """
+
+    def __init__(self, cost_us: Callable[[KernelEntry], float], compute: bool = True) -> None:
+        self.launched: list[str] = []
+        self.inputs: list[dict[str, mx.array]] = []
+        self.failing: set[str] = set()
+        self._cost_us, self._compute = cost_us, compute
+        self._pending_us = self._now_us = 0.0
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self._now_us / 1e6
+
+    def spend(self, time_us: float) -> None:
+        """Launches something that takes so long."""
+        self._pending_us += time_us
+
+    def evaluate(self, array: mx.array) -> None:
+        """Waits for what was launched; each evaluation costs 100 us more."""
+        mx.eval(array)
+        self._now_us += self._pending_us + 100.0
+        self._pending_us = 0.0
+
+    def make_kernels(self, artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
+        """The artifact's kernels."""
+        return {kernel.name: self._kernel(artifact, kernel) for kernel in artifact.plan.kernels}
+
+    def _kernel(self, artifact: Artifact, entry: KernelEntry) -> Callable[..., list[mx.array]]:
+        def launch(
+            *,
+            inputs: list[mx.array],
+            grid: tuple[int, int, int],
+            threadgroup: tuple[int, int, int],
+            output_shapes: list[tuple[int, ...]],
+            output_dtypes: list[Any],
+        ) -> list[mx.array]:
+            if entry.label in self.failing:
+                raise RuntimeError("too many resources")
+            assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
+            outputs = [
+                mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+            ]
+            names = [port.name for port in (*entry.inputs, *entry.outputs)]
+            mx.eval(*inputs, *outputs)
+            if self._compute:
+                buffers = [
+                    SimBuffer.of(array, writable=i >= len(inputs) or names[i] in _ARENA, name=names[i])
+                    for i, array in enumerate([*inputs, *outputs])
+                ]
+                groups = tuple(whole // part for whole, part in zip(grid, threadgroup, strict=True))
+                kernel = SimKernel.load(artifact.kernel_text(entry.name))
+                kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
+            self.launched.append(entry.name)
+            self.inputs.append(dict(zip(names, inputs, strict=False)))
+            self.spend(self._cost_us(entry))
+            return outputs
+
+        return launch

@@ -1,0 +1,158 @@
+"""Timing single launches: real launches on the sim in MLX's place, under a clock that says what each of them cost."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxr.cli import main
+from mlxr.compiler.artifact import KernelEntry
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.errors import HostError, RequestError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.inspect.roofline import roofline
+from mlxr.runtime.hosts.metal import MetalHost
+from mlxr.tuning.measure_launches import measure_launches
+from mlxr.tuning.pieces import Pieces, kernel_maker
+from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
+from mlxr.tuning.stopwatch import Piece, Stopwatch
+from mlxr_tests.fake_gpu import FakeGpu
+from mlxr_tests.family_specs import family_spec
+from mlxr_tests.specs import compiled, small_spec
+
+SPECS = {
+    "f32": (small_spec(), Geometry(partition=16)),
+    "q8_0": (
+        small_spec(
+            model__hidden_size=64,
+            model__mlp={"intermediate_size": 96},
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 32},
+            weights={"default": "q8_0"},
+        ),
+        None,
+    ),
+    "experts": (family_spec("experts-shared-gate"), None),
+}
+
+
+def cost_us(entry: KernelEntry) -> float:
+    return 5.0 + sum(map(ord, entry.label)) % 17
+
+
+def stopwatch(gpu: FakeGpu, **options: float) -> Stopwatch:
+    return Stopwatch(gpu.clock, gpu.evaluate, **{"rounds": 3, "longest": 8} | options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_launch_of_both_batches_is_timed_and_runs(name: str) -> None:
+    spec, geometry = SPECS[name]
+    artifact, gpu = compiled(spec, geometry), FakeGpu(cost_us)
+    found = measure_launches(artifact, gpu.make_kernels, 1 << 10, 20, 2, stopwatch(gpu, rounds=1))
+    limits = roofline(artifact, find_chip("m4"), 20, 2)
+    kernels = {(step.name, one.row.launch.kernel): one for step in limits for one in step.launches}
+    assert set(found) == set(kernels), "what the roofline predicts is what is measured"
+    for key, time in found.items():
+        one = kernels[key]
+        expected = cost_us(one.row.kernel) if one.runs_as == one.row.launch.kernel else 0.01
+        assert time == pytest.approx(expected), one.row.kernel.label
+
+
+def test_the_median_of_interleaved_chains_is_free_of_what_a_chain_costs() -> None:
+    """A disturbance of some chains changes nothing."""
+    gpu = FakeGpu(lambda entry: 0.0)
+    order: list[str] = []
+
+    def piece(name: str, cost: float) -> Piece:
+        def run(turn: int, x: mx.array) -> mx.array:
+            order.append(name)
+            gpu.spend(cost + (5000.0 if turn in (40, 90) else 0.0))
+            return mx.zeros((8,))
+
+        return Piece(mx.ones((2, 3)), run)
+
+    watch = stopwatch(gpu, rounds=5)
+    assert watch.times_us([piece("a", 3.0), piece("b", 40.0)]) == pytest.approx([3.0, 40.0])
+    runs = "".join(order[-5 * 2 * 8 :])
+    assert runs.count("ab") >= 2 and runs.count("ba") >= 2, "not one after the other"
+
+
+def test_chains_are_as_long_as_the_clock_needs() -> None:
+    gpu = FakeGpu(lambda entry: 0.0)
+    lengths: list[int] = []
+
+    def run(turn: int, x: mx.array) -> mx.array:
+        lengths.append(turn)
+        gpu.spend(10.0)
+        return mx.zeros((8,))
+
+    Stopwatch(gpu.clock, gpu.evaluate, rounds=1, chain_us=900, longest=1000).times_us([Piece(mx.ones((8,)), run)])
+    # 8 pieces cost 100 + 80 us, so 900 us are 40 pieces; before them one to try, and twice 8 to estimate.
+    assert len(lengths) == 1 + 16 + 40
+
+
+def test_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
+    artifact, gpu = compiled(small_spec()), FakeGpu(cost_us, compute=False)
+    cache = 100_000
+    batch = decode_batch(artifact, 1, 20)
+    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
+    launch = next(one for one in pieces.running if artifact.plan.kernel(one.kernel).label == "qkv")
+    stopwatch(gpu, longest=60).times_us([pieces.piece([launch])])
+    weights = {id(inputs["weight"]): inputs["weight"] for inputs in gpu.inputs}
+    assert sum(weight.nbytes for weight in weights.values()) >= 3 * cache
+    assert all(first is not second for first, second in zip(gpu.inputs, gpu.inputs[1:], strict=False))
+    assert all(a["weight"] is not b["weight"] for a, b in zip(gpu.inputs, gpu.inputs[1:], strict=False))
+
+
+def test_a_kernel_that_cannot_run_is_told_and_others_are_timed() -> None:
+    artifact, gpu = compiled(small_spec()), FakeGpu(cost_us, compute=False)
+    gpu.failing.add("qkv")
+    batch = decode_batch(artifact, 1, 20)
+    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    by_label = {artifact.plan.kernel(one.kernel).label: pieces.piece([one]) for one in pieces.running}
+    bad, good = stopwatch(gpu).times_us([by_label["qkv"], by_label["down"]])
+    assert isinstance(bad, HostError)
+    assert "qkv" in str(bad) and "too many resources" in str(bad)
+    assert good == pytest.approx(cost_us(next(k for k in artifact.plan.kernels if k.label == "down")))
+    with pytest.raises(HostError, match="too many resources"):
+        measure_launches(artifact, gpu.make_kernels, 1 << 10, 20, 1, stopwatch(gpu))
+
+
+def test_batches_have_the_context_that_was_asked_for() -> None:
+    artifact = compiled(small_spec())
+    batch = decode_batch(artifact, 3, 17)
+    assert (batch.num_tokens, batch.context_lens.tolist(), batch.positions.tolist()) == (3, [17] * 3, [16] * 3)
+    assert prefill_batch(artifact, 9).context_lens.tolist() == [9]
+    for sequences, context in ((4, 17), (1, 41), (1, 0)):
+        with pytest.raises(RequestError, match="the artifact holds 3 of 40"):
+            decode_batch(artifact, sequences, context)
+
+
+def test_the_command_measures_on_this_machines_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact, gpu = compiled(small_spec()), FakeGpu(cost_us, compute=False)
+    artifact.write(tmp_path / "one")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4 Pro"})
+    monkeypatch.setattr(MetalHost, "make_kernels", gpu.make_kernels)
+    monkeypatch.setattr("mlxr.tuning.stopwatch.Stopwatch", lambda: stopwatch(gpu))
+    assert main(["inspect", str(tmp_path / "one"), "--measure", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["roofline"]
+    assert (data["host"], data["device"], data["chip"]["name"]) == ("metal", "Apple M4 Pro", "m4-pro")
+    for step in data["steps"]:
+        total = sum(one["measured_us"] for one in step["launches"])
+        assert step["measured_us"] == pytest.approx(total)
+        assert step["share_of_limit"] == pytest.approx(step["limit_us"] / total)
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M17"})
+    assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
+    assert "Apple M17 is no chip that is known: name one that is like it with --chip" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_measuring_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled(small_spec()).write(tmp_path / "one")
+    assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
+    assert "host cpu launches no kernels on a GPU, so there is nothing to time" in capsys.readouterr().err
+    with pytest.raises(HostError, match="Apple silicon"):
+        kernel_maker("metal", compiled(small_spec()))
