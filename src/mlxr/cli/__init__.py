@@ -18,14 +18,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     # Imported here, inside the guard: loading MLX takes long enough to be interrupted.
-    from mlxr.cli import bench, chat, import_spec, inspect, logits, models, perplexity, run  # noqa: PLC0415
+    from mlxr.cli import bench, chat, import_spec, inspect, logits, models, perplexity, run, tune  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(
-        prog="mlxr", description="Run, inspect and check compiled language models. Compile specs with mlxr-compile."
+        prog="mlxr",
+        description="Run, inspect, tune and check compiled language models. Compile specs with mlxr-compile.",
     )
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run, chat, bench, perplexity, inspect, logits, import_spec, models):
+    for command in (run, chat, bench, perplexity, inspect, tune, logits, import_spec, models):
         command.add_parser(commands)
     args = parser.parse_args(argv)
     code: int = args.run(args)

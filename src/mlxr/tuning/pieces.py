@@ -53,18 +53,24 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "a GPU of unknown name"))
 
 
+def running(artifact: Artifact, batch: Batch) -> list[Launch]:
+    """The launches of a batch, in order."""
+    dims = batch_dims(batch)
+    return [launch for launch in step_of(artifact.plan, batch).launches if grid_of(launch, dims) is not None]
+
+
+def with_kernels_of(artifact: Artifact, launches: Sequence[Launch]) -> Artifact:
+    """The artifact with no other kernels than those of these launches, so that no others are built."""
+    names = {launch.kernel for launch in launches}
+    kernels = tuple(kernel for kernel in artifact.plan.kernels if kernel.name in names)
+    plan = artifact.plan.model_copy(update={"kernels": kernels})
+    return Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
+
+
 class Pieces:
     """Makes pieces of one artifact's launches for one batch."""
 
-    def __init__(
-        self,
-        artifact: Artifact,
-        kernels: Mapping[str, Launcher],
-        inputs: RandomInputs,
-        batch: Batch,
-        *,
-        mlx: bool = True,
-    ) -> None:
+    def __init__(self, artifact: Artifact, kernels: Mapping[str, Launcher], inputs: RandomInputs, batch: Batch) -> None:
         """Prepares.
 
         Args:
@@ -72,9 +78,9 @@ class Pieces:
             kernels: ready to launch, by name; those that are used.
             inputs: of this artifact, or of one that differs in geometry alone.
             batch: what the step runs.
-            mlx: whether launches that the plan gives to MLX from some rows on run there.
         """
-        self._kernels, self._inputs, self._batch, self._mlx = kernels, inputs, batch, mlx
+        self._artifact = artifact
+        self._kernels, self._inputs, self._batch = kernels, inputs, batch
         self._step: Step = step_of(artifact.plan, batch)
         self._dims: Dims = batch_dims(batch)
         self._entries = {kernel.name: kernel for kernel in artifact.plan.kernels}
@@ -84,7 +90,7 @@ class Pieces:
     @property
     def running(self) -> list[Launch]:
         """The launches of the batch, in order."""
-        return [launch for launch in self._step.launches if grid_of(launch, self._dims) is not None]
+        return running(self._artifact, self._batch)
 
     def piece(self, launches: Sequence[Launch]) -> Piece:
         """Launches as one piece; what one of them makes, the next ones read."""
@@ -108,7 +114,7 @@ class Pieces:
     def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         op = self._graph.op(launch.op)
         rows = self._dims["rows" if "rows" in op.inputs else "tokens"]
-        if self._mlx and launch.mlx_min_rows is not None and rows >= launch.mlx_min_rows:
+        if launch.mlx_min_rows is not None and rows >= launch.mlx_min_rows:
             return {op.out: self._run_on_mlx(op, arrays, rows)}
         grid = grid_of(launch, self._dims)
         assert grid is not None, "only launches that run are timed"

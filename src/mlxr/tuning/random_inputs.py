@@ -6,6 +6,7 @@ activations.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import mlx.core as mx
 
@@ -35,12 +36,12 @@ def decode_batch(artifact: Artifact, sequences: int, context: int) -> Batch:
     return _batch(artifact, sequences, context, 1)
 
 
-def prefill_batch(artifact: Artifact, tokens: int) -> Batch:
+def prefill_batch(artifact: Artifact, tokens: int, rows: Literal["last", "all"] = "last") -> Batch:
     """The metadata of a step that begins one sequence with so many tokens; see `decode_batch` for errors."""
-    return _batch(artifact, 1, tokens, tokens)
+    return _batch(artifact, 1, tokens, tokens, rows)
 
 
-def _batch(artifact: Artifact, sequences: int, context: int, new: int) -> Batch:
+def _batch(artifact: Artifact, sequences: int, context: int, new: int, rows: Literal["last", "all"] = "last") -> Batch:
     plan = artifact.plan
     if not (1 <= sequences <= plan.arena.max_sequences and new <= context <= plan.arena.context):
         raise RequestError(
@@ -53,7 +54,7 @@ def _batch(artifact: Artifact, sequences: int, context: int, new: int) -> Batch:
         seq_id = pager.add_sequence()
         if context > new:
             pager.append(seq_id, context - new)
-        requests.append(BatchRequest(seq_id, [i % plan.vocab_size for i in range(new)], context - new))
+        requests.append(BatchRequest(seq_id, [i % plan.vocab_size for i in range(new)], context - new, rows))
     return Batch.build(requests, pager, plan.query_tile, plan.partition)
 
 

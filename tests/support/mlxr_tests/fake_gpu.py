@@ -16,13 +16,14 @@ class FakeGpu:
 
     Attributes:
         launched: names of the kernels in order.
-        failing: kernels with one of these labels cannot be launched.
+        inputs: what each of them read, by port.
+        fails: whether a kernel cannot be launched.
     """
 
     def __init__(self, cost_us: Callable[[KernelEntry], float], compute: bool = True) -> None:
         self.launched: list[str] = []
         self.inputs: list[dict[str, mx.array]] = []
-        self.failing: set[str] = set()
+        self.fails: Callable[[KernelEntry], bool] = lambda entry: False
         self._cost_us, self._compute = cost_us, compute
         self._pending_us = self._now_us = 0.0
 
@@ -53,7 +54,7 @@ class FakeGpu:
             output_shapes: list[tuple[int, ...]],
             output_dtypes: list[Any],
         ) -> list[mx.array]:
-            if entry.label in self.failing:
+            if self.fails(entry):
                 raise RuntimeError("too many resources")
             assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
             outputs = [

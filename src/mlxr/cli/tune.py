@@ -1,0 +1,35 @@
+"""`mlxr tune`: the arguments; `mlxr.tuning.command` does it."""
+
+import argparse
+from pathlib import Path
+
+from mlxr.cli.model_source import MODEL_HELP
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the `tune` command; its `run` is the default of the attribute `run`."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="choose launch geometry by measuring on this machine's GPU",
+        description="Time candidates of each kind of launch on this machine's GPU, with random weights, and write the "
+        "artifact anew with the fastest. Its tuning.json has the times of all candidates; mlxr inspect shows what was "
+        "chosen.",
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the artifact")
+    parser.add_argument(
+        "--host", default="auto", choices=("auto", "metal"), help="whose launches to time (this machine's GPU)"
+    )
+    parser.add_argument(
+        "--chip", metavar="NAME", help="whose geometry to start from (the artifact's, else this machine's)"
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (512)")
+    parser.add_argument("--json", action="store_true", help="print what tuning.json holds")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    from mlxr.tuning.command import tune  # noqa: PLC0415 (loads MLX)
+
+    return tune(args)

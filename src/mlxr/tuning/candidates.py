@@ -1,0 +1,91 @@
+"""What the tuner tries: values of each size of the geometry, and the batches in which a size matters."""
+
+from dataclasses import dataclass, fields
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.plan.geometry_rules import GeometryRule
+
+_VALUES: dict[str, tuple[int, ...]] = {
+    "matvec_outputs": (1, 2, 4, 8, 16),
+    "matvec_simdgroups": (1, 2, 4, 8, 16),
+    "matvec_split": (1, 2, 4, 8),
+    "matvec_unroll": (1, 2, 4),
+    "matmul_outputs": (1, 2, 4, 8),
+    "matmul_simdgroups": (1, 2, 4, 8),
+    "matmul_split": (1, 2, 4, 8),
+    "matmul_unroll": (1, 2, 4),
+    "matmul_tile": (2, 4, 8, 16),
+    "attend_simdgroups": (1, 2, 4, 8, 16),
+    "attend_unroll": (1, 2, 4),
+    "partition": (128, 256, 512, 1024, 2048, 4096),
+    "partitions": (8, 16, 32, 64),
+    "prefill_rows": (16, 32, 64),
+    "prefill_keys": (8, 16, 32),
+    "prefill_rows_per_simdgroup": (2, 4, 8, 16),
+}
+"""In the order in which they are tried. Sizes that this version of the geometry lacks are left out."""
+
+THRESHOLDS = ("gemm_min_rows", "mlx_min_rows")
+"""Sizes that are a number of rows from which something else runs."""
+
+THRESHOLD_ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+"""Rows at which both sides of a threshold are timed."""
+
+
+def values_of(name: str) -> tuple[int, ...]:
+    """The values to try of a size; none where there is nothing to choose."""
+    return _VALUES.get(name, ()) if name in {field.name for field in fields(Geometry)} else ()
+
+
+def is_possible(sizes: dict[str, int]) -> bool:
+    """Whether there are kernels of these sizes."""
+    try:
+        Geometry(**sizes)
+    except PlanError:
+        return False
+    return True
+
+
+def rule_for(site: str, sizes: dict[str, int], because: str) -> GeometryRule:
+    """A measured rule for one kind of launch alone."""
+    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=(site,))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A batch, and the sizes that are chosen by its times.
+
+    Attributes:
+        name: for people.
+        prefixes: of the sizes.
+        sequences: of a decode step; 0: a prefill step.
+        tokens: of each sequence: in the cache with the new one, or of the prompt.
+        every_row: whether a prompt gives logits of all its tokens.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    sequences: int
+    tokens: int
+    every_row: bool = False
+
+
+def scenarios(max_sequences: int, max_tokens: int, context: int) -> tuple[Scenario, ...]:
+    """The batches of an artifact: one sequence, several, a prompt.
+
+    Args:
+        max_sequences: what the artifact holds.
+        max_tokens: of a step.
+        context: tokens of a sequence in decode.
+    """
+    few = min(8, max_tokens)
+    several = Scenario(f"a prompt of {few} tokens", ("matmul_",), 0, few)
+    if max_sequences > 1:
+        count = min(8, max_sequences)
+        several = Scenario(f"{count} sequences", ("matmul_",), count, context)
+    return (
+        Scenario(f"1 sequence of {context} tokens", ("matvec_", "attend_", "partition"), 1, context),
+        several,
+        Scenario(f"a prompt of {max_tokens} tokens", ("prefill_",), 0, max_tokens),
+    )

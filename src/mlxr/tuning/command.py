@@ -1,0 +1,52 @@
+"""What `mlxr tune` does."""
+
+import argparse
+from importlib import metadata
+
+from mlxr.cli.model_source import resolve_artifact
+from mlxr.cli.streams import ProgressLine
+from mlxr.compiler.artifact import TUNING, Artifact, Chip
+from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
+from mlxr.tuning.pieces import device_name, kernel_maker
+from mlxr.tuning.record import tuning_json, tuning_text
+from mlxr.tuning.stopwatch import Stopwatch
+from mlxr.tuning.tune import Tuner
+
+DEFAULT_CONTEXT = 512
+
+
+def tune(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        MlxrError: there is no such model or chip, no GPU, or the artifact cannot be written.
+    """
+    artifact, _ = resolve_artifact(args.model)
+    host, make_kernels = kernel_maker(args.host, artifact)
+    device = device_name()
+    chip = _chip(args.chip, artifact, device)
+    context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
+    with ProgressLine() as line:
+        tuner = Tuner(artifact, chip, make_kernels, Stopwatch(), device, line.show)
+        tuning = tuner.tune(context)
+    about = {
+        "artifact": artifact.digest,
+        "chip": chip.name,
+        "device": device,
+        "host": host,
+        "mlx": metadata.version("mlx"),
+        "context": context,
+    }
+    text = tuning_json(about, tuning.sites)
+    Artifact({**tuning.artifact.files, TUNING: text}).write(args.output)
+    print(text if args.json else f"{tuning_text(tuning.sites)}wrote {args.output}, for {chip.title}\n", end="")
+    return 0
+
+
+def _chip(name: str | None, artifact: Artifact, device: str) -> Chip:
+    """The chip that was asked for; else the artifact's own, unless that is none in particular; else this machine's."""
+    if name is not None:
+        return find_chip(name)
+    if artifact.chip.name != GENERIC:
+        return artifact.chip
+    return find_chip_of_device(device) or artifact.chip

@@ -1,0 +1,256 @@
+"""Chooses launch geometry by measuring: `mlxr tune`.
+
+For each kind of launch (a site of the geometry rules) one size after the other is varied while the others keep their
+best values so far; all values of a size are timed interleaved, the current one among them, and another one wins only
+by a margin. Two passes, since sizes depend on each other; the second is left out where the first changed nothing. Then
+thresholds: both sides of each are timed at several numbers of rows.
+
+Winners become rules of the artifact's chip, one for each site, behind those that the chip has.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact import Artifact, Chip, Launch, Target
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError, PlanError
+from mlxr.compiler.plan.geometry_rules import GeometryRule
+from mlxr.runtime.batch import Batch
+from mlxr.tuning.candidates import THRESHOLD_ROWS, THRESHOLDS, Scenario, is_possible, rule_for, scenarios, values_of
+from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
+from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
+from mlxr.tuning.record import SiteTuning, Sizes, Trial
+from mlxr.tuning.stopwatch import Piece, Stopwatch
+
+MARGIN = 0.02
+"""What share of the time a candidate must save to be chosen: less than this is noise."""
+PASSES = 2
+_NEVER = 1_000_000
+_DEFAULT_CACHE_MIB = 64.0
+
+Ops = Mapping[str, Sequence[str]]
+"""The ops to time of each site: one for each kind, by name."""
+Candidate = tuple[Sizes, Sequence[Piece]]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured, and the artifact with the winners."""
+
+    artifact: Artifact
+    sites: tuple[SiteTuning, ...]
+
+
+class Tuner:
+    """Tunes one artifact."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        chip: Chip,
+        make_kernels: KernelMaker,
+        stopwatch: Stopwatch,
+        device: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Allocates the arena.
+
+        Args:
+            artifact: what to tune.
+            chip: whose rules are the start.
+            make_kernels: of the host.
+            stopwatch: times launches.
+            device: what the GPU calls itself, for the reasons.
+            tell: told of progress.
+
+        Raises:
+            ArenaError: the arena does not fit into this machine's memory.
+        """
+        self._make, self._watch, self._device, self._tell = make_kernels, stopwatch, device, tell
+        self._spec, self._chip, self._targets = artifact.spec, chip, artifact.plan.targets
+        cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
+        self._inputs = RandomInputs(artifact, round(cache_mib * 2**20))
+        self._found: dict[str, Sizes] = {}
+        self._artifacts: dict[str, Artifact] = {}
+
+    def tune(self, context: int) -> Tuning:
+        """Measures, and compiles the artifact with the winners.
+
+        Args:
+            context: tokens of a sequence in decode.
+
+        Raises:
+            RequestError: the artifact does not hold so many tokens.
+            HostError: the GPU fails with the geometry that the artifact has.
+        """
+        plan = self._compiled({}).plan
+        done: list[SiteTuning] = []
+        for scenario in scenarios(plan.arena.max_sequences, min(plan.max_tokens, plan.arena.context), context):
+            done += self._tune_scenario(scenario)
+        for threshold in THRESHOLDS:
+            done += self._tune_threshold(threshold)
+        rules = [rule_for(one.site, one.changed, one.because) for one in done if one.changed]
+        return Tuning(self._with_rules(rules, self._targets), tuple(done))
+
+    def _with_rules(self, rules: Sequence[GeometryRule], targets: Sequence[Target]) -> Artifact:
+        chip = self._chip.model_copy(update={"geometry": (*self._chip.geometry, *rules)})
+        return compile_spec(self._spec, targets=targets, chip=chip).artifact
+
+    def _compiled(self, sizes: Mapping[str, Sizes]) -> Artifact:
+        """The spec with what was found so far, and these sizes of these sites, for GPUs alone."""
+        both = {site: self._found.get(site, {}) | sizes.get(site, {}) for site in {**self._found, **sizes}}
+        rules = tuple(rule_for(site, one, "a candidate") for site, one in sorted(both.items()) if one)
+        key = json.dumps([rule.model_dump() for rule in rules])
+        if key not in self._artifacts:
+            self._artifacts[key] = self._with_rules(rules, ("metal",))
+        return self._artifacts[key]
+
+    def _tune_scenario(self, scenario: Scenario) -> list[SiteTuning]:
+        base = self._compiled({})
+        kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
+        sites = {site: SiteTuning(scenario.name, site, sizes, sizes) for site, (sizes, _) in kinds.items()}
+        ops = {site: names for site, (_, names) in kinds.items()}
+        names = dict.fromkeys(name for one in sites.values() for name in one.best)
+        for number in range(PASSES):
+            before = {site: one.best for site, one in sites.items()}
+            for name in names:
+                if values_of(name):
+                    self._tell(f"{scenario.name}, pass {number + 1}: {name}")
+                    self._vary(scenario, name, sites, ops)
+            if before == {site: one.best for site, one in sites.items()}:
+                break
+        for site, one in sites.items():
+            self._found[site] = self._found.get(site, {}) | one.changed
+        return list(sites.values())
+
+    def _vary(self, scenario: Scenario, name: str, sites: Mapping[str, SiteTuning], ops: Ops) -> None:
+        """Times all values of one size for every site that has it, and keeps the best."""
+        best = {site: one.changed for site, one in sites.items()}
+        mine = {site: one for site, one in sites.items() if name in one.best}
+        current = self._pieces(self._compiled(best), scenario, {site: ops[site] for site in mine})
+        candidates: dict[str, list[Candidate]] = {site: [(one.best, current[site])] for site, one in mine.items()}
+        for value in values_of(name):
+            wanted = {
+                site: one.best | {name: value}
+                for site, one in mine.items()
+                if one.best[name] != value and is_possible(one.best | {name: value})
+            }
+            if not wanted:
+                continue
+            try:
+                artifact = self._compiled(best | {site: best[site] | {name: value} for site in wanted})
+                pieces = self._pieces(artifact, scenario, {site: ops[site] for site in wanted})
+            except (PlanError, HostError) as error:
+                self._tell(f"{name} {value} is left out: {error}")
+                continue
+            for site, sizes in wanted.items():
+                candidates[site].append((sizes, pieces[site]))
+        for site, one in mine.items():
+            self._choose(one, candidates[site])
+
+    def _choose(self, one: SiteTuning, candidates: Sequence[Candidate]) -> None:
+        trials = self._timed(candidates)
+        one.rounds.append(trials)
+        first = _time(one, trials[0])
+        best = min((trial for trial in trials if trial.time_us is not None), key=lambda trial: trial.time_us or 0.0)
+        if _time(one, best) < (1 - MARGIN) * first:
+            one.best = best.sizes
+            start = _time(one, one.rounds[0][0])
+            one.because = f"{_time(one, best):.2f} us instead of {start:.2f} us with {one.scenario} on {self._device}"
+
+    def _timed(self, candidates: Sequence[Candidate]) -> list[Trial]:
+        """Times of all candidates, interleaved; those of a site's several kinds of op are added up."""
+        totals = [0.0] * len(candidates)
+        errors: list[str | None] = [None] * len(candidates)
+        for group in zip(*(pieces for _, pieces in candidates), strict=True):
+            for index, time in enumerate(self._watch.times_us(group)):
+                if isinstance(time, HostError):
+                    errors[index] = errors[index] or str(time)
+                else:
+                    totals[index] += time
+        return [
+            Trial(sizes, None if error else total, error)
+            for (sizes, _), total, error in zip(candidates, totals, errors, strict=True)
+        ]
+
+    def _tune_threshold(self, name: str) -> list[SiteTuning]:
+        """Finds from how many rows on the other side of a threshold is the faster one."""
+        base = self._compiled({})
+        most = min(base.plan.max_tokens, base.plan.arena.context)
+        sites: dict[str, SiteTuning] = {}
+        for rows in (rows for rows in THRESHOLD_ROWS if rows <= most):
+            self._tell(f"{rows} rows: {name}")
+            scenario = Scenario(f"{rows} rows", (name,), 0, rows, every_row=rows <= base.plan.max_rows)
+            kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
+            ops = {site: names for site, (_, names) in kinds.items()}
+            below = self._pieces(self._compiled({key: {name: _NEVER} for key in ops}), scenario, ops)
+            above = self._pieces(self._compiled({key: {name: 1} for key in ops}), scenario, ops)
+            for site, (sizes, _) in kinds.items():
+                size = {name: sizes[name]}
+                one = sites.setdefault(site, SiteTuning("2 rows and more", site, size, size))
+                one.rounds.append(self._timed([({name: rows + 1}, below[site]), ({name: rows}, above[site])]))
+        for one in sites.values():
+            _choose_threshold(one, name, self._device)
+            self._found[one.site] = self._found.get(one.site, {}) | one.changed
+        return list(sites.values())
+
+    def _pieces(self, artifact: Artifact, scenario: Scenario, ops: Ops) -> dict[str, list[Piece]]:
+        """The ops of each site in a batch, each with all its launches as one piece."""
+        batch = _batch(artifact, scenario)
+        wanted = {op for names in ops.values() for op in names}
+        launches: dict[str, list[Launch]] = {}
+        for launch in running(artifact, batch):
+            if launch.op in wanted:
+                launches.setdefault(launch.op, []).append(launch)
+        kernels = self._make(with_kernels_of(artifact, [one for found in launches.values() for one in found]))
+        pieces = Pieces(artifact, kernels, self._inputs, batch)
+        return {site: [pieces.piece(launches[op]) for op in names] for site, names in ops.items()}
+
+
+def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[str, tuple[Sizes, list[str]]]:
+    """The sites of a batch that have sizes of these prefixes: those sizes, and an op of each kind."""
+    kernels = {kernel.name: kernel.chosen for kernel in artifact.plan.kernels}
+    ops: dict[str, list[str]] = {}
+    for launch in running(artifact, batch):
+        ops.setdefault(launch.op, []).append(launch.kernel)
+    found: dict[str, tuple[Sizes, list[str]]] = {}
+    seen = set()
+    for op, names in ops.items():
+        chosen = [one for name in names if (one := kernels[name])]
+        sizes = {name: n for one in chosen for name, n in one.sizes.items() if name.startswith(prefixes)}
+        if sizes and tuple(names) not in seen:
+            seen.add(tuple(names))
+            found.setdefault(chosen[0].site, (sizes, []))[1].append(op)
+    return found
+
+
+def _batch(artifact: Artifact, scenario: Scenario) -> Batch:
+    if scenario.sequences:
+        return decode_batch(artifact, scenario.sequences, scenario.tokens)
+    return prefill_batch(artifact, scenario.tokens, "all" if scenario.every_row else "last")
+
+
+def _time(one: SiteTuning, trial: Trial) -> float:
+    if trial.time_us is None:
+        raise HostError(f"{one.site} cannot run with {trial.sizes}, as the artifact has it: {trial.error}")
+    return trial.time_us
+
+
+def _choose_threshold(one: SiteTuning, name: str, device: str) -> None:
+    """Takes the fewest rows from which on the other side is never slower, if the present threshold is clearly wrong."""
+    times = [(above.sizes[name], below.time_us, above.time_us) for below, above in one.rounds]
+    known = [(rows, below, above) for rows, below, above in times if below is not None and above is not None]
+    present = one.before[name]
+    wrong = any(
+        (above if rows >= present else below) * (1 - MARGIN) > min(below, above) for rows, below, above in known
+    )
+    if not wrong:
+        return
+    found = known[-1][0] + 1
+    for rows, below, above in reversed(known):
+        if above > below:
+            break
+        found = rows
+    one.best = {name: found}
+    one.because = f"what runs from {found} rows on is faster there on {device}"

@@ -1,0 +1,199 @@
+"""`mlxr tune`: with a GPU whose costs are known, the winners are known too, and what is written says so."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxr.cli import main
+from mlxr.compiler.artifact import KernelEntry, load_artifact
+from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.runtime.hosts.metal import MetalHost
+from mlxr.tuning.record import SiteTuning
+from mlxr.tuning.stopwatch import Stopwatch
+from mlxr.tuning.tune import Tuner, Tuning
+from mlxr_tests.fake_gpu import FakeGpu
+from mlxr_tests.specs import small_spec
+
+SPEC = small_spec(model__num_layers=1)
+WANTED = {
+    "qkv": {"matvec_outputs": 2, "matvec_simdgroups": 8},
+    "down": {"matvec_outputs": 8},
+    "attend": {"attend_simdgroups": 4},
+    "o_rows": {"matmul_tile": 4},
+    "attend_prefill": {"prefill_rows": 16},
+}
+VALUES = {
+    "matvec_outputs": (2, 8),
+    "matvec_simdgroups": (2, 8),
+    "attend_simdgroups": (4,),
+    "matmul_tile": (4,),
+    "prefill_rows": (16,),
+}
+"""Few of those that are tried elsewhere: each is a compilation."""
+
+
+def cost_us(entry: KernelEntry) -> float:
+    """20 us more for each wanted size that a kernel does not have."""
+    sizes = entry.chosen.sizes if entry.chosen else {}
+    wrong = sum(sizes[name] != value for name, value in WANTED.get(entry.label, {}).items())
+    return 20.0 * (1 + wrong)
+
+
+def tuned(gpu: FakeGpu, spec: ModelSpec, context: int = 20) -> Tuning:
+    artifact = compile_spec(spec, targets=("metal",)).artifact
+    watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
+    told: list[str] = []
+    tuner = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", told.append)
+    return tuner.tune(context)
+
+
+def of(tuning: Tuning, label: str, scenario: str) -> SiteTuning:
+    return next(one for one in tuning.sites if one.site.startswith(f"{label} ") and scenario in one.scenario)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_candidates() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxr.tuning.tune.values_of", lambda name: VALUES.get(name, ()))
+        patch.setattr("mlxr.tuning.tune.THRESHOLD_ROWS", (2, 3, 4, 16, 32))
+        yield
+
+
+@pytest.fixture(scope="module")
+def tuning(few_candidates: None) -> Tuning:
+    return tuned(FakeGpu(cost_us, compute=False), SPEC)
+
+
+def test_the_fastest_sizes_win(tuning: Tuning) -> None:
+    assert of(tuning, "qkv", "1 sequence").changed == WANTED["qkv"]
+    assert of(tuning, "down", "1 sequence").changed == WANTED["down"]
+    assert of(tuning, "attend", "1 sequence").changed == WANTED["attend"]
+    assert of(tuning, "o", "3 sequences").changed == WANTED["o_rows"]
+    assert of(tuning, "attend_prefill", "prompt").changed == WANTED["attend_prefill"]
+
+
+def test_what_is_not_slower_stays(tuning: Tuning) -> None:
+    assert of(tuning, "o", "1 sequence").changed == {}
+    assert of(tuning, "gate_up", "1 sequence").changed == {}
+    assert of(tuning, "qkv", "3 sequences").changed == {}
+
+
+def test_the_artifact_has_the_winners_and_their_reasons(tuning: Tuning) -> None:
+    chosen = {kernel.label: kernel.chosen for kernel in tuning.artifact.plan.kernels if kernel.chosen}
+    for label, sizes in WANTED.items():
+        found = chosen[label]
+        assert {name: found.sizes[name] for name in sizes} == sizes
+        assert all("us with" in found.why[name] and "on Toy (measured)" in found.why[name] for name in sizes)
+    assert "20.00 us instead of 60.00 us with 1 sequence of 20 tokens" in chosen["qkv"].why["matvec_outputs"]
+    assert tuning.artifact.chip.geometry, "so that a changed spec is compiled with them too"
+
+
+def test_all_candidates_and_their_times_are_kept(tuning: Tuning) -> None:
+    rounds = of(tuning, "qkv", "1 sequence").rounds
+    assert [trial.time_us for trial in rounds[0]] == pytest.approx([60.0, 40.0, 60.0])
+    assert {trial.sizes["matvec_outputs"] for trial in rounds[0]} == {2, 4, 8}
+    assert rounds[0][0].sizes == of(tuning, "qkv", "1 sequence").before, "what was best so far is timed with the others"
+
+
+def test_a_candidate_that_cannot_run_loses() -> None:
+    def fails(entry: KernelEntry) -> bool:
+        return entry.label == "down" and entry.chosen is not None and entry.chosen.sizes["matvec_outputs"] == 8
+
+    gpu = FakeGpu(cost_us, compute=False)
+    gpu.fails = fails
+    one = of(tuned(gpu, SPEC), "down", "1 sequence")
+    assert one.changed == {}
+    failed = [trial for trials in one.rounds for trial in trials if trial.time_us is None]
+    assert failed
+    assert all(trial.sizes["matvec_outputs"] == 8 and "too many resources" in str(trial.error) for trial in failed)
+
+
+def test_an_artifact_that_fails_as_it_is_is_an_error() -> None:
+    gpu = FakeGpu(cost_us, compute=False)
+    gpu.fails = lambda entry: entry.label == "down"
+    with pytest.raises(HostError, match=r"down 48x88 f32 cannot run with .*too many resources"):
+        tuned(gpu, SPEC)
+
+
+@pytest.mark.parametrize(("gemm_us", "expected"), [(2000.0, 33), (35.0, 4), (5.0, 2)])
+def test_a_threshold_is_where_the_other_side_wins(gemm_us: float, expected: int) -> None:
+    """The kernel for several rows costs 10 us a row here, the one for many the same for any number."""
+
+    class Counting(FakeGpu):
+        def make_kernels(self, artifact):  # type: ignore[no-untyped-def]
+            made = super().make_kernels(artifact)
+
+            def costing(kernel: KernelEntry):  # type: ignore[no-untyped-def]
+                def launch(**options):  # type: ignore[no-untyped-def]
+                    rows = options["output_shapes"][0][0]
+                    self.spend(gemm_us if kernel.label.endswith("_gemm") else 10.0 * rows)
+                    return made[kernel.name](**options)
+
+                return launch
+
+            return {kernel.name: costing(kernel) for kernel in artifact.plan.kernels}
+
+    spec = small_spec(
+        model__num_layers=1,
+        model__hidden_size=64,
+        model__mlp={"intermediate_size": 96},
+        model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 32},
+        weights={"default": "q8_0"},
+    )
+    found = tuned(Counting(lambda entry: 0.0, compute=False), spec)
+    one = of(found, "gate_up", "2 rows and more")
+    assert one.before == {"gemm_min_rows": 17}
+    assert one.best == {"gemm_min_rows": expected}
+    plan = found.artifact.plan
+    conditions = {
+        plan.kernel(launch.kernel).label: str(launch.when)
+        for launch in plan.step("prefill").launches
+        if launch.op == "layers.0.mlp.gated"
+    }
+    if expected == 4:
+        assert conditions == {"gate_up_rows": "tokens <= 3", "gate_up_gemm": "tokens >= 4"}
+    assert ("gate_up_gemm" in conditions) is (expected < 33), "no step has 33 tokens"
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = FakeGpu(cost_us, compute=False)
+    start = compile_spec(SPEC).artifact
+    start.write(tmp_path / "one")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4 Pro"})
+    monkeypatch.setattr(MetalHost, "make_kernels", gpu.make_kernels)
+    monkeypatch.setattr(
+        "mlxr.tuning.command.Stopwatch", lambda: Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
+    )
+    assert main(["tune", str(tmp_path / "one"), "-o", str(tmp_path / "two"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    found = load_artifact(tmp_path / "two")
+    assert json.loads(found.files["tuning.json"]) == data
+    assert (data["artifact"], data["chip"], data["device"], data["host"]) == (
+        *(start.digest, "m4-pro", "Apple M4 Pro", "metal"),
+    )
+    assert found.chip.name == "m4-pro"
+    assert found.plan.targets == start.plan.targets
+    qkv = next(kernel for kernel in found.plan.kernels if kernel.label == "qkv")
+    assert qkv.chosen
+    assert {name: qkv.chosen.sizes[name] for name in WANTED["qkv"]} == WANTED["qkv"]
+    assert main(["inspect", str(tmp_path / "two")]) == 0
+    shown = capsys.readouterr().out
+    assert "geometry m4-pro chosen for Apple M4 Pro" in " ".join(shown.split())
+    assert "matvec_simdgroups 8" in shown
+    assert main(["tune", str(tmp_path / "two"), "-o", str(tmp_path / "three")]) == 0
+    out = capsys.readouterr().out
+    assert "stays as it is" in out and "->" not in out, "what is tuned stays"
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_tuning_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "storyteller", "-o", str(tmp_path / "two")]) == 1
+    assert "there is nothing to time" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
