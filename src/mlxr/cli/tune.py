@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mlxr.cli.model_source import MODEL_HELP
+from mlxr.runtime.hosts.names import HOST_NAMES
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the artifact")
     parser.add_argument(
-        "--host", default="auto", choices=("auto", "metal"), help="whose launches to time (this machine's GPU)"
+        "--host", default="auto", choices=HOST_NAMES, help="whose launches to time; one that has a GPU (this machine's)"
     )
     parser.add_argument(
         "--chip", metavar="NAME", help="whose geometry to start from (the artifact's, else this machine's)"
