@@ -6,6 +6,8 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 QKV = "layers.0.attention.qkv_projected"
 OUT = "layers.0.attention.out"
 GATED = "layers.0.mlp.gated"

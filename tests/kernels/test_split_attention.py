@@ -9,6 +9,8 @@ from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import check_op
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 OP = "layers.1.attention.attended"
 CASES = [
     (16, Case(4, 4, 32, "f32", "f32", "block", "paged", 4, None, "half")),
