@@ -12,7 +12,8 @@ from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.generate import Completion, Event, Generation
+from mlxr.runtime.completion import Completion, Event
+from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
 from mlxr.runtime.kept_sequence import KeptSequence

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -50,8 +51,8 @@ def batch_dims(batch: Batch) -> Dims:
     }
 
 
-def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32]]:
-    """The batch's metadata by the plan's buffer names, each of its exact size."""
+def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]:
+    """The batch's metadata by the plan's buffer names, each of its exact size; token ids may be on the device."""
     return {
         "token_ids": batch.tokens,
         "positions": batch.positions,

@@ -5,7 +5,8 @@ from the token that every access binds and makes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelEntry, Launch, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, padded
+from mlxr.runtime.batch import Batch, kernel_input
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits
 from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
@@ -41,6 +42,7 @@ class MetalHost(ArrayHost):
     """Runs the plan on the GPU."""
 
     name = "metal"
+    pipelines = True
 
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> None:
         """See `ArrayHost`; MLX compiles each kernel at its first launch."""
@@ -59,9 +61,7 @@ class MetalHost(ArrayHost):
         """Builds one step; the result and the arena's new token are lazy."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)
         arrays = self._fixed | {
-            name: mx.array(padded(array))
-            for name, array in batch_arrays(batch).items()
-            if name in self._read[step.name]
+            name: kernel_input(array) for name, array in batch_arrays(batch).items() if name in self._read[step.name]
         }
         arrays[ARENA_TOKEN] = self.arena.token
         for launch in step.launches:
@@ -74,11 +74,28 @@ class MetalHost(ArrayHost):
             mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
         return logits
 
-    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """Waits for a step's logits; after a failure the arena's token is a new one, so that later steps can run."""
+    def start(self, *results: mx.array) -> None:
+        """See `Host.start`; MLX compiles kernels here."""
+        with self._failures():
+            super().start(*results)
+
+    def read(self, result: Logits) -> npt.NDArray[Any]:
+        """See `Host.read`."""
+        with self._failures():
+            return super().read(result)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Reports MLX's errors as the host's.
+
+        After one the arena's token is a new one, so that later steps can run. Steps that are under way would come
+        before them no more, so they are waited for.
+        """
         try:
-            return super().read(logits)
+            yield
         except (RuntimeError, ValueError) as error:
+            with suppress(RuntimeError, ValueError):
+                mx.synchronize()
             self.arena.token = mx.zeros((8,), dtype=mx.uint32)
             raise HostError(f"the step failed on the GPU: {error}") from error
 
