@@ -5,9 +5,10 @@ sequences keep the order of the requests.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -35,11 +36,11 @@ class BatchRequest(NamedTuple):
 class Batch:
     """Metadata of one step; arrays are int32, exact in size and read-only.
 
-    `padded` makes the form that kernels take.
+    `kernel_input` makes the form that kernels take.
     """
 
-    tokens: Int32Array
-    """[tokens]"""
+    tokens: Int32Array | mx.array
+    """[tokens]; an `mx.array` may still be computed: who asks for its elements waits"""
     positions: Int32Array
     """[tokens], counted from the start of each sequence"""
     slots: Int32Array
@@ -104,6 +105,15 @@ class Batch:
             partition=partition,
         )
 
+    def with_tokens(self, tokens: mx.array) -> "Batch":
+        """The batch with token ids that the device has or is computing, in place of those of the requests.
+
+        Args:
+            tokens: [tokens], int32.
+        """
+        assert tokens.shape == (self.num_tokens,) and tokens.dtype == mx.int32, f"{tokens.shape} {tokens.dtype}"
+        return replace(self, tokens=tokens)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of the step."""
@@ -138,6 +148,16 @@ class Batch:
         """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, partitions, 0, 0, 0."""
         counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles, self.num_partitions())
         return np.array([*counts, 0, 0, 0], dtype=np.uint32)
+
+
+def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
+    """The array as kernels of MLX bind it: with at least 8 elements, of which its own come first.
+
+    One on the device stays where it is: a view of repetitions takes no launch, and kernels see no shapes.
+    """
+    if not isinstance(array, mx.array):
+        return mx.array(padded(array))
+    return array if array.size >= _MIN_ELEMENTS else mx.broadcast_to(array, (_MIN_ELEMENTS, *array.shape))
 
 
 def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

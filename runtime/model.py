@@ -11,12 +11,14 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.generate import Completion, Event, Generation
+from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.completion import Completion, Event
+from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
+from mlxr.runtime.pipeline import launch_step
 from mlxr.runtime.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
@@ -199,8 +201,7 @@ class Model:
         try:
             for start in range(0, len(ids), chunk):
                 request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
-                batch = Batch.build([request], self.pager, plan.query_tile, plan.partition)
-                yield self.host.read(self.host.step(batch))
+                yield self.host.read(launch_step(self.host, self.pager, [request]))
         finally:
             self.pager.free(seq_id)
 

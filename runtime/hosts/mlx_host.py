@@ -6,7 +6,8 @@ from the token that every access binds and makes.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import mlx.core as mx
@@ -16,8 +17,8 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, padded
-from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.batch import Batch, kernel_input
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -31,6 +32,8 @@ Launcher = Callable[..., list[mx.array]]
 
 class MlxHost(ArrayHost):
     """Runs the plan on the GPU that MLX computes on."""
+
+    pipelines = True
 
     def __init__(
         self,
@@ -93,15 +96,25 @@ class MlxHost(ArrayHost):
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)
-        inputs = {
-            name: mx.array(padded(array))
-            for name, array in batch_arrays(batch).items()
-            if name in self._read[step.name]
-        }
-        logits, self.arena.token = self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
+        arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[step.name]}
+        logits, self.arena.token = self.launch_step(step, dims, arrays)
         if not dims["rows"]:
             mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
         return logits
+
+    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+        """Launches a step after the last access of the arena.
+
+        Args:
+            step: of the plan.
+            dims: the batch's.
+            batch: what the step reads of the batch's metadata, by the plan's buffer names.
+
+        Returns:
+            Logits [rows, vocab] f32 and the arena's new token, both lazy.
+        """
+        inputs = {name: kernel_input(array) for name, array in batch.items()}
+        return self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
 
     def run(self, step: Step, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
         """Launches a step's kernels.
@@ -121,12 +134,32 @@ class MlxHost(ArrayHost):
         shape = (dims["rows"], self.plan.vocab_size)
         return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
-    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """Waits for a step's logits; after a failure the arena's token is a new one, so that later steps can run."""
+    def start(self, *results: mx.array) -> None:
+        """See `Host.start`; MLX compiles Metal kernels here."""
+        with self._failures():
+            super().start(*results)
+
+    def read(self, result: Logits) -> npt.NDArray[Any]:
+        """See `Host.read`."""
+        with self._failures():
+            return super().read(result)
+
+    def recover(self) -> None:
+        """Makes a new arena token after a failure, so that later steps can run.
+
+        Steps that are under way would come before them no more, so they are waited for.
+        """
+        with suppress(RuntimeError, ValueError):
+            mx.synchronize()
+        self.arena.token = mx.zeros((8,), dtype=mx.uint32)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Reports MLX's errors as the host's."""
         try:
-            return super().read(logits)
+            yield
         except (RuntimeError, ValueError) as error:
-            self.arena.token = mx.zeros((8,), dtype=mx.uint32)
+            self.recover()
             raise HostError(f"the step failed on the GPU: {error}") from error
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

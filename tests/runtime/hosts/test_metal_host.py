@@ -61,8 +61,10 @@ class SimMetalKernel:
     ) -> list[mx.array]:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-        mx.eval(*inputs, *outputs)
         names = [p.name for p in self.kernel.params]
+        # A kernel of MLX sees the memory of a view; a repeated one's begins as its contiguous copy does.
+        inputs = [x if name in ARENA else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
+        mx.eval(*inputs, *outputs)
         buffers = [
             SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENA, name=names[i])
             for i, array in enumerate([*inputs, *outputs])
