@@ -59,6 +59,7 @@ class AttendKernel(AttentionKernel):
     simdgroups: int
     partition: int
     max_partitions: int
+    unroll: int
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -147,15 +148,17 @@ class AttendReduceKernel(Kernel):
     template = "attend_reduce.metal.jinja"
     num_heads: int
     head_dim: int
+    partition: int
     max_partitions: int
+    window: int | None
     activation: DType
     sinks: DType | None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Partial results, sinks and the number of partitions."""
+        """Partial results, sinks and the places that tell how many partitions there are."""
         sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
-        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("dims", DType.U32))
+        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("positions", DType.I32))
 
     @property
     def log2_e(self) -> float:

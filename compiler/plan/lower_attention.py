@@ -67,17 +67,18 @@ class AttentionLowering:
 
     def _decode_attention(self, op: Op) -> None:
         g, partition = self._geometry, self._geometry.partition
-        partitions = -(-self._arena.context // partition)
+        partitions = min(g.partitions, -(-self._arena.context // partition))
         whole = AttendKernel(
             "attend",
             **self._attention_fields(op),  # type: ignore[arg-type]
             simdgroups=g.attend_simdgroups,
             partition=0,
             max_partitions=0,
+            unroll=g.attend_unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
         grid = (Extent(times=self._arena.num_kv_heads), Extent(dim="seqs"))
-        if partitions == 1:
+        if self._arena.context <= partition:
             self._to.emit(op, whole, grid, buffers)
             return
         self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition))
@@ -85,11 +86,13 @@ class AttentionLowering:
         # The reduction counts the sinks, once.
         part = replace(whole, label="attend_partition", partition=partition, max_partitions=partitions, sinks=None)
         heads, head_dim = whole.num_heads, whole.head_dim
-        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats", "dims": "dims"}
+        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
-        self._to.emit(op, part, (*grid, Extent(dim="partitions")), buffers | between, when=long)
-        reduce = AttendReduceKernel("attend_reduce", heads, head_dim, partitions, whole.activation, whole.sinks)
+        self._to.emit(op, part, (*grid, Extent(times=partitions)), buffers | between, when=long)
+        reduce = AttendReduceKernel(
+            "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
+        )
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
         self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long)
 

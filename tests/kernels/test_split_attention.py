@@ -54,6 +54,19 @@ def test_only_some_sequences_are_long(partition, case):
     attend(bench, 0, 0, partition)
 
 
+@pytest.mark.parametrize("unroll", [1, 4])
+@pytest.mark.parametrize(("partition", "case"), CASES, ids=str)
+def test_partitions_lengthen_when_there_are_no_more(partition, case, unroll):
+    geometry = Geometry(partition=partition // 4, partitions=3, attend_unroll=unroll)
+    bench = OpBench(compiled(case.spec, geometry))
+    most = 3 * geometry.partition
+    for length in sorted(n + d for n in (most, 2 * most, case.context - 2) for d in (-1, 0, 1)):
+        if length < case.context:
+            attend(bench, length)
+    if case.mode == "paged":
+        attend(bench, most - 1, most, 2)
+
+
 @pytest.mark.parametrize(("partition", "case"), CASES, ids=str)
 def test_equals_unsplit(partition, case):
     lengths = (150, partition - 1, partition) if case.mode == "paged" else (150,)
