@@ -1,8 +1,16 @@
-"""The NVIDIA GPU that MLX computes on."""
+"""The NVIDIA GPU that MLX computes on, and MLX's settings there, which it reads once, when it first uses the GPU."""
+
+import os
 
 import mlx.core as mx
 
 from mlxr.compiler.errors import HostError
+
+# MLX ends a CUDA graph when the arrays that its launches bind have so many MiB. It counts the whole arena at each
+# launch that binds it, so that a large arena would end the graph after every attention.
+os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
+# Matmuls of f32 in f32, as the spec says, and not in TF32 of 10 bits.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def has_cuda() -> bool:
