@@ -1,7 +1,6 @@
 """A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
 
 import operator
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
-from mlxr.runtime.arena import Arena
+from mlxr.runtime.arena import Arena, device_memory_bytes
 from mlxr.runtime.batch import BatchRequest
 from mlxr.runtime.completion import Completion, Event
 from mlxr.runtime.generate import Generation
@@ -50,7 +49,7 @@ class Model:
         Args:
             artifact: the compiled model.
             weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
-            host: `auto`, `metal`, `cpu`, `sim` or `reference`.
+            host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
             tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
                 weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
@@ -217,7 +216,7 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
 
 def _check_memory(artifact: Artifact, host: str) -> None:
     """Refuses a model that this machine cannot hold, before anything is loaded."""
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_bytes = device_memory_bytes()
     plan = artifact.plan
     memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     if memory.total_bytes > machine_bytes:

@@ -10,8 +10,9 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --update-golden."""
+    """Adds --update-golden and --repeat."""
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+    parser.addoption("--repeat", type=int, default=1, help="run each kernel test on cuda so often, with other numbers")
 
 
 @pytest.fixture
@@ -38,3 +39,18 @@ def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("no NVIDIA GPU")
     with kernel_host(request.param):
         yield request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Repeats tests of kernels on a GPU: what depends on the order of its threads is seen in one run of many."""
+    count, call = pyfuncitem.config.getoption("--repeat"), getattr(pyfuncitem, "callspec", None)
+    if count == 1 or call is None or call.params.get("kernel_host") != "cuda":
+        return None
+    from mlxr_tests.repetition import repetition
+
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for number in range(count):
+        with repetition(number):
+            pyfuncitem.obj(**arguments)
+    return True

@@ -16,7 +16,7 @@ from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_host import Launcher
 from mlxr.runtime.hosts.sim.kernel import SimKernel
 from mlxr.runtime.hosts.sim_host import SimHost
-from mlxr_tests.cuda_kernel import CudaKernel
+from mlxr_tests.cuda_kernel import POISON, CudaKernel
 
 KERNEL_HOSTS = ("sim", "cuda")
 _chosen = ["sim"]
@@ -51,7 +51,7 @@ class PoisonedCudaHost(CudaHost):
     ) -> dict[str, Launcher]:
         """See `CudaHost`."""
         launchers = super().make_kernels(artifact, progress)
-        return {name: functools.partial(one, init_value=float("nan")) for name, one in launchers.items()}
+        return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
 
 
 @functools.lru_cache(maxsize=1024)

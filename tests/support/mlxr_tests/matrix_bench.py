@@ -23,6 +23,7 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
 from mlxr_tests.kernel_host import load_kernel
+from mlxr_tests.repetition import varied
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Style = Literal["one", "several", "many"]
@@ -45,7 +46,7 @@ class MatrixBench:
         activation: str = "f32",
         gated: bool = False,
     ) -> None:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(varied(seed))
         made = [
             (WeightFormat(format), random_planes(rng, WeightFormat(format), (rows, columns), columns**-0.5))
             for format, rows in parts

@@ -22,6 +22,7 @@ from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.format_planes import random_buffer
 from mlxr_tests.kernel_host import load_kernel
+from mlxr_tests.repetition import varied
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
 
@@ -62,7 +63,7 @@ class OpBench:
         self.sum_error = sum_error
         self.artifact = artifact
         self.plan = artifact.plan
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(varied(seed))
         self.arena = nan_arena(Arena(self.plan.arena))
         self.reference_arena = nan_arena(Arena(self.plan.arena))
         self.weights = {weight.name: weight for weight in self.plan.weights}
