@@ -34,7 +34,7 @@ def draw_tokens(logits: mx.array, sampling: Sampling, uniforms: Sequence[float])
     greatest = mx.max(logits, axis=-1, keepdims=True)
     temperature = max(sampling.temperature, MIN_TEMPERATURE)
     weights = mx.exp((logits - greatest) / temperature)
-    kept = weights > 0
+    kept = weights > 0  # a scan in parallel may round its sums unevenly: a token without weight must not be chosen
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
         kept &= _most_probable(logits, greatest, sampling, temperature)
     if sampling.min_p > 0:

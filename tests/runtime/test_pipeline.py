@@ -8,17 +8,20 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import mlxr
 from mlxr.compiler.errors import ArenaFullError, HostError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch
+from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.completion import Event
 from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
+from mlxr.runtime.pipeline import launch_step
 from mlxr.runtime.sampling import Sampling
 from mlxr_tests.specs import compiled, random_weights, small_spec
+from mlxr_tests.storyteller import Q8_0
 
 GREEDY = Sampling()
 SAMPLED = Sampling(temperature=1.2, top_k=30, top_p=0.95, min_p=0.01, seed=11)
@@ -346,3 +349,16 @@ def test_many_small_generations_with_everything_at_once() -> None:
         pair.events(prompts, rng.integers(0, 61, 4).tolist(), **options)
         wasted += pair.wasted
     assert wasted > 3, "ends must come unforeseen for this to mean anything"
+
+
+@pytest.mark.parametrize("host", ["cpu", "sim", "reference"])
+def test_every_host_takes_token_ids_that_are_on_the_device(host: str) -> None:
+    model = mlxr.load(mlxr.compile("storyteller"), Q8_0, host=host)
+    logits = []
+    for tokens in (None, mx.array([0, 299, 300]) + 1):
+        seq_id = model.pager.add_sequence()
+        ids = [1, 300, 301] if tokens is None else [0, 0, 0]
+        made = launch_step(model.host, model.pager, [BatchRequest(seq_id, ids, 0)], tokens)
+        logits.append(model.host.read(made).copy())
+        model.pager.free(seq_id)
+    np.testing.assert_array_equal(*logits)
