@@ -18,7 +18,8 @@ class Geometry:
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
-        attend_unroll: steps of its loop over keys whose loads are on the way at once.
+        attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
+        attend_unroll: keys of a lane group that are loaded and scored at once.
         partition: positions of the shortest split-KV partition; contexts up to this long are not split.
         partitions: most partitions of a context; longer ones have longer partitions.
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
@@ -36,6 +37,7 @@ class Geometry:
     matmul_tile: int = 8
     gemm_min_rows: int = 17
     attend_simdgroups: int = 8
+    attend_heads: int = 0
     attend_unroll: int = 1
     partition: int = 1024
     partitions: int = 32
@@ -52,7 +54,7 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
+            if value < (0 if field.name == "attend_heads" else 1):
                 raise PlanError(f"geometry: {field.name} is {value}; expected at least 1")
         for name in ("matvec_outputs", "matmul_outputs"):
             if getattr(self, name) not in (1, 2, 4, 8, 16, 32):

@@ -1,5 +1,6 @@
 """Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -68,16 +69,18 @@ class AttentionLowering:
     def _decode_attention(self, op: Op) -> None:
         g, partition = self._geometry, self._geometry.partition
         partitions = min(g.partitions, -(-self._arena.context // partition))
+        gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
         whole = AttendKernel(
             "attend",
             **self._attention_fields(op),  # type: ignore[arg-type]
             simdgroups=g.attend_simdgroups,
             partition=0,
             max_partitions=0,
+            heads=math.gcd(g.attend_heads, gqa_ratio),
             unroll=g.attend_unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
-        grid = (Extent(times=self._arena.num_kv_heads), Extent(dim="seqs"))
+        grid = (Extent(times=self._arena.num_kv_heads * whole.groups), Extent(dim="seqs"))
         if self._arena.context <= partition:
             self._to.emit(op, whole, grid, buffers)
             return

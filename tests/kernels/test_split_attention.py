@@ -54,10 +54,11 @@ def test_only_some_sequences_are_long(partition, case):
     attend(bench, 0, 0, partition)
 
 
-@pytest.mark.parametrize("unroll", [1, 4])
+@pytest.mark.parametrize(("heads", "unroll"), [(0, 3), (2, 1), (1, 4)])
 @pytest.mark.parametrize(("partition", "case"), CASES, ids=str)
-def test_partitions_lengthen_when_there_are_no_more(partition, case, unroll):
-    geometry = Geometry(partition=partition // 4, partitions=3, attend_unroll=unroll)
+def test_partitions_lengthen_when_there_are_no_more(partition, case, heads, unroll):
+    """At the borders, with all or some query heads of a KV head in a threadgroup, one key or several at once."""
+    geometry = Geometry(partition=partition // 4, partitions=3, attend_heads=heads, attend_unroll=unroll)
     bench = OpBench(compiled(case.spec, geometry))
     most = 3 * geometry.partition
     for length in sorted(n + d for n in (most, 2 * most, case.context - 2) for d in (-1, 0, 1)):
