@@ -63,9 +63,13 @@ class Arena:
     def check_contiguous(self) -> None:
         """Checks that K and V are row-major and whole, as kernels bound without a contiguity copy need.
 
+        MLX's CUDA build is not asked: what the CPU looks at, it moves out of the GPU's own memory for good.
+
         Raises:
             ArenaError: one of them is not.
         """
+        if mx.cuda.is_available():
+            return
         for name, array in (("K", self._k), ("V", self._v)):
             strides = as_bits(array).strides
             if not as_bits(array).flags.c_contiguous or array.shape != self.geometry.shape:
@@ -83,9 +87,16 @@ def _describe(geometry: ArenaGeometry) -> str:
     return f"the KV arena of {geometry.size_bytes} bytes (K and V, each {shape} {geometry.dtype!s})"
 
 
+def device_memory_bytes() -> int:
+    """The memory in which MLX keeps arrays: an NVIDIA GPU's own, else this machine's."""
+    if mx.cuda.is_available() and (total := mx.device_info().get("total_memory")):
+        return int(total)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check_memory(geometry: ArenaGeometry) -> None:
     # MLX's CPU allocator does not report a failed allocation: the process dies. So sizes are compared first.
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = device_memory_bytes()
     if geometry.size_bytes > memory_bytes:
         raise ArenaError(f"{_describe(geometry)} exceeds this machine's memory of {memory_bytes} bytes; {_FIX}")
     buffer_bytes = int(mx.device_info().get("max_buffer_length", memory_bytes))

@@ -5,9 +5,10 @@ sequences keep the order of the requests.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -35,11 +36,11 @@ class BatchRequest(NamedTuple):
 class Batch:
     """Metadata of one step; arrays are int32, exact in size and read-only.
 
-    `padded` makes the form that kernels take.
+    `kernel_input` makes the form that kernels take.
     """
 
-    tokens: Int32Array
-    """[tokens]"""
+    tokens: Int32Array | mx.array
+    """[tokens]; an `mx.array` may still be computed: who asks for its elements waits"""
     positions: Int32Array
     """[tokens], counted from the start of each sequence"""
     slots: Int32Array
@@ -61,17 +62,31 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
     @classmethod
-    def build(cls, requests: Sequence[BatchRequest], pager: Pager, query_tile: int, partition: int) -> "Batch":
+    def build(
+        cls,
+        requests: Sequence[BatchRequest],
+        pager: Pager,
+        query_tile: int,
+        partition: int,
+        tokens: mx.array | None = None,
+    ) -> "Batch":
         """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
 
         The caller has checked token ids against the vocabulary, of which only int32 is checked here, and next takes the
         pager's copies (`take_copies`).
+
+        Args:
+            requests: the sequences' parts of the step.
+            pager: of the arena; it grows.
+            query_tile: most tokens of a tile.
+            partition: tokens of one split-KV partition.
+            tokens: [tokens], int32: ids that the device has or is computing; those of the requests then stand for their
+                number only.
 
         Raises:
             RequestError: no request or no tokens, a token id beyond int32, a sequence twice, a wrong start, or unknown
@@ -81,8 +96,8 @@ class Batch:
         """
         assert query_tile >= 1 and partition >= 1, f"query_tile {query_tile} and partition {partition} must be >= 1"
         _check(requests, pager)
-        tokens = np.concatenate([np.asarray(request.tokens, dtype=np.int32) for request in requests])
         counts = [len(request.tokens) for request in requests]
+        assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
 
         query_start = np.concatenate([[0], np.cumsum(counts)])
@@ -92,7 +107,7 @@ class Batch:
             table = pager.block_table(request.seq_id)
             row[: len(table)] = table
         return cls(
-            tokens=tokens,
+            tokens=_int32([i for r in requests for i in r.tokens]) if tokens is None else tokens,
             positions=_int32([r.start + i for r, count in zip(requests, counts, strict=True) for i in range(count)]),
             slots=_int32([slot for sequence in slots for slot in sequence]),
             query_start=query_start.astype(np.int32),
@@ -138,6 +153,16 @@ class Batch:
         """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, partitions, 0, 0, 0."""
         counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles, self.num_partitions())
         return np.array([*counts, 0, 0, 0], dtype=np.uint32)
+
+
+def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
+    """The array as kernels of MLX bind it: with at least 8 elements, of which its own come first.
+
+    One on the device stays where it is: a view of repetitions takes no launch, and kernels see no shapes.
+    """
+    if not isinstance(array, mx.array):
+        return mx.array(padded(array))
+    return array if array.size >= _MIN_ELEMENTS else mx.broadcast_to(array, (_MIN_ELEMENTS, *array.shape))
 
 
 def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

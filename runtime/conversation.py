@@ -3,7 +3,7 @@
 from collections.abc import Generator
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.runtime.generate import Completion
+from mlxr.runtime.completion import Completion
 from mlxr.runtime.model import Model
 from mlxr.runtime.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate

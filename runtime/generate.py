@@ -3,63 +3,34 @@
 Each step takes the next token of every sequence that is decoding and fills the rest of the step with chunks of prompts,
 so short and long prompts mix. Answers that share a prompt share its blocks until they write (copy-on-write). A prompt
 that goes on where an earlier answer ended may reuse its sequence (`KeptSequence`).
+
+On hosts that pipeline, the step after this one is launched before this one's tokens are read, whenever it is known: all
+sequences were in this one to its last token, and the arena has room for them. A sequence that turns out to have ended
+(only an end-of-sequence token does that unforeseen) is in one step too many, whose token nobody reads.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-import numpy as np
+import mlx.core as mx
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.completion import Completion, Event
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
+from mlxr.runtime.pipeline import Draws, launch_step
 from mlxr.runtime.sampling import Sampler, Sampling
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """One generated token.
-
-    Attributes:
-        index: which answer: prompt number x num_samples + sample number.
-        text: the text that became complete with it, as it continues the prompt; may be empty.
-        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens or the end of the context, else None.
-    """
-
-    index: int
-    token_id: int
-    text: str
-    finish_reason: FinishReason | None
-
-
-@dataclass
-class Completion:
-    """One answer so far.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-        cached_tokens: how many of them were in the arena before, in a kept sequence.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int = field(default=0, kw_only=True)
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-
 
 @dataclass(eq=False)
 class _Sequence:
-    """A sequence of the arena: `pending` tokens are known and not yet in it, `length` are."""
+    """A sequence of the arena: `length` tokens are in it or in a launched step, `pending` are known and not yet."""
 
     index: int
     seq_id: int
@@ -67,7 +38,18 @@ class _Sequence:
     sampler: Sampler
     decoder: StreamDecoder | None
     completion: Completion
+    limit: int
+    """Tokens at which it ends."""
     length: int = 0
+
+    @property
+    def is_at_its_last(self) -> bool:
+        """Whether it ends with the token that the step drew which brought it to its length."""
+        return self.length + 1 >= self.limit
+
+
+_Step = tuple[list[_Sequence], Draws]
+"""A launched step: whose tokens it draws, and these."""
 
 
 class Generation:
@@ -157,11 +139,12 @@ class Generation:
                     self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
                 else:
                     self._resume(self._kept, prompt)
+            following: _Step | None = None
             while self._sequences:
                 prefilling = any(not s.completion.token_ids for s in self._sequences)
-                requests = self._requests()
-                logits = self._step(requests)
-                events = self._sample(requests, logits)
+                step = following or self._launch(self._requests())
+                following = self._launch_ahead(step) if self._host.pipelines else None
+                events = self._read(step)
                 now = time.perf_counter()
                 if prefilling:
                     self.prefill_seconds += now - start
@@ -188,11 +171,14 @@ class Generation:
         sequence.pending = list(prompt[shared:])
 
     def _release(self, sequence: _Sequence) -> None:
-        """Gives a sequence back. After an interruption the arena may hold more than `length`, but surely that."""
+        """Gives a sequence back, and with it what a step that is still under way adds to it.
+
+        After an interruption the arena may hold more than `length`, but surely that, less the newest token.
+        """
         if self._kept is None:
             self._pager.free(sequence.seq_id)
         else:
-            known = [*self._prompts[0], *sequence.completion.token_ids]
+            known = [*self._prompts[0], *sequence.completion.token_ids[:-1]]
             self._kept.end(known[: sequence.length])
 
     def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> _Sequence:
@@ -200,8 +186,9 @@ class Generation:
         decoder = self._tokenizer.stream_decoder() if self._tokenizer else None
         for token in self._prompts[index // self._num_samples]:
             self._text(decoder, token)  # it goes on after the prompt, so that prompt + text is the text of all tokens
-        sampler = Sampler(self._sampling, stream=index)
-        sequence = _Sequence(index, allocate(), pending, sampler, decoder, self.completions[index])
+        sampler, completion = Sampler(self._sampling, stream=index), self.completions[index]
+        limit = min(self._plan.arena.context, completion.prompt_tokens + self._max_tokens)
+        sequence = _Sequence(index, allocate(), pending, sampler, decoder, completion, limit)
         self._sequences.append(sequence)
         return sequence
 
@@ -240,45 +227,62 @@ class Generation:
             requests.append((first, BatchRequest(first.seq_id, first.pending[:count], first.length, "none")))
         return requests
 
-    def _step(self, requests: list[tuple[_Sequence, BatchRequest]]) -> np.ndarray:
-        batch = Batch.build([r for _, r in requests], self._pager, self._plan.query_tile, self._plan.partition)
-        copies = self._pager.take_copies()
-        if copies:
-            self._host.copy_blocks(copies)
-        logits = self._host.read(self._host.step(batch))
+    def _launch(self, requests: list[tuple[_Sequence, BatchRequest]], tokens: mx.array | None = None) -> _Step:
+        """Launches a step and the drawing of its tokens; a prompt that ends in it is forked for its other samples."""
+        logits = launch_step(self._host, self._pager, [r for _, r in requests], tokens)
+        rows: list[int] = []
+        drawing: list[_Sequence] = []
         for sequence, request in requests:
             sequence.length += len(request.tokens)
             del sequence.pending[: len(request.tokens)]
-        return logits
+            if request.rows == "last":
+                siblings = [sequence]
+                if sequence.length == sequence.completion.prompt_tokens:
+                    siblings += [self._fork(sequence, sample) for sample in range(1, self._num_samples)]
+                rows += [rows[-1] + 1 if rows else 0] * len(siblings)
+                drawing += siblings
+        return drawing, Draws(self._host, logits, rows, [sequence.sampler for sequence in drawing])
 
-    def _sample(self, requests: list[tuple[_Sequence, BatchRequest]], logits: np.ndarray) -> list[Event]:
-        events = []
-        ready = [sequence for sequence, request in requests if request.rows == "last"]
-        for sequence, row in zip(ready, logits, strict=True):
-            siblings = [sequence]
-            if not sequence.completion.token_ids:
-                for sample in range(1, self._num_samples):
-                    fork = self._add(sequence.index + sample, partial(self._pager.fork, sequence.seq_id), [])
-                    fork.length = sequence.length
-                    siblings.append(fork)
-            events += [self._accept(one, one.sampler.sample(row)) for one in siblings]
-        return events
+    def _launch_ahead(self, step: _Step) -> _Step | None:
+        """Launches the step that takes the tokens which another one is about to draw; None if it is not known yet."""
+        drawing, draws = step
+        index = {sequence: i for i, sequence in enumerate(drawing)}
+        if any(sequence not in index for sequence in self._sequences):
+            return None  # a prompt is being read, or waits for room that the end of another may give
+        going = [sequence for sequence in self._sequences if not sequence.is_at_its_last]
+        if not 0 < len(going) <= min(self._plan.max_tokens, self._plan.max_rows):
+            return None
+        if not self._pager.can_append_all([(sequence.seq_id, 1) for sequence in going]):
+            return None
+        requests = [(sequence, BatchRequest(sequence.seq_id, [0], sequence.length)) for sequence in going]
+        return self._launch(requests, draws.tokens([index[sequence] for sequence in going]))
+
+    def _fork(self, sequence: _Sequence, sample: int) -> _Sequence:
+        fork = self._add(sequence.index + sample, partial(self._pager.fork, sequence.seq_id), [])
+        fork.length = sequence.length
+        return fork
+
+    def _read(self, step: _Step) -> list[Event]:
+        """Waits for a step's tokens. Those of sequences that ended while it was under way are dropped."""
+        drawing, draws = step
+        tokens = zip(drawing, draws.read(), strict=True)
+        return [self._accept(one, token) for one, token in tokens if one.completion.finish_reason is None]
 
     def _accept(self, sequence: _Sequence, token: int) -> Event:
         completion = sequence.completion
         completion.token_ids.append(token)
+        num_tokens = completion.prompt_tokens + len(completion.token_ids)
         stop = token in self._stops
         text = "" if stop else self._text(sequence.decoder, token)
-        full = sequence.length + 1 >= self._plan.arena.context
         if stop:
             completion.finish_reason = "stop"
-        elif len(completion.token_ids) >= self._max_tokens or full:
+        elif num_tokens >= sequence.limit:
             completion.finish_reason = "length"
         if completion.finish_reason:
             text += sequence.decoder.flush() if sequence.decoder else ""
             self._release(sequence)
             self._sequences.remove(sequence)
-        else:
-            sequence.pending.append(token)
+        elif sequence.length < num_tokens:
+            sequence.pending.append(token)  # else the step that takes it has been launched
         completion.text += text
         return Event(sequence.index, token, text, completion.finish_reason)

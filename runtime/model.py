@@ -1,7 +1,6 @@
 """A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
 
 import operator
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,13 +9,15 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.generate import Completion, Event, Generation
+from mlxr.runtime.arena import Arena, device_memory_bytes
+from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.completion import Completion, Event
+from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
+from mlxr.runtime.pipeline import launch_step
 from mlxr.runtime.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
@@ -48,7 +49,7 @@ class Model:
         Args:
             artifact: the compiled model.
             weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
-            host: `auto`, `metal`, `cpu`, `sim` or `reference`.
+            host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
             tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
                 weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
@@ -199,8 +200,7 @@ class Model:
         try:
             for start in range(0, len(ids), chunk):
                 request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
-                batch = Batch.build([request], self.pager, plan.query_tile, plan.partition)
-                yield self.host.read(self.host.step(batch))
+                yield self.host.read(launch_step(self.host, self.pager, [request]))
         finally:
             self.pager.free(seq_id)
 
@@ -216,7 +216,7 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
 
 def _check_memory(artifact: Artifact, host: str) -> None:
     """Refuses a model that this machine cannot hold, before anything is loaded."""
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_bytes = device_memory_bytes()
     plan = artifact.plan
     memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     if memory.total_bytes > machine_bytes:

@@ -24,7 +24,8 @@ from mlxr.compiler.errors import HostError, RequestError
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.intp]
 
-_MIN_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
+"""What smaller temperatures above 0 are taken for: it keeps f32 from rounding them to 0; the result is greedy."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,15 @@ class Sampler:
         Raises:
             HostError: the row has a NaN or +inf, or nothing but -inf.
         """
-        assert logits.ndim == 1 and logits.size, f"expected one row of logits, got shape {logits.shape}"
-        best = int(np.argmax(logits))  # the first NaN if there is one, else the lowest index of the maximum
-        greatest = float(logits[best])
-        if not math.isfinite(greatest):
-            what = {math.inf: "an infinite logit", -math.inf: "only -inf logits"}.get(greatest, "a NaN logit")
-            raise HostError(
-                f"the model produced {what} (token {best} of {logits.size}); the weights do not fit the artifact, "
-                "or its activations overflow (compile with activation_dtype f32 or bf16 to find out)"
-            )
+        best, greatest = likeliest(logits)
         if self.sampling.temperature == 0:
             return best
         ids, weights = self._candidates(logits.astype(np.float32, copy=False), greatest)
-        return _draw(ids, weights, self._generator.random())
+        return _draw(ids, weights, self.uniform())
+
+    def uniform(self) -> float:
+        """The stream's next number, in [0, 1): `sample` takes it here; who draws elsewhere takes one for each draw."""
+        return float(self._generator.random())
 
     def _candidates(self, logits: FloatArray, greatest: float) -> tuple[IdArray | None, FloatArray]:
         # Ids (None for all) in ascending order, and their probabilities relative to the greatest, which is 1.
@@ -103,14 +100,34 @@ class Sampler:
         ids = None if options.top_k == 0 or options.top_k >= logits.size else _largest(logits, options.top_k)
         with np.errstate(over="ignore"):  # beyond f32 is -inf, whose probability is 0 as it should be
             scaled = (logits if ids is None else logits[ids]) - np.float32(greatest)
-            # The clamp keeps f32 from rounding a tiny temperature to 0; the result is greedy all the same.
-            scaled /= np.float32(max(options.temperature, _MIN_TEMPERATURE))
+            scaled /= np.float32(max(options.temperature, MIN_TEMPERATURE))
         weights = np.exp(scaled, out=scaled)
         if options.top_p < 1:
             ids, weights = _select(ids, weights, _nucleus(weights, options.top_p))
         if options.min_p > 0:
             ids, weights = _select(ids, weights, np.flatnonzero(weights >= np.float32(options.min_p)))
         return ids, weights
+
+
+def likeliest(logits: FloatArray) -> tuple[int, float]:
+    """The most probable token, the first of equal ones, and its logit.
+
+    Args:
+        logits: [vocab], f32.
+
+    Raises:
+        HostError: the row has a NaN or +inf, or nothing but -inf.
+    """
+    assert logits.ndim == 1 and logits.size, f"expected one row of logits, got shape {logits.shape}"
+    best = int(np.argmax(logits))  # the first NaN if there is one, else the lowest index of the maximum
+    greatest = float(logits[best])
+    if not math.isfinite(greatest):
+        what = {math.inf: "an infinite logit", -math.inf: "only -inf logits"}.get(greatest, "a NaN logit")
+        raise HostError(
+            f"the model produced {what} (token {best} of {logits.size}); the weights do not fit the artifact, "
+            "or its activations overflow (compile with activation_dtype f32 or bf16 to find out)"
+        )
+    return best, greatest
 
 
 def _select(ids: IdArray | None, weights: FloatArray, kept: IdArray) -> tuple[IdArray, FloatArray]:

@@ -1,14 +1,56 @@
 """Options and fixtures of all tests."""
 
+import os
+from collections.abc import Iterator
+
 import pytest
+
+# The oracle of f32 kernels is f32 arithmetic; where MLX computes on a GPU with TF32, it would not be.
+os.environ["MLX_ENABLE_TF32"] = "0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --update-golden."""
+    """Adds --update-golden and --repeat."""
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+    parser.addoption("--repeat", type=int, default=1, help="run each kernel test on cuda so often, with other numbers")
 
 
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be written."""
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of kernels run on sim and on an NVIDIA GPU; those that plant faults only where faults are caught."""
+    if "kernel_host" in metafunc.fixturenames:
+        only_sim = metafunc.definition.get_closest_marker("sim_only")
+        hosts = ["sim"] if only_sim else ["sim", "cuda"]
+        metafunc.parametrize("kernel_host", hosts, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test's kernels on the host of that name; skips where there is no card for `cuda`."""
+    from mlxr.runtime.hosts.cuda.device import has_cuda
+    from mlxr_tests.kernel_host import kernel_host
+
+    if request.param == "cuda" and not has_cuda():
+        pytest.skip("no NVIDIA GPU")
+    with kernel_host(request.param):
+        yield request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Repeats tests of kernels on a GPU: what depends on the order of its threads is seen in one run of many."""
+    count, call = pyfuncitem.config.getoption("--repeat"), getattr(pyfuncitem, "callspec", None)
+    if count == 1 or call is None or call.params.get("kernel_host") != "cuda":
+        return None
+    from mlxr_tests.repetition import repetition
+
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for number in range(count):
+        with repetition(number):
+            pyfuncitem.obj(**arguments)
+    return True

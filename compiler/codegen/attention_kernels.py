@@ -53,12 +53,19 @@ class AttentionKernel(RopeKernel):
 
 @dataclass(frozen=True)
 class AttendKernel(AttentionKernel):
-    """Decode attention; with `partition` > 0 its split-KV variant, whose sinks the reduction counts."""
+    """Decode attention; with `partition` > 0 its split-KV variant, whose sinks the reduction counts.
+
+    Attributes:
+        heads: query heads of a threadgroup, a divisor of those on a KV head.
+        unroll: keys of a lane group that are loaded and scored at once.
+    """
 
     template = "attend.metal.jinja"
     simdgroups: int
     partition: int
     max_partitions: int
+    heads: int
+    unroll: int
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -84,6 +91,11 @@ class AttendKernel(AttentionKernel):
         """Whether the context is split into partitions."""
         return self.partition > 0
 
+    @property
+    def groups(self) -> int:
+        """Threadgroups that share the query heads of one KV head."""
+        return self.gqa_ratio // self.heads
+
     @cached_property
     def _split_of_a_head(self) -> tuple[int, int]:
         """(vec, lanes): how a head is dealt out to lanes.
@@ -96,7 +108,7 @@ class AttendKernel(AttentionKernel):
             ways = [(4, lanes) for lanes in (8, 16, 4, 32, 2, 1)]
         else:
             ways = [(vec, lanes) for vec in (16 // self.cache_bytes, 4) for lanes in (32, 16, 8, 4, 2, 1)]
-        light = [way for way in ways if self._quads(*way) * self.gqa_ratio <= _MOST_QUADS]
+        light = [way for way in ways if self._quads(*way) * self.heads <= _MOST_QUADS]
         return min(light or [(4, SIMD_WIDTH)], key=lambda way: way[1] * self._quads(*way))
 
     def _quads(self, vec: int, lanes: int) -> int:
@@ -130,14 +142,14 @@ class AttendKernel(AttentionKernel):
     @property
     def merge_heads(self) -> int:
         """Query heads merged between two barriers, as many as threadgroup memory holds."""
-        stats = 2 * 4 * self.simdgroups * self.gqa_ratio
+        stats = 2 * 4 * self.simdgroups * self.heads
         one = 4 * self.simdgroups * self.head_dim
-        return max(1, min(self.gqa_ratio, (THREADGROUP_BYTES - stats) // one))
+        return max(1, min(self.heads, (THREADGROUP_BYTES - stats) // one))
 
     @property
     def threadgroup_bytes(self) -> int:
         """Maxima, sums and values of the simdgroups."""
-        return 4 * self.simdgroups * (2 * self.gqa_ratio + self.merge_heads * self.head_dim)
+        return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -147,15 +159,17 @@ class AttendReduceKernel(Kernel):
     template = "attend_reduce.metal.jinja"
     num_heads: int
     head_dim: int
+    partition: int
     max_partitions: int
+    window: int | None
     activation: DType
     sinks: DType | None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Partial results, sinks and the number of partitions."""
+        """Partial results, sinks and the places that tell how many partitions there are."""
         sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
-        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("dims", DType.U32))
+        return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("positions", DType.I32))
 
     @property
     def log2_e(self) -> float:

@@ -4,7 +4,7 @@ A launch may read several matrices as one, in different formats: its threadgroup
 outputs have their rows in one segment of the weight (gated: one for gates, one for ups).
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import groupby, pairwise
 from typing import ClassVar, Literal
 
@@ -149,7 +149,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class MatrixKernel(Kernel):
-    """Base of the kernels that multiply by a weight matrix."""
+    """Base of the kernels that multiply by a weight matrix.
+
+    Attributes:
+        outs: outputs of a simdgroup.
+        unroll: steps of its loop over columns whose loads are on the way at once.
+        split: simdgroups of a threadgroup that share the columns of their outputs.
+    """
 
     in_features: int
     out_features: int
@@ -159,6 +165,9 @@ class MatrixKernel(Kernel):
     epilogue: Epilogue
     outs: int
     simdgroups: int
+    _: KW_ONLY
+    unroll: int = 1
+    split: int = 1
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -178,7 +187,7 @@ class MatrixKernel(Kernel):
     @property
     def outs_per_threadgroup(self) -> int:
         """Outputs of a threadgroup."""
-        return self.outs * self.simdgroups
+        return self.outs * self.simdgroups // self.split
 
     @property
     def matrix_rows(self) -> int:
@@ -214,8 +223,9 @@ class MatrixKernel(Kernel):
 
     @property
     def exact(self) -> bool:
-        """Whether no simdgroup has outputs past the end of its span."""
-        return all((span.end_out - span.first_out) % self.outs == 0 for span in self.spans)
+        """Whether no simdgroup that reads has outputs past the end of its span; with `split` all of them read."""
+        multiple = self.outs if self.split == 1 else self.outs_per_threadgroup
+        return all((span.end_out - span.first_out) % multiple == 0 for span in self.spans)
 
     @property
     def read_dtypes(self) -> tuple[DType, ...]:
@@ -285,12 +295,19 @@ class ProjectionKernel(MatrixKernel):
     @property
     def outs_per_threadgroup(self) -> int:
         """Outputs of a threadgroup; of many rows, all simdgroups share them."""
-        return self.outs if self.gemm else self.outs * self.simdgroups
+        return self.outs if self.gemm else super().outs_per_threadgroup
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Of many rows: a tile of x, one of the weight, and two numbers of each row."""
-        return ((self.tile + self.rows) * GEMM_STRIDE + 2 * self.tile) * 4 if self.gemm else 0
+        """Of many rows: a tile of x, one of the weight, and two numbers of each row; of split columns: all sums."""
+        if self.gemm:
+            return ((self.tile + self.rows) * GEMM_STRIDE + 2 * self.tile) * 4
+        return self.simdgroups * self.sums * 4 if self.split > 1 else 0
+
+    @property
+    def sums(self) -> int:
+        """What a simdgroup sums over its columns: the rows' products, and x^2 for the norm."""
+        return self.rows + self.reduces_scale
 
     @property
     def stride(self) -> int:

@@ -12,11 +12,16 @@ class Geometry:
     Attributes:
         matvec_outputs: weight rows of a simdgroup in one-row projections (gated ones keep this many of each half).
         matvec_simdgroups: simdgroups of a threadgroup there.
+        matvec_split: how many of them share the columns of their rows.
+        matvec_unroll: steps of a simdgroup's loop over columns whose loads are on the way at once.
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
-        partition: positions of one split-KV partition; contexts up to this long are not split.
+        attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
+        attend_unroll: keys of a lane group that are loaded and scored at once.
+        partition: positions of the shortest split-KV partition; contexts up to this long are not split.
+        partitions: most partitions of a context; longer ones have longer partitions.
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
@@ -25,12 +30,17 @@ class Geometry:
 
     matvec_outputs: int = 4
     matvec_simdgroups: int = 2
+    matvec_split: int = 1
+    matvec_unroll: int = 1
     matmul_outputs: int = 4
     matmul_simdgroups: int = 2
     matmul_tile: int = 8
     gemm_min_rows: int = 17
     attend_simdgroups: int = 8
+    attend_heads: int = 0
+    attend_unroll: int = 1
     partition: int = 1024
+    partitions: int = 32
     prefill_rows: int = 32
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
@@ -44,11 +54,16 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
+            if value < (0 if field.name == "attend_heads" else 1):
                 raise PlanError(f"geometry: {field.name} is {value}; expected at least 1")
         for name in ("matvec_outputs", "matmul_outputs"):
-            if getattr(self, name) not in (2, 4, 8, 16, 32):
-                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 2, 4, 8, 16 or 32")
+            if getattr(self, name) not in (1, 2, 4, 8, 16, 32):
+                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 1, 2, 4, 8, 16 or 32")
+        if self.matvec_simdgroups % self.matvec_split:
+            raise PlanError(
+                f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
+                f"{self.matvec_simdgroups}"
+            )
         if self.matmul_tile < 2 or self.matmul_tile * self.matmul_outputs > 32:
             raise PlanError(
                 f"geometry: matmul_tile {self.matmul_tile} x matmul_outputs {self.matmul_outputs} must be at most 32, "

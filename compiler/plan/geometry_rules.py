@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.record import Record
-from mlxr.compiler.spec.fields import Contradictions, Count, FormatName, Frozen
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FormatName, Frozen
 from mlxr.compiler.weight_layout import WeightLayout
 
 Origin = Literal["measured", "published", "predicted"]
@@ -55,7 +55,7 @@ class Site:
 class GeometryRule(Frozen):
     """Sets some sizes of the launches that meet all its conditions; a condition left out is met."""
 
-    sizes: Annotated[dict[str, Count], Field(min_length=1)]
+    sizes: Annotated[dict[str, Annotated[int, Field(ge=0, le=INT32_MAX, strict=True)]], Field(min_length=1)]
     """Fields of `Geometry`, and what they are."""
     because: Annotated[str, Field(min_length=1)]
     """Why, for people; `inspect` shows it."""

@@ -90,16 +90,20 @@ class Lowering(Drafting):
             activation=self.value(op, "x").dtype,
             norm=norm_of(self, op),
             epilogue=epilogue,
-            outs=g.matvec_outputs // epilogue.halves,
+            outs=max(1, g.matvec_outputs // epilogue.halves),
             simdgroups=g.matvec_simdgroups,
+            unroll=g.matvec_unroll,
+            split=g.matvec_split,
             gather=gather,
             tile=1,
         )
         several = replace(
             one,
             label=f"{label}_rows",
-            outs=g.matmul_outputs // epilogue.halves,
+            outs=max(1, g.matmul_outputs // epilogue.halves),
             simdgroups=g.matmul_simdgroups,
+            unroll=1,
+            split=1,
             tile=g.matmul_tile,
         )
         many = replace(
@@ -107,6 +111,8 @@ class Lowering(Drafting):
             label=f"{label}_gemm",
             outs=GEMM_ROWS // epilogue.halves,
             simdgroups=GEMM_SIMDGROUPS,
+            unroll=1,
+            split=1,
             tile=GEMM_TILE,
             gemm=True,
         )
@@ -166,7 +172,7 @@ class Lowering(Drafting):
             "layout": layout,
             "activation": self.value(op, "x").dtype,
             "epilogue": epilogue,
-            "outs": g.matvec_outputs // epilogue.halves,
+            "outs": max(1, g.matvec_outputs // epilogue.halves),
             "simdgroups": g.matvec_simdgroups,
             "num_experts": num_experts,
             "top_k": top_k,

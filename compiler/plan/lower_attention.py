@@ -1,5 +1,6 @@
 """Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -68,17 +69,20 @@ class AttentionLowering:
         choice = self._choose("attend")
         g, partition = choice.geometry, choice.geometry.partition
         chosen = choice.part("attend_", "partition")
-        partitions = -(-self._arena.context // partition)
+        partitions = min(g.partitions, -(-self._arena.context // partition))
+        gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
         whole = AttendKernel(
             "attend",
             **self._attention_fields(op),  # type: ignore[arg-type]
             simdgroups=g.attend_simdgroups,
             partition=0,
             max_partitions=0,
+            heads=math.gcd(g.attend_heads, gqa_ratio),
+            unroll=g.attend_unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
-        grid = (Extent(times=self._arena.num_kv_heads), Extent(dim="seqs"))
-        if partitions == 1:
+        grid = (Extent(times=self._arena.num_kv_heads * whole.groups), Extent(dim="seqs"))
+        if self._arena.context <= partition:
             self._to.emit(op, whole, grid, buffers, chosen=chosen)
             return
         self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition), chosen=chosen)
@@ -86,12 +90,14 @@ class AttentionLowering:
         # The reduction counts the sinks, once.
         part = replace(whole, label="attend_partition", partition=partition, max_partitions=partitions, sinks=None)
         heads, head_dim = whole.num_heads, whole.head_dim
-        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats", "dims": "dims"}
+        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
-        part_grid = (*grid, Extent(dim="partitions"))
+        part_grid = (*grid, Extent(times=partitions))
         self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=chosen)
-        reduce = AttendReduceKernel("attend_reduce", heads, head_dim, partitions, whole.activation, whole.sinks)
+        reduce = AttendReduceKernel(
+            "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
+        )
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
         self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.part("partition"))
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +12,7 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.batch import Batch
 
 Dims = Mapping[BatchDim, int]
+BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]
 
 
 def step_name(plan: Plan, batch: Batch) -> Literal["decode", "prefill"]:
@@ -50,8 +52,8 @@ def batch_dims(batch: Batch) -> Dims:
     }
 
 
-def batch_arrays(batch: Batch) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32]]:
-    """The batch's metadata by the plan's buffer names, each of its exact size."""
+def batch_arrays(batch: Batch) -> BatchArrays:
+    """The batch's metadata by the plan's buffer names, each of its exact size; token ids may be on the device."""
     return {
         "token_ids": batch.tokens,
         "positions": batch.positions,

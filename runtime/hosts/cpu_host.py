@@ -114,7 +114,7 @@ class CpuHost(Host):
         rows = batch.num_rows
         logits = self._logits.take(rows)
         arrays = (
-            batch.tokens,
+            np.asarray(batch.tokens),
             batch.positions,
             batch.slots,
             batch.query_start,

@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +30,8 @@ class Host(ABC):
     """
 
     name: ClassVar[str]
+    pipelines: ClassVar[bool] = False
+    """Whether steps are lazy MLX graphs, so that one can be started before the tokens of the last one are known."""
 
     def __init__(self, artifact: Artifact, arena: Arena) -> None:
         """Keeps what all hosts need.
@@ -72,7 +74,7 @@ class Host(ABC):
 
     @abstractmethod
     def step(self, batch: Batch) -> Logits:
-        """Runs one batch.
+        """Runs one batch, whose token ids may be an `mx.array` that is still being computed.
 
         Returns:
             Logits of the batch's logit rows, [rows, vocab] f32; lazy on hosts that pipeline. For `read`.
@@ -81,13 +83,21 @@ class Host(ABC):
             KernelFault: a kernel did something illegal (sim).
         """
 
-    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """Waits for a step's logits.
+    def start(self, *results: mx.array) -> None:
+        """Starts computing what was made of a step's logits, without waiting; for hosts that pipeline.
+
+        Raises:
+            HostError: it cannot be started.
+        """
+        mx.async_eval(*results)  # type: ignore[no-untyped-call]
+
+    def read(self, result: Logits) -> npt.NDArray[Any]:
+        """Waits for a step's logits, or for what was made of them.
 
         Raises:
             HostError: the step failed on the device.
         """
-        return np.array(logits)
+        return np.array(result)
 
     def count(self, name: str, detail: object = "", times: int = 1) -> None:
         """Counts launches; with MLXR_DEBUG=4 tells of them on standard error."""

@@ -7,15 +7,16 @@ import mlx.core as mx
 from mlxr.compiler.artifact import TARGETS, Artifact, Target
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts.cuda.device import check_cuda, has_cuda
 from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.names import HOSTS
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_NEEDS: dict[str, Target] = {"metal": "metal", "sim": "metal", "cpu": "cpu"}
+_NEEDS: dict[str, Target] = {"metal": "metal", "cuda": "metal", "sim": "metal", "cpu": "cpu"}
 
 
 def resolve_host(name: str, targets: Collection[Target] = TARGETS) -> str:
-    """A host's name, `auto` resolved: metal where there is one, else cpu.
+    """A host's name, `auto` resolved: metal or cuda where there is one, else cpu.
 
     Args:
         name: `auto` or one of HOSTS.
@@ -25,7 +26,9 @@ def resolve_host(name: str, targets: Collection[Target] = TARGETS) -> str:
         HostError: there is no host of that name.
     """
     if name == "auto":
-        return "metal" if mx.metal.is_available() and "metal" in targets else "cpu"
+        if "metal" not in targets:
+            return "cpu"
+        return "metal" if mx.metal.is_available() else "cuda" if has_cuda() else "cpu"
     if name not in HOSTS:
         raise HostError(f"there is no host {name!r}; hosts are auto, {', '.join(HOSTS)}")
     return name
@@ -50,6 +53,8 @@ def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | 
         )
     if name == "metal" and not mx.metal.is_available():
         raise HostError("host metal needs an Apple silicon Mac; use --host cpu here")
+    if name == "cuda":
+        check_cuda()
     if threads is not None and name != "cpu":
         raise HostError(f"the number of threads is for host cpu; host {name} takes none")
     if name == "cpu":
@@ -94,12 +99,16 @@ def make_host(
 
 
 def host_class(name: str) -> type[Host]:
-    """The class of a host, one of HOSTS, which need not be able to run here."""
+    """The class of the host of that name; `auto` is none."""
     # Imported when wanted: each needs what not every machine has.
     if name == "metal":
         from mlxr.runtime.hosts.metal import MetalHost  # noqa: PLC0415
 
         return MetalHost
+    if name == "cuda":
+        from mlxr.runtime.hosts.cuda_host import CudaHost  # noqa: PLC0415
+
+        return CudaHost
     if name == "cpu":
         from mlxr.runtime.hosts.cpu_host import CpuHost  # noqa: PLC0415
 

@@ -15,8 +15,9 @@ from mlxr.compiler.version import VERSION
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
     from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.runtime.completion import Completion, Event
     from mlxr.runtime.conversation import Conversation
-    from mlxr.runtime.generate import Completion, Event, Generation
+    from mlxr.runtime.generate import Generation
     from mlxr.runtime.model import Model, load
     from mlxr.runtime.sampling import Sampling
 
@@ -40,9 +41,9 @@ __all__ = [
 _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "ModelSpec": "mlxr.compiler.spec.model",
-    "Completion": "mlxr.runtime.generate",
+    "Completion": "mlxr.runtime.completion",
     "Conversation": "mlxr.runtime.conversation",
-    "Event": "mlxr.runtime.generate",
+    "Event": "mlxr.runtime.completion",
     "Generation": "mlxr.runtime.generate",
     "Model": "mlxr.runtime.model",
     "load": "mlxr.runtime.model",

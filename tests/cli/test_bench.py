@@ -4,11 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 import mlxr
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.cli import main
+from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts import reference
+from mlxr.runtime.hosts.host import Logits
+from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import GOLDEN, Q8_0
@@ -34,6 +40,34 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["planned_bytes"] == 71_329_792 + 2 * 6 * 1024 * 2 * 64 * 4
     assert shown["peak_memory_bytes"] > 20 << 20
     assert shown["launches_per_decode_step"] == 106, "one for each op of the unfused graph"
+
+
+def test_decoding_is_pipelined_where_generation_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step takes the token of the last one before that is read; the figures are of as many steps."""
+    arguments = ["storyteller", "--host", "reference"]
+    plain = bench(capsys, *arguments)
+    log: list[str] = []
+
+    class Pipelined(ReferenceHost):
+        pipelines = True
+
+        def step(self, batch: Batch) -> mx.array:
+            log.append("ahead" if isinstance(batch.tokens, mx.array) else "launch")
+            return super().step(batch)
+
+        def read(self, result: Logits) -> np.ndarray:
+            found = super().read(result)
+            if found.dtype == np.int32:
+                log.append("read")
+            return found
+
+    monkeypatch.setattr(reference, "ReferenceHost", Pipelined)
+    ahead = bench(capsys, *arguments)
+    assert log[-6:] == ["launch", "ahead", "read", "ahead", "read", "read"], "three steps"
+    assert ahead.keys() == plain.keys()
+    assert ahead["launches_per_decode_step"] == plain["launches_per_decode_step"]
 
 
 def test_text_has_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,12 @@ import mlxr
 from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.sampling import Sampler
 from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
 
-HOSTS = ("sim", "cpu", "reference")
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU"))
+HOSTS = ("sim", CUDA, "cpu", "reference")
 Storyteller = Callable[[str, str], mlxr.Model]
 
 

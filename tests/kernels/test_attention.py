@@ -9,6 +9,8 @@ from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 DECODE = ["layers.1.attention.attended"]
 # Every third of the variants in q8, which are all the head dims, layouts and modes.
 Q8_CASES = [dataclasses.replace(case, cache="q8") for case in CASES[1::3]]

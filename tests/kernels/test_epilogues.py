@@ -11,6 +11,8 @@ from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 # Of this size, blocks of 32 and tiles of 32 columns fit.
 BLOCKS = {
     "model__hidden_size": 64,
@@ -145,6 +147,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("name", "label", "old", "new", "op", "count"), MISTAKES, ids=lambda v: str(v)[:30])
 def test_mistake_is_noticed(name, label, old, new, op, count):
     true = compiled(family_spec(name))

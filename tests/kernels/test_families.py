@@ -8,6 +8,8 @@ from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, random_weights
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 SPLIT = Geometry(partition=16)
 
 

@@ -7,6 +7,8 @@ from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled, small_spec
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 SPLIT = Geometry(partition=16)
 PAGED = {"dtype": "f32", "block_size": 4, "max_sequences": 4, "mode": "paged"}
 SPECS = {
@@ -86,7 +88,7 @@ SPECS = {
 
 
 @pytest.fixture(scope="module", params=SPECS)
-def pair(request):
+def pair(kernel_host, request):
     spec, geometry = SPECS[request.param]
     return HostPair(compiled(spec, geometry))
 

@@ -13,6 +13,8 @@ from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import Mismatch, check_op
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 TOKENS = 5
 EPS = 1e-5
 
@@ -140,6 +142,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("check", "kernel", "old", "new"), MISTAKES)
 def test_mistake_is_noticed(check, kernel, old, new):
     _, text = kernel_text(kernel)

@@ -6,6 +6,8 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 QKV = "layers.0.attention.qkv_projected"
 OUT = "layers.0.attention.out"
 GATED = "layers.0.mlp.gated"
@@ -38,11 +40,42 @@ CASES = {
     "one-more-than-a-simdgroup": (types("bf16", "f32", hidden=8, model__vocab_size=5), (LOGITS,)),
 }
 
+FORMATS = {
+    "model__hidden_size": 256,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 512},
+}
+
 
 def run_rows(bench, step, op, num_tokens, rows="last"):
     seq_ids = bench.sequences(0)
     bench.run(step, [op], bench.batch([(seq_ids[0], num_tokens)], rows))
     bench.clear(seq_ids)
+
+
+GEOMETRIES = [
+    Geometry(matvec_outputs=1, matvec_simdgroups=4, matvec_unroll=2),
+    Geometry(matvec_outputs=2, matvec_simdgroups=4, matvec_split=4, matvec_unroll=8),
+    Geometry(matvec_outputs=4, matvec_simdgroups=6, matvec_split=3),
+    Geometry(matvec_outputs=8, matvec_simdgroups=8, matvec_split=2),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("case", ["f32-f32", "f16-bf16", "bf16-bf16", "biases", "one-more-than-a-simdgroup"])
+def test_geometries_of_one_row(case, geometry):
+    """Any number of outputs a simdgroup, columns shared by simdgroups or not, with and without outputs to spare."""
+    changes, ops = CASES[case]
+    bench = OpBench(compiled(small_spec(**changes), geometry))
+    for op in ops:
+        run_rows(bench, "decode", op, 1)
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_k", "q6_k", "affine4_g64_bf16", "affine3_g32_f16"])
+def test_geometries_of_formats(format):
+    bench = OpBench(compiled(small_spec(**FORMATS, weights={"default": format}), GEOMETRIES[1]))
+    for op in ALL:
+        run_rows(bench, "decode", op, 1)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,6 +11,8 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr.runtime.mlx_ops.cache_rows import encode_rows
 from mlxr_tests.kernel_bench import run_kernel
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
 ARENA = ("k_arena", "v_arena")
 

@@ -12,6 +12,8 @@ from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import Mismatch, check_op
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 TOKENS = 7
 ROUTERS = ["softmax_topk", "topk_softmax", "sigmoid"]
 SIZES = [(1, 1), (4, 2), (8, 8), (32, 4), (60, 4), (128, 8), (160, 6), (512, 10), (1024, 64)]
@@ -93,6 +95,7 @@ def test_experts_are_valid_whatever_the_logits(router, bias):
         assert len(set(chosen.tolist())) == 9 and chosen.min() >= 0 and chosen.max() < 40
 
 
+@pytest.mark.sim_only
 def test_the_order_of_threads_changes_nothing():
     kernel, x = route_kernel(128, 8, "softmax_topk", normalise=True), numbers((TOKENS, 128), 5)
     first, second = (route(kernel, x, seed=seed) for seed in (1, 2))
@@ -110,6 +113,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sim_only
 @pytest.mark.parametrize(("kernel", "old", "new"), MISTAKES)
 def test_mistake_is_noticed(kernel, old, new):
     _, text = kernel_text(kernel)

@@ -9,6 +9,8 @@ from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import check_op
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 OP = "layers.1.attention.attended"
 CASES = [
     (16, Case(4, 4, 32, "f32", "f32", "block", "paged", 4, None, "half")),
@@ -50,6 +52,20 @@ def test_only_some_sequences_are_long(partition, case):
     attend(bench, 3, case.context - 1, 0)
     attend(bench, partition, partition - 1, 2 * partition)
     attend(bench, 0, 0, partition)
+
+
+@pytest.mark.parametrize(("heads", "unroll"), [(0, 3), (2, 1), (1, 4)])
+@pytest.mark.parametrize(("partition", "case"), CASES, ids=str)
+def test_partitions_lengthen_when_there_are_no_more(partition, case, heads, unroll):
+    """At the borders, with all or some query heads of a KV head in a threadgroup, one key or several at once."""
+    geometry = Geometry(partition=partition // 4, partitions=3, attend_heads=heads, attend_unroll=unroll)
+    bench = OpBench(compiled(case.spec, geometry))
+    most = 3 * geometry.partition
+    for length in sorted(n + d for n in (most, 2 * most, case.context - 2) for d in (-1, 0, 1)):
+        if length < case.context:
+            attend(bench, length)
+    if case.mode == "paged":
+        attend(bench, most - 1, most, 2)
 
 
 @pytest.mark.parametrize(("partition", "case"), CASES, ids=str)

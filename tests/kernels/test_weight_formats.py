@@ -17,6 +17,8 @@ from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import Mismatch
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 GGUF = [str(format) for format in WeightFormat if format.is_quantised and not format.affine]
 AFFINE = [
     *("affine2_g32_f16", "affine3_g64_bf16", "affine4_g128_f32", "affine5_g32_bf16", "affine6_g64_f32"),

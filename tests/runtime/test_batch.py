@@ -1,10 +1,11 @@
 """The batch's arrays, literally, for every form of step; and its refusals, which must leave the pager alone."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxr.compiler.errors import ArenaError, ArenaFullError, RequestError
-from mlxr.runtime.batch import Batch, BatchRequest, padded
+from mlxr.runtime.batch import Batch, BatchRequest, kernel_input, padded
 from mlxr.runtime.pager import Pager
 
 ARRAYS = (
@@ -100,6 +101,27 @@ def test_padded_adds_rows_up_to_eight_elements():
     assert padded(np.array([3], dtype=np.int32)).dtype == np.int32
     enough = np.arange(8, dtype=np.int32)
     assert padded(enough) is enough
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11])
+def test_a_kernel_input_begins_with_the_array_wherever_it_is(count):
+    values = list(range(40, 40 + count))
+    for array in (np.array(values, dtype=np.int32), mx.array(values, dtype=mx.int32)):
+        bound = kernel_input(array)
+        assert bound.dtype == mx.int32 and bound.size >= 8
+        memory = np.array(bound, copy=False)
+        first = np.lib.stride_tricks.as_strided(memory, (count,), (4,))
+        assert first.tolist() == values, "a kernel sees memory, not shapes and strides"
+
+
+def test_tokens_on_the_device_take_the_place_of_the_requests():
+    pager = make_pager()
+    with_history(pager, 4, 2)
+    drawn = mx.array([7, 9], dtype=mx.int32)
+    requests = [BatchRequest(0, [0], 4), BatchRequest(1, [0], 2)]
+    batch = Batch.build(requests, pager, query_tile=8, partition=64, tokens=drawn)
+    assert batch.tokens is drawn and batch.is_decode and batch.num_tokens == 2
+    assert batch.positions.tolist() == [4, 2]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ChatTemplateError, HostError, RequestError
+from mlxr.runtime.completion import Completion
 from mlxr.runtime.conversation import Conversation
-from mlxr.runtime.generate import Completion
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec

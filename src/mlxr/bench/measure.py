@@ -1,21 +1,27 @@
 """Times one configuration of a loaded model, by the path that generation takes: batches, pager, host.
 
 Two phases after a warm-up. Prefill: `batch` sequences of `prompt_tokens` each, in steps as large as the plan allows.
-Decode: fresh sequences with max(context, 1) tokens each, then `decode_tokens` steps of one token for each, the logits
-read after each step. Tokens are random and seeded; choosing the next one is not part of it.
+Decode: fresh sequences with max(context, 1) tokens each, then `decode_tokens` steps of one token for each.
+
+Tokens are random and seeded, the logits are read after each step, and choosing the next token is not part of it. On
+hosts that pipeline it is: there, as in generation, a decode step takes the likeliest tokens of the step before, and is
+launched before anyone has read them.
 """
 
 import statistics
 import time
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
 from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.batch import BatchRequest
 from mlxr.runtime.model import Model
+from mlxr.runtime.pipeline import Draws, launch_step
+from mlxr.runtime.sampling import Sampler, Sampling
 
 _WARM_UP_STEPS = 3
 
@@ -172,31 +178,51 @@ class Sequences:
                 budget, rows = budget - count, rows - last
                 chunk, prompts[seq_id] = prompts[seq_id][:count], prompts[seq_id][count:]
                 requests.append(BatchRequest(seq_id, chunk, length, "last" if last else "none"))
-            self._step(requests)
+            self._host.read(launch_step(self._host, self._pager, requests))
             for request in requests:
                 done[request.seq_id] += len(request.tokens)
         self._length = tokens
         return time.perf_counter() - start
 
     def decode(self, steps: int) -> list[float]:
-        """Adds one token to each sequence, `steps` times; the seconds of each step."""
+        """Adds one token to each sequence, `steps` times; the seconds of each step, from the end of the one before."""
+        return self._decode_ahead(steps) if self._host.pipelines else self._decode(steps)
+
+    def _decode(self, steps: int) -> list[float]:
         seconds = []
         for _ in range(steps):
             start = time.perf_counter()
             tokens = self._tokens(self._count)
-            requests = [
-                BatchRequest(seq_id, [token], self._length) for seq_id, token in zip(self._ids, tokens, strict=True)
-            ]
-            self._step(requests)
+            self._host.read(launch_step(self._host, self._pager, self._grow(tokens)))
             seconds.append(time.perf_counter() - start)
-            self._length += 1
         return seconds
+
+    def _decode_ahead(self, steps: int) -> list[float]:
+        seconds = []
+        start = time.perf_counter()
+        draws = self._draw(self._tokens(self._count))
+        for step in range(steps):
+            following = self._draw([0] * self._count, draws.tokens(range(self._count))) if step + 1 < steps else None
+            draws.read()
+            now = time.perf_counter()
+            seconds.append(now - start)
+            start = now
+            if following is not None:
+                draws = following
+        return seconds
+
+    def _draw(self, tokens: list[int], drawn: mx.array | None = None) -> Draws:
+        """Launches a step and the choice of its likeliest tokens."""
+        logits = launch_step(self._host, self._pager, self._grow(tokens), drawn)
+        return Draws(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
+
+    def _grow(self, tokens: list[int]) -> list[BatchRequest]:
+        """One more token for each sequence."""
+        requests = [
+            BatchRequest(seq_id, [token], self._length) for seq_id, token in zip(self._ids, tokens, strict=True)
+        ]
+        self._length += 1
+        return requests
 
     def _tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._random.integers(0, self._plan.vocab_size, count)]
-
-    def _step(self, requests: list[BatchRequest]) -> None:
-        batch = Batch.build(requests, self._pager, self._plan.query_tile, self._plan.partition)
-        if copies := self._pager.take_copies():
-            self._host.copy_blocks(copies)
-        self._host.read(self._host.step(batch))

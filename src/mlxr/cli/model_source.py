@@ -57,8 +57,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="auto",
         choices=HOST_NAMES,
-        help="where to run: metal (Apple silicon), cpu (C made for this CPU), sim (the Metal kernels, checked, on any "
-        "CPU), reference (MLX ops)",
+        help="where to run: metal (Apple silicon), cuda (NVIDIA GPUs), cpu (C made for this CPU), sim (the Metal "
+        "kernels, checked, on any CPU), reference (MLX ops)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (one for each core)")
     parser.add_argument(

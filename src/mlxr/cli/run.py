@@ -8,7 +8,8 @@ from mlxr.cli.model_source import add_context_argument, add_model_arguments, loa
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.generate import Completion, Generation
+from mlxr.runtime.completion import Completion
+from mlxr.runtime.generate import Generation
 from mlxr.runtime.model import Model
 
 

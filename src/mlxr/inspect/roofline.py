@@ -125,21 +125,19 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
     sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
     found = {program.name: program for program in programs(artifact)}
     return (
-        _limits(artifact, chip, found["decode"], decode_dims(plan, batch, context), f"{sequences} of {context} tokens"),
+        _limits(artifact, chip, found["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
         _limits(artifact, chip, found["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
     )
 
 
-def decode_dims(plan: Plan, batch: int, context: int) -> Dims:
+def decode_dims(batch: int, context: int) -> Dims:
     """Dims of a decode step: one new token in each of `batch` sequences, `context` tokens with it."""
-    one: dict[BatchDim, int] = {"tokens": batch, "seqs": batch, "rows": batch, "tiles": batch, "context": context}
-    return one | {"partitions": -(-context // plan.partition)}
+    return {"tokens": batch, "seqs": batch, "rows": batch, "tiles": batch, "context": context}
 
 
 def prefill_dims(plan: Plan, tokens: int) -> Dims:
     """Dims of a step that begins one sequence with so many tokens and asks for the last one's logits."""
-    one: dict[BatchDim, int] = {"tokens": tokens, "seqs": 1, "rows": 1, "context": tokens}
-    return one | {"tiles": -(-tokens // plan.query_tile), "partitions": -(-tokens // plan.partition)}
+    return {"tokens": tokens, "seqs": 1, "rows": 1, "tiles": -(-tokens // plan.query_tile), "context": tokens}
 
 
 def runs_on_mlx(row: LaunchRow, op: Op, dims: Dims) -> bool:
@@ -211,7 +209,7 @@ def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims
         if name == op.inputs.get("x") and "rows" in op.inputs:
             shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
         if name.endswith((".partial", ".stats")):
-            shape[2] = min(shape[2], dims["partitions"])
+            shape[2] = min(shape[2], -(-dims["context"] // plan.partition))
         total += math.prod(shape) * buffers[name].dtype.size_bytes
     return total
 

@@ -17,6 +17,7 @@ _VALUES: dict[str, tuple[int, ...]] = {
     "matmul_unroll": (1, 2, 4),
     "matmul_tile": (2, 4, 8, 16),
     "attend_simdgroups": (1, 2, 4, 8, 16),
+    "attend_heads": (1, 2, 4, 8),
     "attend_unroll": (1, 2, 4),
     "partition": (128, 256, 512, 1024, 2048, 4096),
     "partitions": (8, 16, 32, 64),

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlxr.compiler.artifact import Artifact, DType, Step
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest, padded
+from mlxr.runtime.batch import Batch, BatchRequest, kernel_input
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
 from mlxr.runtime.mlx_ops import MLX_DTYPES
 from mlxr.runtime.pager import Pager
@@ -102,7 +102,7 @@ class RandomInputs:
         if name in arena:
             return _in_turn([arena[name]])
         if name in metadata:
-            return _in_turn([mx.array(padded(metadata[name]))])
+            return _in_turn([kernel_input(metadata[name])])
         if name.startswith("layer."):
             return _in_turn(self._layers)
         if name not in shapes:  # a token of the arena: single launches need no order

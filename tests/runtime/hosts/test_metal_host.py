@@ -5,6 +5,7 @@ binding, shapes, the token chain, MLX ops for large matmuls.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, pairwise
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -16,6 +17,8 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr_tests.family_specs import family_spec
@@ -32,6 +35,8 @@ class SimMetalKernel:
 
     texts: ClassVar[dict[str, str]] = {}
     calls: ClassVar[list[str]] = []
+    tokens: ClassVar[list[tuple[mx.array, mx.array]]] = []
+    """Of each launch that binds the arena, the arena token which it binds, and the one which it makes."""
 
     def __init__(
         self,
@@ -61,8 +66,14 @@ class SimMetalKernel:
     ) -> list[mx.array]:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-        mx.eval(*inputs, *outputs)
         names = [p.name for p in self.kernel.params]
+        if ARENA[0] in names:
+            places = [i for i, name in enumerate(names) if "token" in name and name != "token_ids"]
+            bound, made = ([*inputs, *outputs][i] for i in places)
+            self.tokens.append((bound, made))
+        # A kernel of MLX sees the memory of a view; a repeated one's begins as its contiguous copy does.
+        inputs = [x if name in ARENA else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
+        mx.eval(*inputs, *outputs)
         buffers = [
             SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENA, name=names[i])
             for i, array in enumerate([*inputs, *outputs])
@@ -81,6 +92,7 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Artifact], mlxr
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", dict)
     SimMetalKernel.calls.clear()
+    SimMetalKernel.tokens.clear()
 
     def load(artifact: Artifact) -> mlxr.Model:
         SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
@@ -102,6 +114,73 @@ def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], m
     assert on_metal.host.launches == on_sim.host.launches
     assert sum(on_metal.host.launches.values()) == len(SimMetalKernel.calls)
     assert np.array_equal(np.array(on_metal.arena.token), np.array(on_sim.arena.token))
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
+    metal: Callable[[Artifact], mlxr.Model], monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Forks, an end that costs a step, and the blocks of that step given to others: every access of the arena binds
+    the token that the one before made, so no write can overtake another."""
+    spec = storyteller_spec(model={"context": 64}, cache={"num_blocks": 9, "max_sequences": 3}, prefill_chunk=16)
+    artifact = compile_spec(spec).artifact
+    on_metal, on_sim = metal(artifact), mlxr.load(artifact, Q8_0, host="sim")
+    assert on_metal.host.pipelines and not on_sim.host.pipelines
+    sampling = mlxr.Sampling(temperature=temperature, top_p=0.9, seed=3)
+    steps: dict[mlxr.Model, list[bool]] = {on_metal: [], on_sim: []}
+
+    def log(model: mlxr.Model) -> None:
+        step = model.host.step
+
+        def logged(batch: Batch) -> Any:
+            steps[model].append(isinstance(batch.tokens, mx.array))
+            return step(batch)
+
+        monkeypatch.setattr(model.host, "step", logged)
+
+    def answers(model: mlxr.Model) -> list[list[int]]:
+        found: list[mlxr.Completion] = []
+        for prompt, options in (([1, 300, 301], {"num_samples": 3}), ([1, 900], {}), ([1, *range(400, 430)], {})):
+            found += model.start([prompt], max_tokens=7, sampling=sampling, **options).finish()  # type: ignore[arg-type]
+            model.pager.check_integrity()
+            assert model.pager.num_free_blocks == 9
+        return [answer.token_ids for answer in found]
+
+    whole = answers(on_sim)
+    for model in (on_metal, on_sim):
+        assert model.tokenizer is not None
+        monkeypatch.setattr(model.tokenizer, "eos_ids", frozenset({whole[0][3], whole[3][1]}))
+        log(model)
+    assert answers(on_metal) == answers(on_sim)
+    assert any(steps[on_metal]) and not any(steps[on_sim])
+    assert len(steps[on_sim]) < len(steps[on_metal]) <= len(steps[on_sim]) + 3, "at most one for each generation"
+    chain = SimMetalKernel.tokens
+    assert all(after[0] is before[1] for before, after in pairwise(chain))
+    assert chain[-1][1] is on_metal.arena.token
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("method", ["start", "read"])
+def test_a_failure_of_mlx_is_the_hosts_and_later_steps_run(
+    metal: Callable[[Artifact], mlxr.Model], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    model = metal(mlxr.compile("storyteller"))
+    expected = model.generate([1, 300], max_tokens=3)
+    work, calls = getattr(ArrayHost, method), count(1)
+
+    def fail(host: ArrayHost, *results: Any) -> Any:
+        if next(calls) == 2:
+            raise RuntimeError("the command buffer was lost")
+        return work(host, *results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayHost, method, fail)
+        with pytest.raises(HostError, match="the step failed on the GPU: the command buffer was lost"):
+            model.generate([1, 300], max_tokens=3)
+    model.pager.check_integrity()
+    assert model.pager.num_sequences == 0
+    assert model.generate([1, 300], max_tokens=3) == expected
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import Plan, WeightFormat, WeightPlan, part_places
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.repetition import varied
 from mlxr_tests.specs import random_weight
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -120,6 +121,6 @@ def random_buffer(rng: np.random.Generator, plan: WeightPlan, scale: float | Non
 
 def random_buffers(plan: Plan, seed: int = 0) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
     """Weights of a plan by name, as kernels read them, and their numbers."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(varied(seed))
     pairs = {weight.name: random_buffer(rng, weight) for weight in plan.weights}
     return {name: buffer for name, (buffer, _) in pairs.items()}, {name: found for name, (_, found) in pairs.items()}

@@ -16,10 +16,10 @@ from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cpu_host import CpuHost
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.hosts.sim_host import SimHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
 from mlxr_tests.format_planes import has_minima, random_buffers
+from mlxr_tests.kernel_host import make_kernel_host
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats
@@ -43,7 +43,7 @@ class HostPair:
     """Drives both hosts through one pager, and keeps what each sequence was fed."""
 
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array] | None = None, **options: Any) -> None:
-        """An artifact of target metal runs on sim, one of target cpu on cpu, with these options."""
+        """An artifact of target metal runs where `kernel_host` says, one of target cpu on cpu, with these options."""
         self.artifact = artifact
         self.plan = artifact.plan
         native: Native = {}
@@ -56,7 +56,9 @@ class HostPair:
         scatter(self.pager)
         self.arena, self.reference_arena = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.host: Host = (
-            CpuHost(artifact, native, self.arena, **options) if native else SimHost(artifact, buffers, self.arena)
+            CpuHost(artifact, native, self.arena, **options)
+            if native
+            else make_kernel_host(artifact, buffers, self.arena)
         )
         self.reference = ReferenceHost(artifact, self.weights, self.reference_arena)
         self.dtype = least_exact(artifact)

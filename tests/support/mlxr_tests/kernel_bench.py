@@ -1,4 +1,4 @@
-"""Runs a kernel context alone in sim, without a model around it."""
+"""Runs a kernel context alone, without a model around it."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from mlxr.compiler.codegen.kernels import Kernel
 from mlxr.compiler.codegen.render import Provenance, render
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr_tests.op_bench import load_kernel
+from mlxr_tests.kernel_host import load_kernel
 from mlxr_tests.specs import without_provenance
 
 _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
@@ -52,5 +52,5 @@ def run_kernel(
         assert inputs[port].dtype == MLX_DTYPES[str(dtype)], f"{port} is {inputs[port].dtype}, the port {dtype}"
     buffers = [SimBuffer.of(inputs[port], writable=port in in_place, name=port) for port, _ in kernel.inputs]
     buffers += [SimBuffer.of(outputs[port], writable=True, name=port) for port, _ in kernel.outputs]
-    load_kernel(text or own, name).launch(buffers, grid, (kernel.threads, 1, 1), seed=seed)
+    load_kernel(text or own, name, kernel.threads).launch(buffers, grid, (kernel.threads, 1, 1), seed=seed)
     return {port: mx.array(outputs[port]).view(MLX_DTYPES[str(dtype)]) for port, dtype in kernel.outputs}

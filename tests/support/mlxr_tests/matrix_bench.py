@@ -1,6 +1,5 @@
-"""Kernels that multiply by a weight matrix, each alone in sim: formats, numbers of rows and dims in any mix."""
+"""Kernels that multiply by a weight matrix, each alone: formats, numbers of rows and dims in any mix."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -20,19 +19,15 @@ from mlxr.compiler.codegen.render import Provenance, render
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.weight_layout import layout_of
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
+from mlxr_tests.kernel_host import load_kernel
+from mlxr_tests.repetition import varied
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Style = Literal["one", "several", "many"]
 STYLES: tuple[Style, ...] = ("one", "several", "many")
-
-
-@functools.lru_cache(maxsize=512)
-def _loaded(kernel: Kernel) -> SimKernel:
-    source = render(kernel, Provenance("test", "test", "0" * 12))
-    return SimKernel.load(source.text, name=source.name)
 
 
 class MatrixBench:
@@ -51,7 +46,7 @@ class MatrixBench:
         activation: str = "f32",
         gated: bool = False,
     ) -> None:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(varied(seed))
         made = [
             (WeightFormat(format), random_planes(rng, WeightFormat(format), (rows, columns), columns**-0.5))
             for format, rows in parts
@@ -99,4 +94,5 @@ class MatrixBench:
     def _launch(self, kernel: Kernel, inputs: dict[str, Any], out: Floats, grid: tuple[int, int, int]) -> None:
         bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
         bound.append(SimBuffer.of(out, writable=True, name="out"))
-        _loaded(kernel).launch(bound, grid, (kernel.threads, 1, 1), seed=1)
+        source = render(kernel, Provenance("test", "test", "0" * 12))
+        load_kernel(source.text, source.name, kernel.threads).launch(bound, grid, (kernel.threads, 1, 1), seed=1)

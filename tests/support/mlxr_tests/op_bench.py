@@ -1,11 +1,10 @@
-"""Runs single ops of an artifact: its kernels in sim, the op's definition in MLX, on the same random inputs.
+"""Runs single ops of an artifact: its kernels where `kernel_host` says, the op's definition in MLX, same inputs.
 
 The arena starts as NaN with random history in the slots of each sequence's earlier tokens, so a kernel that reads any
 other slot makes NaN, and everything that an op writes is compared with what it should have written, bit by bit outside
 the slots of the new tokens.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,14 @@ from mlxr.compiler.artifact import Artifact, Op, OpGraph, Step, Value
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, grid_of, shape_of
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import evaluate
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.format_planes import random_buffer
+from mlxr_tests.kernel_host import load_kernel
+from mlxr_tests.repetition import varied
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
 
@@ -47,12 +48,6 @@ def scatter(pager: Pager) -> None:
     pager.take_copies()
 
 
-@functools.lru_cache(maxsize=1024)
-def load_kernel(text: str, name: str) -> SimKernel:
-    """A kernel for sim, loaded once."""
-    return SimKernel.load(text, name=name)
-
-
 class OpBench:
     """An artifact's kernels with a pager and two arenas of the same content, sim's and the reference's.
 
@@ -68,7 +63,7 @@ class OpBench:
         self.sum_error = sum_error
         self.artifact = artifact
         self.plan = artifact.plan
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(varied(seed))
         self.arena = nan_arena(Arena(self.plan.arena))
         self.reference_arena = nan_arena(Arena(self.plan.arena))
         self.weights = {weight.name: weight for weight in self.plan.weights}
@@ -202,10 +197,10 @@ class OpBench:
             grid = grid_of(launch, dims)
             if grid is None:
                 continue
-            kernel = load_kernel(self.artifact.kernel_text(launch.kernel), launch.kernel)
+            num_threads = self.plan.kernel(launch.kernel).threads
+            kernel = load_kernel(self.artifact.kernel_text(launch.kernel), launch.kernel, num_threads)
             bound = [buffers[name] for name in (*launch.inputs, *launch.outputs)]
-            threads = (self.plan.kernel(launch.kernel).threads, 1, 1)
-            kernel.launch(bound, grid, threads, seed=int(self.rng.integers(1 << 32)))
+            kernel.launch(bound, grid, (num_threads, 1, 1), seed=int(self.rng.integers(1 << 32)))
             launched += 1
         assert launched, f"no launch of {op.name} runs for {dict(dims)}"
 

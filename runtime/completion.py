@@ -1,0 +1,38 @@
+"""What a generation gives: events as tokens come, and completions as they grow."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One generated token.
+
+    Attributes:
+        index: which answer: prompt number x num_samples + sample number.
+        text: the text that became complete with it, as it continues the prompt; may be empty.
+        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens or the end of the context, else None.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Completion:
+    """One answer so far.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them were in the arena before, in a kept sequence.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = field(default=0, kw_only=True)
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None

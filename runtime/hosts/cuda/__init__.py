@@ -1,0 +1,1 @@
+"""Kernels of the `cuda` host: Metal text to CUDA machine code."""

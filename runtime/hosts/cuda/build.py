@@ -1,0 +1,85 @@
+"""Kernel text to a cubin, cached by content.
+
+    prelude + header + signature + body -> NVRTC -> cubin
+
+MLX's own `cuda_kernel` would compile the same text, but with headers of its own that take ten times as long, one
+kernel at a time and anew in every process; so kernels are compiled here and given to MLX as `precompiled_cuda_kernel`.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+
+from mlxr.compiler.artifact import KernelEntry
+from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin, version
+from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+
+_FLAGS = ("--std=c++17", "--device-as-default-execution-space")
+
+_cache = LibraryCache("cuda")
+
+
+@functools.cache
+def prelude() -> str:
+    """What every kernel finds above itself."""
+    return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
+
+
+def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
+    """A kernel's CUDA text; its function is extern "C" and has the kernel's name.
+
+    Args:
+        kernel: its entry in the plan.
+        header: of its Metal file, what stands above the function.
+        body: of its Metal file, what stands in the function.
+    """
+    ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
+    ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
+    bounds = f"__launch_bounds__({kernel.threads})"
+    return f'{prelude()}{header}extern "C" __global__ void {bounds} {kernel.name}({", ".join(ports)}) {{\n{body}}}\n'
+
+
+def build_cubin(name: str, source: str, architecture: str) -> bytes:
+    """Compiles a text for an architecture (`sm_90a`), or finds it in the cache.
+
+    Raises:
+        HostError: no NVRTC, a text that does not compile, or a cache that cannot be written.
+    """
+    flags = (*_FLAGS, f"--gpu-architecture={architecture}")
+    target = _cache.folder() / f"{digest(source, *flags, str(version()))}.cubin"
+    if (found := _cache.read(target)) is not None:
+        return found
+    cubin = compile_cubin(name, source, flags)
+    with _cache.workspace() as work:
+        (work / "kernel.cubin").write_bytes(cubin)
+        _cache.publish(work / "kernel.cubin", target)
+    return cubin
+
+
+def build_cubins(
+    sources: Mapping[str, str], architecture: str, progress: Callable[[int, int], None] | None = None
+) -> dict[str, bytes]:
+    """Compiles a set of kernels in parallel.
+
+    Args:
+        sources: kernel name -> CUDA text.
+        architecture: `sm_90a`.
+        progress: called with (kernels ready, kernels in all) as each is ready.
+
+    Raises:
+        HostError: as `build_cubin`, for the first text that fails.
+    """
+    cubins: dict[str, bytes] = {}
+    with ThreadPoolExecutor(max_workers=max(1, min(len(sources), os.cpu_count() or 1))) as pool:
+        futures = {name: pool.submit(build_cubin, name, text, architecture) for name, text in sources.items()}
+        try:
+            for name, future in futures.items():
+                cubins[name] = future.result()
+                if progress is not None:
+                    progress(len(cubins), len(sources))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return cubins

@@ -1,0 +1,110 @@
+"""NVRTC, NVIDIA's compiler as a library: finds it and its headers, compiles a text to a cubin.
+
+MLX's CUDA build brings both (wheels nvidia-cuda-nvrtc and nvidia-cuda-runtime); a CUDA toolkit has them too. Nothing
+here needs a card or a driver.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlxr.compiler.errors import HostError
+
+_SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
+_HOW = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt, or set CUDA_HOME to a CUDA toolkit"
+
+
+@functools.cache
+def find_nvrtc() -> ctypes.CDLL:
+    """The library; the one that MLX has loaded, if it has.
+
+    Raises:
+        HostError: there is none.
+    """
+    places = [*_SONAMES, *(str(path) for root in _roots() for path in sorted(root.glob("lib*/libnvrtc.so.1[0-9]")))]
+    for place in places:
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    raise HostError(f"cuda: NVRTC, which compiles kernels, is not here; {_HOW}")
+
+
+@functools.cache
+def find_headers() -> Path:
+    """The folder of cuda_fp16.h.
+
+    Raises:
+        HostError: there is none.
+    """
+    for root in _roots():
+        if (root / "include/cuda_fp16.h").is_file():
+            return root / "include"
+    raise HostError(f"cuda: CUDA's headers (cuda_fp16.h), which kernels include, are not here; {_HOW}")
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """NVRTC's version.
+
+    Raises:
+        HostError: there is no NVRTC.
+    """
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    find_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def compile_cubin(name: str, source: str, flags: tuple[str, ...]) -> bytes:
+    """Compiles one text. Threads may do so at the same time.
+
+    Args:
+        name: what errors call it.
+        source: CUDA C++ text.
+        flags: NVRTC's, an `sm_` architecture among them; the folder of headers is added.
+
+    Raises:
+        HostError: there is no NVRTC, or the text does not compile; the message has what the compiler said.
+    """
+    library, program = find_nvrtc(), ctypes.c_void_p()
+    options = [flag.encode() for flag in (*flags, f"--include-path={find_headers()}")]
+    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
+    if status:
+        raise HostError(f"cuda: kernel {name} cannot be compiled: {_reason(status)}")
+    try:
+        status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        if status:
+            said = _read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{said}")
+        return _read(program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(find_nvrtc(), f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(find_nvrtc(), f"nvrtcGet{what}")(program, buffer)
+    return buffer.raw
+
+
+def _reason(status: int) -> str:
+    describe = find_nvrtc().nvrtcGetErrorString
+    describe.restype = ctypes.c_char_p
+    return str(describe(status).decode())
+
+
+def _roots() -> Iterator[Path]:
+    """Folders with include/ and lib*/: of wheels, then of a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for name in ("cu13", "cuda_nvrtc", "cuda_runtime"):
+            yield Path(folder) / name
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(variable):
+            yield Path(home)
+    yield Path("/usr/local/cuda")

@@ -1,0 +1,92 @@
+"""A batch's metadata as one array on the GPU.
+
+What the CPU writes, MLX keeps in managed memory: the GPU takes a page fault of tens of microseconds for each array. So
+a step uploads one array, or, where the same sequences decode on, none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+_ALIGNMENT = 4  # elements: kernels may load 16 bytes at once
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Arrays of 32-bit integers, one after the other.
+
+    Attributes:
+        numbers: [elements], int32; gaps are 0.
+        places: where each array's elements are.
+    """
+
+    numbers: npt.NDArray[np.int32]
+    places: dict[str, slice]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Packed":
+        """Packs int32 and uint32 arrays of any shape, in order."""
+        places, end = {}, 0
+        for name, array in arrays.items():
+            places[name] = slice(end, end + array.size)
+            end += -(-array.size // _ALIGNMENT) * _ALIGNMENT
+        numbers = np.zeros(end, dtype=np.int32)
+        for name, array in arrays.items():
+            numbers[places[name]] = array.reshape(-1).view(np.int32)
+        return cls(numbers, places)
+
+    def upload(self) -> mx.array:
+        """The numbers in the GPU's own memory: a copy that the GPU makes, lazy."""
+        return mx.array(self.numbers) | 0
+
+    def unpack(self, uploaded: mx.array) -> dict[str, mx.array]:
+        """Each array's elements, flat, as views of what `upload` gave; kernels see no shapes."""
+        return {name: uploaded[place] for name, place in self.places.items()}
+
+
+class DecodeInputs:
+    """What decode steps read besides their tokens, kept on the GPU from one step to the next.
+
+    When the same sequences each take their next token in the block where they are, positions and slots grow by one and
+    nothing else changes: each step makes the next one's. Everything is compared with the batch at each step, and what
+    is not as predicted is uploaded anew.
+    """
+
+    MOVING = ("positions", "slots", "context_lens")
+    """Grow by one from step to step."""
+
+    def __init__(self) -> None:
+        self._moving: tuple[Packed, mx.array] | None = None
+        self._steady: tuple[Packed, mx.array] | None = None
+
+    def bind(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[Packed, mx.array], tuple[Packed, mx.array]]:
+        """A step's arrays, those that move and those that do not, as they are packed and on the GPU."""
+        moving = Packed.of({name: array for name, array in arrays.items() if name in self.MOVING})
+        steady = Packed.of({name: array for name, array in arrays.items() if name not in self.MOVING})
+        self._moving = _same_or_new(self._moving, moving)
+        self._steady = _same_or_new(self._steady, steady)
+        return self._moving, self._steady
+
+    def advance(self, moving: mx.array) -> None:
+        """Takes what the step made of the moving arrays for the next one: each element one more."""
+        assert self._moving is not None, "a step was bound"
+        packed, _ = self._moving
+        self._moving = (Packed(packed.numbers + 1, packed.places), moving)
+
+    def forget(self) -> None:
+        """Uploads all of the next step's arrays."""
+        self._moving = self._steady = None
+
+
+def _same_or_new(held: tuple[Packed, mx.array] | None, wanted: Packed) -> tuple[Packed, mx.array]:
+    if (
+        held
+        and held[0].places == wanted.places
+        and all(np.array_equal(held[0].numbers[place], wanted.numbers[place]) for place in wanted.places.values())
+    ):
+        return held
+    return wanted, wanted.upload()

@@ -1,0 +1,137 @@
+"""The `cuda` host: the artifact's Metal kernels on an NVIDIA GPU.
+
+The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
+graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
+shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
+"""
+
+import functools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Step
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts.binding import BatchArrays, Dims
+from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
+from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.host import Progress
+from mlxr.runtime.hosts.mlx_host import Launcher, MlxHost
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_MOST_TRACES = 128
+
+
+class _Trace(NamedTuple):
+    """A decode step as MLX compiled it, and what it launches."""
+
+    run: Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
+    launches: Counter[str]
+
+
+class CudaHost(MlxHost):
+    """Runs the plan on an NVIDIA GPU."""
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: Mapping[str, mx.array],
+        arena: Arena,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """See `MlxHost`."""
+        super().__init__(artifact, weights, arena, progress)
+        for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
+            self._fixed[name] = _on_device(self._fixed[name])
+        mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
+        decode = self.plan.step("decode")
+        self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
+        self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
+        self._inputs = DecodeInputs()
+        self._traces: OrderedDict[tuple[int | bool, ...], _Trace] = OrderedDict()
+
+    @classmethod
+    def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
+        """See `ArrayHost.read_arrays`; the weights lie in the GPU's own memory."""
+        weights = super().read_arrays(artifact, file, progress)
+        for name in weights:
+            weights[name] = _on_device(weights[name])
+        mx.clear_cache()  # what the CPU has filled is managed memory, and would serve later arrays
+        return weights
+
+    @classmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Launcher]:
+        """See `MlxHost.make_kernels`; all are compiled, or taken from the cache, before this returns."""
+        sources = {k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.kernels}
+        cubins = build_cubins(sources, architecture(), progress)
+        return {name: launcher(name, cubin) for name, cubin in cubins.items()}
+
+    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+        """See `MlxHost.launch_step`."""
+        arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
+        others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
+        if step.name != "decode" or self._tell:  # who is told of launches shall be told of each
+            packed = Packed.of(arrays)
+            uploaded = packed.unpack(packed.upload())
+            return self.run(step, dims, {**others, **uploaded, ARENA_TOKEN: self.arena.token})
+        tokens = others.get("token_ids")
+        tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
+        (moving, moved), (steady, held) = self._inputs.bind(arrays)
+        key = (
+            *(dims["tokens"], dims["seqs"], dims["rows"]),
+            *(dims[dim] for dim in self._grid_dims),
+            *(one.holds(dims) for one in self._conditions),
+        )
+        trace = self._traces.pop(key, None) or self._trace(step, dims, moving, steady)
+        self._traces[key] = trace
+        if len(self._traces) > _MOST_TRACES:
+            self._traces.popitem(last=False)
+        logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
+        self._inputs.advance(moved)
+        self.launches.update(trace.launches)
+        return logits, token
+
+    def recover(self) -> None:
+        """See `MlxHost.recover`."""
+        super().recover()
+        self._inputs.forget()
+
+    def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+        """The step as a function of tokens, the packed arrays and the arena's token."""
+        launches: Counter[str] = Counter()
+
+        def run(tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array) -> tuple[mx.array, ...]:
+            kept, self.launches = self.launches, launches
+            launches.clear()
+            try:
+                inputs = {"token_ids": tokens, ARENA_TOKEN: token}
+                logits, token = self.run(step, dims, inputs | moving.unpack(moved) | steady.unpack(held))
+            finally:
+                self.launches = kept
+            return logits, token, moved + 1
+
+        compiled: Any = mx.compile(run)
+        return _Trace(compiled, launches)
+
+
+def launcher(name: str, cubin: bytes) -> Launcher:
+    """A kernel as MLX launches it; inputs are never copied."""
+    return functools.partial(
+        mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False
+    )
+
+
+def _on_device(array: mx.array) -> mx.array:
+    """A copy that the GPU wrote: it is in the GPU's own memory, where what the CPU fills is in managed memory."""
+    bits = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.itemsize])
+    copy = (bits | 0).view(array.dtype)
+    mx.eval(copy)
+    return copy

@@ -1,0 +1,181 @@
+/* Metal on CUDA: what a kernel's header and body find above themselves when host cuda compiles them (NVRTC).
+ *
+ * The subset of Metal that MLXR's kernels use. Address spaces mean nothing here: CUDA's pointers are generic, and the
+ * sim host has checked them. A simdgroup is a warp; all 32 lanes take part in every simdgroup operation. Vector types
+ * are classes of our own, because CUDA's have no operators; macros give them Metal's names from here on.
+ */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+
+#define device
+#define thread
+#define threadgroup
+#define constant __constant__
+#define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
+
+#define thread_index_in_threadgroup (threadIdx.x)
+#define thread_index_in_simdgroup (threadIdx.x & 31u)
+#define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
+#define threadgroup_position_in_grid blockIdx
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef __half half;
+typedef __half float16_t;
+typedef __nv_bfloat16 bfloat;
+typedef __nv_bfloat16 bfloat16_t;
+
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+
+namespace mlxr {
+
+template <typename T, int N>
+struct vec;
+
+template <typename T>
+struct alignas(2 * sizeof(T)) vec<T, 2> {
+    T x, y;
+    vec() = default;
+    vec(T a) : x(a), y(a) {}
+    vec(T a, T b) : x(a), y(b) {}
+    template <typename S>
+    explicit vec(const vec<S, 2>& v) : x((T)v.x), y((T)v.y) {}
+    T& operator[](uint i) { return (&x)[i]; }
+    T operator[](uint i) const { return i ? y : x; }
+};
+
+template <typename T>
+struct alignas(4 * sizeof(T)) vec<T, 4> {
+    union {
+        struct {
+            T x, y, z, w;
+        };
+        struct {
+            vec<T, 2> xy, zw;
+        };
+    };
+    vec() = default;
+    vec(T a) : x(a), y(a), z(a), w(a) {}
+    vec(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}
+    vec(vec<T, 2> a, vec<T, 2> b) : x(a.x), y(a.y), z(b.x), w(b.y) {}
+    template <typename S>
+    explicit vec(const vec<S, 4>& v) : x((T)v.x), y((T)v.y), z((T)v.z), w((T)v.w) {}
+    T& operator[](uint i) { return (&x)[i]; }
+    T operator[](uint i) const { return (&x)[i]; }
+};
+
+#define MLXR_OPERATOR(op)                                                                                \
+    template <typename T>                                                                                \
+    vec<T, 2> operator op(vec<T, 2> a, vec<T, 2> b) { return vec<T, 2>(a.x op b.x, a.y op b.y); }        \
+    template <typename T>                                                                                \
+    vec<T, 4> operator op(vec<T, 4> a, vec<T, 4> b) {                                                    \
+        return vec<T, 4>(a.x op b.x, a.y op b.y, a.z op b.z, a.w op b.w);                                \
+    }                                                                                                    \
+    template <typename T, int N, typename S>                                                             \
+    vec<T, N> operator op(vec<T, N> a, S b) { return a op vec<T, N>((T)b); }                             \
+    template <typename T, int N, typename S>                                                             \
+    vec<T, N> operator op(S a, vec<T, N> b) { return vec<T, N>((T)a) op b; }                             \
+    template <typename T, int N, typename S>                                                             \
+    vec<T, N>& operator op##=(vec<T, N>& a, S b) { return a = a op b; }
+MLXR_OPERATOR(+)
+MLXR_OPERATOR(-)
+MLXR_OPERATOR(*)
+MLXR_OPERATOR(/)
+MLXR_OPERATOR(&)
+MLXR_OPERATOR(|)
+MLXR_OPERATOR(^)
+MLXR_OPERATOR(<<)
+MLXR_OPERATOR(>>)
+#undef MLXR_OPERATOR
+
+template <typename T, int N>
+vec<T, N> operator-(vec<T, N> a) { return vec<T, N>((T)0) - a; }
+
+}  // namespace mlxr
+
+#define float2 mlxr::vec<float, 2>
+#define float4 mlxr::vec<float, 4>
+#define half2 mlxr::vec<__half, 2>
+#define half4 mlxr::vec<__half, 4>
+#define int2 mlxr::vec<int, 2>
+#define int4 mlxr::vec<int, 4>
+#define uint2 mlxr::vec<uint, 2>
+#define uint4 mlxr::vec<uint, 4>
+#define char2 mlxr::vec<signed char, 2>
+#define char4 mlxr::vec<signed char, 4>
+#define uchar2 mlxr::vec<uchar, 2>
+#define uchar4 mlxr::vec<uchar, 4>
+#define short2 mlxr::vec<short, 2>
+#define ushort2 mlxr::vec<ushort, 2>
+#define ushort4 mlxr::vec<ushort, 4>
+
+template <typename To, typename From>
+__forceinline__ To as_type(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as_type between types of different sizes");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+enum class mem_flags { mem_none, mem_threadgroup, mem_device };
+__forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
+__forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
+
+template <typename T>
+__forceinline__ T simd_shuffle(T x, uint lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
+template <typename T>
+__forceinline__ T simd_shuffle_xor(T x, uint mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
+template <typename T>
+__forceinline__ T simd_shuffle_down(T x, uint delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
+template <typename T>
+__forceinline__ T simd_broadcast(T x, uint lane) { return simd_shuffle(x, lane); }
+#define MLXR_REDUCTION(name, expression)                             \
+    template <typename T>                                            \
+    __forceinline__ T name(T a) {                                    \
+        _Pragma("unroll") for (uint mask = 16; mask; mask >>= 1) {   \
+            const T b = simd_shuffle_xor(a, mask);                   \
+            a = expression;                                          \
+        }                                                            \
+        return a;                                                    \
+    }
+MLXR_REDUCTION(simd_sum, a + b)
+MLXR_REDUCTION(simd_max, a > b ? a : b)
+MLXR_REDUCTION(simd_min, a < b ? a : b)
+#undef MLXR_REDUCTION
+
+namespace metal {
+__forceinline__ bool isnan(float x) { return ::isnan(x); }
+__forceinline__ bool isinf(float x) { return ::isinf(x); }
+__forceinline__ bool isfinite(float x) { return ::isfinite(x); }
+__forceinline__ float abs(float x) { return fabsf(x); }
+__forceinline__ float rint(float x) { return rintf(x); }
+__forceinline__ float floor(float x) { return floorf(x); }
+__forceinline__ float fma(float a, float b, float c) { return fmaf(a, b, c); }
+__forceinline__ float clamp(float x, float low, float high) { return fminf(fmaxf(x, low), high); }
+__forceinline__ int clamp(int x, int low, int high) { return ::min(::max(x, low), high); }
+namespace precise {
+// Not inlined: the reduction of large angles is long, and kernels that unroll would hold it dozens of times.
+__noinline__ float sin(float x) { return sinf(x); }
+__noinline__ float cos(float x) { return cosf(x); }
+__forceinline__ float exp(float x) { return expf(x); }
+__forceinline__ float exp2(float x) { return exp2f(x); }
+__forceinline__ float log(float x) { return logf(x); }
+__forceinline__ float log2(float x) { return log2f(x); }
+__forceinline__ float tanh(float x) { return tanhf(x); }
+__forceinline__ float sqrt(float x) { return sqrtf(x); }
+__forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
+}  // namespace precise
+}  // namespace metal
+using metal::clamp;

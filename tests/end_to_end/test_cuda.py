@@ -1,0 +1,83 @@
+"""Pipelined generation on an NVIDIA GPU: in place, in order, whatever MLX makes of its launches."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.driver import compile_spec
+from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
+
+pytestmark = pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
+
+
+def test_1000_pipelined_steps_make_no_copy_of_the_arena() -> None:
+    # An arena of 384 MiB: far more than everything else together.
+    artifact = compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact
+    model = mlxr.load(artifact, Q8_0, host="cuda")
+    most = artifact.plan.arena.context - 8
+    model.start([[1, 403, 27]], max_tokens=8, ignore_eos=True).finish()
+    before, token = mx.get_active_memory(), int(np.array(model.arena.token)[0])
+    mx.reset_peak_memory()
+    steps = 0
+    while steps < 1000:
+        (answer,) = model.start([[1, 403, 27]], max_tokens=most, ignore_eos=True).finish()
+        steps += len(answer.token_ids)
+    assert mx.get_peak_memory() - before < artifact.plan.arena.size_bytes // 8
+    accesses = int(np.array(model.arena.token)[0]) - token
+    assert accesses >= steps * artifact.plan.num_layers, "each access of the arena adds one to its token"
+
+
+@pytest.mark.parametrize("graphs", ["0", "1"])
+@pytest.mark.parametrize("operations", ["1", "2", "50"])
+def test_tokens_do_not_depend_on_how_mlx_sends_launches(
+    golden: list[dict[str, Any]], operations: str, graphs: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "mlxr_tests.greedy_tokens", "cuda"],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        | {"MLX_MAX_OPS_PER_BUFFER": operations, "MLX_USE_CUDA_GRAPHS": graphs},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [recorded["greedy_fp32"] for recorded in golden]
+
+
+def test_forks_and_reused_blocks_give_the_tokens_of_a_fresh_run(
+    storyteller: Callable[[str, str], mlxr.Model], golden: list[dict[str, Any]]
+) -> None:
+    model = storyteller("cuda", "q8_0")
+    sampling = mlxr.Sampling(temperature=0.8, top_k=40, seed=5)
+    ids = [recorded["ids"] for recorded in golden]
+    fresh = [model.start([one], max_tokens=40, sampling=sampling, ignore_eos=True).finish()[0] for one in ids]
+    for _ in range(20):
+        together = model.start(ids, max_tokens=40, sampling=sampling, ignore_eos=True).finish()
+        assert [a.token_ids for a in together] == [a.token_ids for a in fresh]
+        samples = model.start(ids[:1], max_tokens=40, sampling=sampling, num_samples=3, ignore_eos=True).finish()
+        assert samples[0].token_ids == fresh[0].token_ids
+    assert model.pager.num_free_blocks == model.pager.num_blocks
+    model.pager.check_integrity()
+
+
+def test_a_kept_sequence_gives_the_tokens_of_a_fresh_run(storyteller: Callable[[str, str], mlxr.Model]) -> None:
+    model = storyteller("cuda", "q8_0")
+    kept = model.keep()
+    ids = model.encode("Once upon a time there was a miller")
+    for _ in range(4):
+        (answer,) = model.start([ids], max_tokens=12, ignore_eos=True, kept=kept).finish()
+        (fresh,) = model.start([ids], max_tokens=12, ignore_eos=True).finish()
+        assert answer.token_ids == fresh.token_ids
+        ids = [*ids, *answer.token_ids, 403, 27]
+    assert answer.cached_tokens > 0
+    kept.clear()

@@ -1,0 +1,190 @@
+"""The cuda host's own code, run on any machine, with the sim in MLX's place.
+
+Kernels are not compiled for a GPU here (tests/kernels/test_cuda_texts.py does); `mx.compile` is off where the sim runs,
+because the sim must see numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts import cuda_host
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.hosts.select import resolve_host
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.pager import Pager
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
+
+ARENA = ("k_arena", "v_arena")
+
+
+def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
+    """Makes MLX look as if it had a card whose launches are `launch`."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    info = {"architecture": "sm_90", "compute_capability_major": 9, "compute_capability_minor": 0}
+    monkeypatch.setattr(mx, "device_info", lambda *_: info)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
+
+    def build(sources: dict[str, str], architecture: str, _: Any) -> dict[str, bytes]:
+        assert architecture == "sm_90a"
+        for name, text in sources.items():
+            header, body = artifact.kernel_sections(name)
+            assert header in text and body in text, "the card must get what the artifact shows"
+        return dict.fromkeys(sources, b"")
+
+    monkeypatch.setattr(cuda_host, "build_cubins", build)
+
+
+class SimLauncher:
+    """Stands in for `mx.fast.precompiled_cuda_kernel`; executed by the sim at once."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.uploads = 0
+
+    def __call__(
+        self,
+        *,
+        name: str,
+        inputs: Sequence[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[Any],
+        ensure_row_contiguous: bool,
+        **_: Any,
+    ) -> list[mx.array]:
+        assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
+        kernel = SimKernel.load(self.artifact.kernel_text(name))
+        outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+        mx.eval(*inputs, *outputs)
+        buffers = [
+            SimBuffer.of(array, writable=i >= len(inputs) or param.name in ARENA, name=param.name)
+            for i, (array, param) in enumerate(zip([*inputs, *outputs], kernel.params, strict=True))
+        ]
+        groups = tuple(g // t for g, t in zip(grid, threadgroup, strict=True))
+        kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
+        return outputs
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """`mx.compile` does nothing."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+@pytest.mark.usefixtures("eager")
+def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact
+    on_sim = mlxr.load(artifact, Q8_0, host="sim")
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    on_cuda = mlxr.load(artifact, Q8_0, host="auto")
+    assert isinstance(on_cuda.host, CudaHost)
+    prompts = ["The old woman", "One morning the king of the mice and"]
+    options: dict[str, Any] = {"max_tokens": 6, "num_samples": 2, "sampling": mlxr.Sampling(temperature=0.5, seed=3)}
+    got, expected = (model.start(prompts, **options).finish() for model in (on_cuda, on_sim))
+    assert [a.token_ids for a in got] == [a.token_ids for a in expected]
+    assert set(on_cuda.host.launches) == set(on_sim.host.launches)
+
+
+@pytest.mark.usefixtures("eager")
+def test_steps_upload_only_what_is_not_as_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(
+        small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), Geometry(partition=16)
+    )
+    uploads: list[int] = []
+    upload = Packed.upload
+    monkeypatch.setattr(Packed, "upload", lambda packed: uploads.append(packed.numbers.size) or upload(packed))
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    pair = HostPair(artifact)
+    pair.host = CudaHost(artifact, random_buffers(pair.plan)[0], pair.arena)
+    a, b = pair.add(), pair.add()
+    pair.step([(a, [3, 1, 4, 1, 5]), (b, [9])])  # lengths 5 and 1
+    found = []
+    for steps in range(6):
+        uploads.clear()
+        pair.step([(a, [steps]), (b, [steps + 7])])
+        found.append(len(uploads))
+    # Lengths before: 5 and 1, 6 and 2, 7 and 3, 8 and 4 (both take a new block), 9 and 5, 10 and 6.
+    assert found == [2, 0, 0, 2, 0, 0]
+    uploads.clear()
+    pair.step([(a, [1, 2])])
+    assert len(uploads) == 1, "a prefill uploads one array"
+    uploads.clear()
+    pair.step([(b, [1])])
+    assert len(uploads) == 2, "another set of sequences"
+    c = pair.fork(b)
+    pair.step([(c, [4]), (b, [5])])
+    pair.step([(b, [4]), (c, [5])])
+
+
+def test_a_failed_step_uploads_all_again() -> None:
+    inputs = DecodeInputs()
+    arrays = {"positions": np.array([4], np.int32), "block_tables": np.array([[1, 2]], np.int32)}
+    (moving, moved), steady = inputs.bind(arrays)
+    inputs.advance(moved + 1)
+    arrays["positions"] = arrays["positions"] + 1
+    (_, moved), again = inputs.bind(arrays)
+    assert again[1] is steady[1] and moving.unpack(moved)["positions"].tolist() == [5]
+    inputs.forget()
+    assert inputs.bind(arrays)[1][1] is not steady[1]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_a_step_is_traced_once_for_its_shapes_and_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are sums here: `mx.compile` must take the graph as the host makes it, and give the same numbers."""
+    calls: list[str] = []
+
+    def launch(*, name: str, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+        calls.append(name)
+        total = sum((x.reshape(-1)[0].astype(mx.float32) for x in inputs), mx.array(0.0))
+        return [mx.broadcast_to(total, s).astype(d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
+
+    artifact = compiled(small_spec(), Geometry(partition=16))
+    use_card(monkeypatch, artifact, launch)
+    found = []
+    for compiles in (True, False):
+        (mx.enable_compile if compiles else mx.disable_compile)()
+        pager = Pager.from_geometry(artifact.plan.arena)
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        seq_id, logits, traced = pager.add_sequence(), [], []
+        for position in range(20):
+            batch = Batch.build([BatchRequest(seq_id, [5], position)], pager, 8, 16)
+            calls.clear()
+            logits.append(host.read(host.step(batch)))
+            traced.append(bool(calls))
+        found.append((logits, host.launches))
+        if compiles:
+            assert traced == [position in (0, 16) for position in range(20)], "the second partition is another launch"
+    mx.enable_compile()
+    assert np.isfinite(found[0][0]).all() and np.array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="there is a GPU here")
+def test_without_a_card_the_cuda_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HostError, match="CUDA build of MLX"):
+        mlxr.load(mlxr.compile("storyteller"), Q8_0, host="cuda")
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    with pytest.raises(HostError, match="no NVIDIA GPU"):
+        mlxr.load(mlxr.compile("storyteller"), Q8_0, host="cuda")
+    assert resolve_host("auto") in ("metal", "cpu")

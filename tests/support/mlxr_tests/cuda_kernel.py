@@ -1,0 +1,84 @@
+"""Kernels on an NVIDIA GPU, with sim's interface: what tests give to sim runs on the card instead.
+
+Each launch copies its buffers to the card and what may be written back. Outputs start as NaN.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.codegen.sections import body_of, header_of
+from mlxr.compiler.dtypes import DType
+from mlxr.compiler.plan.plan import KernelEntry, KernelPort
+from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source
+from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda_host import launcher
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr.runtime.hosts.sim.signature import parse_signature
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+
+_DTYPES = {dtype.metal: dtype for dtype in DType}
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+POISON = None if os.environ.get("MLXR_TEST_POISON") == "0" else float("nan")
+"""What outputs start as; nothing where a tool looks for reads of what nobody wrote."""
+
+
+class CudaKernel:
+    """One kernel, ready to launch; `SimKernel` is its model."""
+
+    def __init__(self, text: str, name: str, threads: int) -> None:
+        signature = parse_signature(text, name)
+        self.params = signature.params
+        self._dtypes = [_DTYPES[param.type] for param in self.params]
+        ports = [KernelPort(name=p.name, dtype=dtype) for p, dtype in zip(self.params, self._dtypes, strict=True)]
+        count = sum(not param.writable for param in self.params)
+        entry = KernelEntry(
+            name=name,
+            label=name,
+            file="",
+            inputs=tuple(ports[:count]),
+            outputs=tuple(ports[count:]),
+            threads=threads,
+            threadgroup_bytes=0,
+        )
+        source = cuda_source(entry, header_of(text), body_of(text))
+        self._num_inputs = count
+        self._launcher = launcher(name, build_cubin(name, source, architecture()))
+
+    def launch(
+        self, buffers: Sequence[SimBuffer], threadgroups: tuple[int, int, int], threads: tuple[int, int, int], **_: Any
+    ) -> None:
+        """Runs a grid to its end."""
+        if 0 in threadgroups:
+            return
+        memory = [_memory(buffer, dtype) for buffer, dtype in zip(buffers, self._dtypes, strict=True)]
+        count = self._num_inputs
+        inputs = [
+            mx.array(bits).view(MLX_DTYPES[dtype])
+            for bits, dtype in zip(memory[:count], self._dtypes[:count], strict=True)
+        ]
+        mx.eval(inputs)
+        results = self._launcher(
+            inputs=inputs,
+            output_shapes=[bits.shape for bits in memory[count:]],
+            output_dtypes=[MLX_DTYPES[dtype] for dtype in self._dtypes[count:]],
+            grid=tuple(g * t for g, t in zip(threadgroups, threads, strict=True)),
+            threadgroup=threads,
+            init_value=POISON,
+        )
+        mx.eval(results)
+        mx.synchronize()
+        for buffer, bits, array in zip(buffers, memory, [*inputs, *results], strict=True):
+            if buffer.writable:
+                bits[...] = as_bits(array).reshape(bits.shape)
+
+
+def _memory(buffer: SimBuffer, dtype: DType) -> "np.ndarray[Any, Any]":
+    """A buffer's memory as unsigned integers of its element's size."""
+    raw = (ctypes.c_uint8 * buffer.size_bytes).from_address(buffer.address)
+    return np.frombuffer(raw, dtype=np.uint8).view(_BITS[dtype.size_bytes])

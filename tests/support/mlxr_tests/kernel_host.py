@@ -1,0 +1,59 @@
+"""Where kernel tests run the Metal text: on sim, or on an NVIDIA GPU. The fixture `kernel_host` chooses.
+
+On the GPU every launch's outputs start as NaN, as sim's memory does.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.mlx_host import Launcher
+from mlxr.runtime.hosts.sim.kernel import SimKernel
+from mlxr.runtime.hosts.sim_host import SimHost
+from mlxr_tests.cuda_kernel import POISON, CudaKernel
+
+KERNEL_HOSTS = ("sim", "cuda")
+_chosen = ["sim"]
+
+
+@contextmanager
+def kernel_host(name: str) -> Iterator[None]:
+    """Kernels run on this host until the end of the block."""
+    _chosen.append(name)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+def load_kernel(text: str, name: str, threads: int) -> SimKernel | CudaKernel:
+    """A kernel from its complete Metal file, loaded once."""
+    return _load(_chosen[-1], text, name, threads)
+
+
+def make_kernel_host(artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> Host:
+    """A host that runs all of an artifact's kernels."""
+    return (PoisonedCudaHost if _chosen[-1] == "cuda" else SimHost)(artifact, weights, arena)
+
+
+class PoisonedCudaHost(CudaHost):
+    """Every output of every launch starts as NaN."""
+
+    @classmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Launcher]:
+        """See `CudaHost`."""
+        launchers = super().make_kernels(artifact, progress)
+        return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _load(host: str, text: str, name: str, threads: int) -> SimKernel | CudaKernel:
+    return CudaKernel(text, name, threads) if host == "cuda" else SimKernel.load(text, name=name)
