@@ -25,7 +25,7 @@ def test_auto_is_metal_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_hosts() -> None:
-    with pytest.raises(HostError, match="there is no host 'gpu'; hosts are auto, metal, cpu, sim, reference"):
+    with pytest.raises(HostError, match="there is no host 'gpu'; hosts are auto, metal, cuda, cpu, sim, reference"):
         check_host("gpu")
 
 
