@@ -16,16 +16,20 @@ def test_every_name_has_its_host() -> None:
     assert all(host_class(name).name == name for name in HOSTS)
 
 
-def test_auto_is_metal_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_metal_or_cuda_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxr.runtime.hosts.select.has_cuda", lambda: False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     assert resolve_host("auto") == "metal"
     assert resolve_host("auto", ["cpu"]) == "cpu"
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert resolve_host("auto") == resolve_host("auto", ["metal"]) == "cpu"
+    monkeypatch.setattr("mlxr.runtime.hosts.select.has_cuda", lambda: True)
+    assert resolve_host("auto") == "cuda"
+    assert resolve_host("auto", ["cpu"]) == "cpu"
 
 
 def test_unknown_hosts() -> None:
-    with pytest.raises(HostError, match="there is no host 'gpu'; hosts are auto, metal, cpu, sim, reference"):
+    with pytest.raises(HostError, match="there is no host 'gpu'; hosts are auto, metal, cuda, cpu, sim, reference"):
         check_host("gpu")
 
 
