@@ -20,8 +20,10 @@ class Geometry:
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
-        partition: positions of the shortest split-KV partition; contexts up to this long are not split.
+        attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
+        partition: positions of the shortest split-KV partition.
         partitions: most partitions of a context; longer ones have longer partitions.
+        partition_simdgroups, partition_heads, partition_unroll: as in attend_, of a partition; 0: the same.
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
@@ -39,8 +41,12 @@ class Geometry:
     attend_simdgroups: int = 8
     attend_heads: int = 0
     attend_unroll: int = 1
+    attend_whole: int = 0
     partition: int = 1024
     partitions: int = 32
+    partition_simdgroups: int = 0
+    partition_heads: int = 0
+    partition_unroll: int = 0
     prefill_rows: int = 32
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
@@ -54,8 +60,9 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < (0 if field.name == "attend_heads" else 1):
-                raise PlanError(f"geometry: {field.name} is {value}; expected at least 1")
+            least = 0 if field.default == 0 else 1
+            if value < least:
+                raise PlanError(f"geometry: {field.name} is {value}; expected at least {least}")
         for name in ("matvec_outputs", "matmul_outputs"):
             if getattr(self, name) not in (1, 2, 4, 8, 16, 32):
                 raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 1, 2, 4, 8, 16 or 32")

@@ -82,18 +82,28 @@ class AttentionLowering:
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
         grid = (Extent(times=self._arena.num_kv_heads * whole.groups), Extent(dim="seqs"))
-        if self._arena.context <= partition:
+        longest = g.attend_whole or partition
+        if self._arena.context <= longest:
             self._to.emit(op, whole, grid, buffers, chosen=chosen)
             return
-        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=partition), chosen=chosen)
-        long = Condition(dim="context", minimum=partition + 1)
+        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=longest), chosen=chosen)
+        long = Condition(dim="context", minimum=longest + 1)
         # The reduction counts the sinks, once.
-        part = replace(whole, label="attend_partition", partition=partition, max_partitions=partitions, sinks=None)
+        part = replace(
+            whole,
+            label="attend_partition",
+            simdgroups=g.partition_simdgroups or whole.simdgroups,
+            heads=math.gcd(g.partition_heads, gqa_ratio) if g.partition_heads else whole.heads,
+            unroll=g.partition_unroll or whole.unroll,
+            partition=partition,
+            max_partitions=partitions,
+            sinks=None,
+        )
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
-        part_grid = (*grid, Extent(times=partitions))
+        part_grid = (Extent(times=self._arena.num_kv_heads * part.groups), Extent(dim="seqs"), Extent(times=partitions))
         self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=chosen)
         reduce = AttendReduceKernel(
             "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
