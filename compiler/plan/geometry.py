@@ -24,7 +24,11 @@ class Geometry:
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
-        mlx_min_rows: rows from which the metal host gives a projection to MLX's matmul.
+        mlx_min_rows: rows from which hosts that have MLX's ops give it a projection whose weight has the activations'
+            type; 0: never.
+        mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
+        unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
+        mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
     """
 
     matvec_outputs: int = 4
@@ -43,6 +47,9 @@ class Geometry:
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
     mlx_min_rows: int = 32
+    mlx_min_rows_quantised: int = 0
+    unpack_unroll: int = 4
+    mlx_min_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes that no kernel is made for.
@@ -52,8 +59,9 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
-                raise PlanError(f"geometry: {field.name} is {value}; expected at least 1")
+            least = 0 if field.name.startswith("mlx_") else 1
+            if value < least:
+                raise PlanError(f"geometry: {field.name} is {value}; expected at least {least}")
         for name in ("matvec_outputs", "matmul_outputs"):
             if getattr(self, name) not in (1, 2, 4, 8, 16, 32):
                 raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 1, 2, 4, 8, 16 or 32")
