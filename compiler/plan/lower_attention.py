@@ -111,8 +111,8 @@ class AttentionLowering:
     ) -> tuple[tuple[Condition, ...], tuple[tuple[str, str], ...]]:
         """When MLX's attention takes a chunk, and what it takes.
 
-        One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values and
-        sinks, and for heads of up to 128 elements; it knows no soft cap.
+        One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
+        and sinks, and for heads of up to 128 elements; it knows no soft cap.
         """
         minimum, arena, dtype = self._geometry.mlx_min_tokens, self._arena, kernel.activation
         of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)

@@ -99,7 +99,7 @@ class Launch(Record):
     feeds_mlx: bool = False
 
     def runs_as_mlx(self, dims: Mapping[BatchDim, int]) -> bool:
-        """Whether MLX ops take the place of the launch, on hosts that have them (`feeds_mlx`: whether these need it)."""
+        """Whether MLX ops take its place, on hosts that have them; of one that feeds them, whether it runs."""
         return bool(self.mlx) and all(condition.holds(dims) for condition in self.mlx)
 
 

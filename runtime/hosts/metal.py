@@ -110,9 +110,7 @@ class MetalHost(ArrayHost):
         shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
         self._launch(launch, arrays, grid, shapes)
 
-    def _exact(
-        self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims
-    ) -> mx.array:
+    def _exact(self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims) -> mx.array:
         """An array as MLX's ops take it: without what was added to bind it."""
         if name in self.weights:
             return self.weights[name]

@@ -61,7 +61,7 @@ class SimHost(ArrayHost):
             self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
         # What the sizes of a step's activations depend on.
         self._sizes: dict[str, list[BatchDim]] = {
-            step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[arg-type]
+            step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
             for step in self.plan.steps
         }
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}

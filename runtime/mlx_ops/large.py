@@ -49,8 +49,9 @@ def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
     names = ("activation", "limit", "residual_scale", "out_scale", "out_cap", "dtype")
     finish = _finisher(tuple((name, attrs[name]) for name in names), mx.default_device().type)
     halves = 2 if attrs["gated"] else 1
-    biases = mx.split(inputs["bias"], halves) if "bias" in inputs else []
-    return finish(mx.split(y, halves, axis=-1), biases, {p: inputs[p] for p in ("gate", "residual") if p in inputs})
+    sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
+    biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
+    return finish(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
 
 
 def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
@@ -71,9 +72,7 @@ def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
         for x in (queries, inputs["keys"], inputs["values"])
     )
     assert q.shape[1] == num_heads, f"queries of {q.shape[1]} heads, expected {num_heads}"
-    made = mx.fast.scaled_dot_product_attention(
-        q, k, v, scale=attrs["scale"], mask="causal", sinks=inputs.get("sinks")
-    )
+    made = mx.fast.scaled_dot_product_attention(q, k, v, scale=attrs["scale"], mask="causal", sinks=inputs.get("sinks"))
     return mx.contiguous(made.transpose(0, 2, 1, 3).reshape(queries.shape))
 
 

@@ -16,7 +16,7 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.matrix_bench import STYLES, MatrixBench
 from mlxr_tests.op_bench import OpBench
-from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.tolerances import Mismatch
 
 GGUF = [str(format) for format in WeightFormat if format.is_quantised and not format.affine]
@@ -63,7 +63,7 @@ def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation
 
 
 def rounded(numbers, dtype):
-    return np.array(mx.array(numbers).astype(MLX_DTYPES[dtype]).view(mx.uint16))
+    return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
 
 
 def check_products(bench, rows, activation="f32"):

@@ -1,4 +1,4 @@
-// qkv_unpack_9b704eda
+// qkv_unpack_b470cd43
 // small spec of a test
 //
 // The weight's rows as numbers, for a matmul that takes one type.
@@ -18,13 +18,18 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
+#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
+#endif
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
-inline uint2 pack_bf16(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
-inline void store_bf16_4(device bfloat16_t* p, float4 a) { *(device uint2*)p = pack_bf16(a); }
+inline void store_bf16_4(device bfloat16_t* p, float4 a) {
+  *(device uint2*)p = uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w));
+}
 inline void store_bf16_8(device bfloat16_t* p, float4 a, float4 b) {
-  *(device uint4*)p = uint4(pack_bf16(a), pack_bf16(b));
+  MLXR_STORE_UINT4(
+      p, uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)));
 }
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -120,7 +125,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void qkv_unpack_9b704eda(
+[[kernel]] void qkv_unpack_b470cd43(
   const device uint8_t* weight [[buffer(0)]],
   device bfloat16_t* out [[buffer(1)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],

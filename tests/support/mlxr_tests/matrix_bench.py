@@ -24,6 +24,7 @@ from mlxr.compiler.weight_layout import layout_of
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
+from mlxr_tests.specs import floats
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Style = Literal["one", "several", "many"]
@@ -97,14 +98,16 @@ class MatrixBench:
         self._launch(kernel, inputs, out, (len(ids), 1, 1))
         return out
 
-    def unpacked(self, unroll: int) -> "np.ndarray[Any, np.dtype[np.uint16]]":
-        """All of it as the unpack kernel makes it, as the bits of the type of activations, which is one of 16 bits."""
+    def unpacked(self, unroll: int) -> Floats:
+        """All of it as the unpack kernel makes it, in the type of activations, which is one of 16 bits."""
         kernel = UnpackKernel("unpack", self.layout, self.activation, unroll)
         out = np.full((self.layout.rows, self.layout.columns), 0xFFFF, dtype=np.uint16)
         self._launch(kernel, {"weight": self.buffer}, out, (kernel.threadgroups, 1, 1))
-        return out
+        return floats(mx.array(out).view(MLX_DTYPES[self.activation]))
 
-    def _launch(self, kernel: Kernel, inputs: dict[str, Any], out: np.ndarray[Any, Any], grid: tuple[int, int, int]) -> None:
+    def _launch(
+        self, kernel: Kernel, inputs: dict[str, Any], out: np.ndarray[Any, Any], grid: tuple[int, int, int]
+    ) -> None:
         bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
         bound.append(SimBuffer.of(out, writable=True, name="out"))
         _loaded(kernel).launch(bound, grid, (kernel.threads, 1, 1), seed=1)
