@@ -20,6 +20,11 @@ class DType(StrEnum):
         return _SIZES.get(self, 4)
 
     @property
+    def is_16_bit(self) -> bool:
+        """Whether it is a float of 16 bits: what matrix hardware takes, and sums in f32."""
+        return self in (DType.F16, DType.BF16)
+
+    @property
     def metal(self) -> str:
         """The type's name in a kernel signature, as MLX spells it."""
         return _METAL[self]

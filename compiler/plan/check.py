@@ -1,7 +1,7 @@
 """The plan's verifier: what must hold of the launches, whatever made them."""
 
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.plan.plan import KernelEntry, Launch, Plan, Step
+from mlxr.compiler.plan.plan import Condition, KernelEntry, Launch, Plan, Step
 from mlxr.compiler.verify import ARENA_TOKEN
 
 _ARENAS = ("k_arena", "v_arena")
@@ -16,6 +16,8 @@ def check_plan(plan: Plan) -> None:
     1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
     2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
     3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
+    4. What MLX ops take instead of a launch is made by launches that feed them: of the same op, under the same
+       conditions. These make nothing else, save what the launch makes too.
 
     Raises:
         PlanError: naming the step, the launch and the rule.
@@ -54,8 +56,11 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
             if "token_out" not in makes:
                 raise PlanError(f"{who} accesses the arena but makes no token")
             last = makes["token_out"]
+        if launch.feeds_mlx:
+            continue
         for name in launch.outputs:
             made.setdefault(name, []).append(launch)
+    _check_feeds(step)
     for name in step.outputs:
         if name not in made:
             raise PlanError(f"the step returns {name!r}, which no launch makes")
@@ -69,6 +74,26 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
         if name not in readers and name not in step.outputs:
             raise PlanError(f"launch of {makers[0].kernel} makes {name!r}, which nothing reads")
         _check_makers(name, makers, readers.get(name, []))
+
+
+def _check_feeds(step: Step) -> None:
+    """Raises PlanError unless rule 4 holds."""
+    feeding: dict[tuple[str, tuple[Condition, ...]], set[str]] = {}
+    for launch in step.launches:
+        key, who = (launch.op, launch.mlx), f"launch of {launch.kernel} for {launch.op}"
+        if launch.feeds_mlx:
+            if not launch.mlx or launch.when is not None:
+                raise PlanError(f"{who} feeds MLX ops, so its conditions must be theirs")
+            feeding.setdefault(key, set()).update(launch.outputs)
+        elif launch.mlx:
+            taken, fed = {name for _, name in launch.mlx_inputs}, feeding.get(key, set())
+            if taken - fed:
+                raise PlanError(f"{who} gives MLX ops {sorted(taken - fed)}, which nothing made for them")
+            if fed - taken - set(launch.outputs):
+                raise PlanError(f"{who} leaves {sorted(fed - taken)} unread, which was made for MLX ops")
+    computed = {(launch.op, launch.mlx) for launch in step.launches if not launch.feeds_mlx}
+    for op, _ in feeding.keys() - computed:
+        raise PlanError(f"no launch for {op} takes what was made for MLX ops")
 
 
 def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> None:

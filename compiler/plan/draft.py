@@ -16,7 +16,7 @@ ONE = Extent()
 
 @dataclass(frozen=True)
 class Draft:
-    """A launch before its kernel is rendered and named."""
+    """A launch before its kernel is rendered and named; fields as in `Launch`."""
 
     op: str
     kernel: Kernel
@@ -24,7 +24,9 @@ class Draft:
     outputs: tuple[str, ...]
     threadgroups: tuple[Extent, Extent, Extent]
     when: Condition | None = None
-    mlx_min_rows: int | None = None
+    mlx: tuple[Condition, ...] = ()
+    mlx_inputs: tuple[tuple[str, str], ...] = ()
+    feeds_mlx: bool = False
     chosen: ChosenGeometry | None = None
 
 

@@ -27,7 +27,11 @@ class Geometry:
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
-        mlx_min_rows: rows from which the metal host gives a projection to MLX's matmul.
+        mlx_min_rows: rows from which hosts that have MLX's ops give it a projection whose weight has the activations'
+            type; 0: never.
+        mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
+        unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
+        mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
     """
 
     matvec_outputs: int = 4
@@ -51,6 +55,9 @@ class Geometry:
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
     mlx_min_rows: int = 32
+    mlx_min_rows_quantised: int = 0
+    unpack_unroll: int = 4
+    mlx_min_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes that no kernel is made for.
@@ -60,7 +67,7 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.default == 0 else 1
+            least = 0 if field.default == 0 or field.name.startswith("mlx_") else 1
             if value < least:
                 raise PlanError(f"geometry: {field.name} is {value}; expected at least {least}")
         for name in ("matvec_outputs", "matmul_outputs"):

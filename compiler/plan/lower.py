@@ -13,11 +13,12 @@ from mlxr.compiler.codegen.projection_kernels import (
     EmbedKernel,
     ProjectionKernel,
 )
+from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.graph import Op, OpGraph
 from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.plan.draft import Draft, Drafting
+from mlxr.compiler.plan.draft import Draft, Drafting, Scratch
 from mlxr.compiler.plan.epilogue import epilogue_of, norm_of
 from mlxr.compiler.plan.geometry_rules import Choice, GeometryTable, Site
 from mlxr.compiler.plan.lower_attention import AttentionLowering
@@ -117,13 +118,12 @@ class Lowering(Drafting):
             gemm=True,
         )
         buffers = {"out": op.out, "dims": "dims"}
-        # MLX multiplies matrices of one type; widening a weight for it would need memory that nobody planned.
-        one_type = layout.dtype == one.activation == epilogue.out
         least, most = 1, self.limits[dim]
         if self.step == "decode":
             when = Condition(dim=dim, maximum=1) if most > 1 else None
             self.emit(op, one, (Extent(times=one.threadgroups),), buffers, when=when, chosen=choice.part("matvec_"))
             least = 2
+        mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
         several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
         for kernel, low, high in ((several, least, several_most), (many, max(least, several_most + 1), most)):
@@ -134,18 +134,49 @@ class Lowering(Drafting):
             if low > 1 or high < most:
                 when = Condition(dim=dim, minimum=low if low > 1 else 0, maximum=None if high == most else high)
             grid = (Extent(times=kernel.threadgroups), Extent(dim=dim, per=kernel.tile))
+            reached = mlx if mlx and mlx[0].minimum <= high else ()
             parts = [] if kernel.gemm else ["matmul_"]
             parts += ["gemm_"] if tiled else []
-            parts += ["mlx_"] if one_type else []
+            parts += ["mlx_"] if reached else []
             self.emit(
                 op,
                 kernel,
                 grid,
                 buffers,
                 when=when,
-                mlx_min_rows=g.mlx_min_rows if one_type else None,
+                mlx=reached,
+                mlx_inputs=mlx_inputs if reached else (),
                 chosen=choice.part(*parts),
             )
+
+    def _for_mlx(
+        self, op: Op, kernel: ProjectionKernel, dim: BatchDim, least: int, choice: Choice
+    ) -> tuple[tuple[Condition, ...], tuple[tuple[str, str], ...]]:
+        """When MLX's matmul takes a projection, and what it takes: a quantised weight is unpacked for it.
+
+        MLX multiplies matrices of one type. f32 is no quicker there than here, and less exact where it becomes TF32, so
+        nothing is unpacked to it; nor are logits, whose weight is the largest and whose rows are few.
+        """
+        layout, out, g = kernel.layout, kernel.epilogue.out, choice.geometry
+        if layout.dtype == kernel.activation == out:
+            minimum = g.mlx_min_rows
+        elif layout.dtype is DType.U8 and kernel.activation == out and out.is_16_bit and dim == "tokens":
+            minimum = g.mlx_min_rows_quantised
+        else:
+            return (), ()
+        minimum = minimum and max(minimum, least)
+        if not 1 <= minimum <= self.limits[dim]:
+            return (), ()
+        mlx = (Condition(dim=dim, minimum=minimum),)
+        if layout.dtype is not DType.U8:
+            return mlx, ()
+        unpacked = f"{op.name}.unpacked"
+        self.scratch.append(Scratch(unpacked, (layout.rows, layout.columns), kernel.activation))
+        unpack = UnpackKernel(f"{kernel.label}_unpack", layout, kernel.activation, g.unpack_unroll)
+        grid = (Extent(times=unpack.threadgroups),)
+        chosen = choice.part("mlx_", "unpack_")
+        self.emit(op, unpack, grid, {"out": unpacked}, mlx=mlx, feeds_mlx=True, chosen=chosen)
+        return mlx, (("weight", unpacked),)
 
     def _expert_projection(self, op: Op) -> None:
         choice = self._expert_choice("experts", op)

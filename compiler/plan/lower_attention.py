@@ -7,6 +7,7 @@ from dataclasses import replace
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
 from mlxr.compiler.codegen.attention_kernels import AttendKernel, AttendPrefillKernel, AttendReduceKernel
+from mlxr.compiler.codegen.context_kernels import GatherContextKernel, RotateQueriesKernel
 from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES
 from mlxr.compiler.codegen.row_kernels import NormKernel, QkNormKernel, RouteKernel
 from mlxr.compiler.dtypes import DType
@@ -15,6 +16,9 @@ from mlxr.compiler.graph import Op, Value
 from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch, layer_buffer
 from mlxr.compiler.plan.geometry_rules import Choice, Site
 from mlxr.compiler.plan.plan import Condition, Extent
+
+MLX_MOST_HEAD_DIM = 128
+"""Largest heads that MLX has attention kernels for, on NVIDIA GPUs and on Apple's."""
 
 
 class AttentionLowering:
@@ -115,7 +119,41 @@ class AttentionLowering:
         choice = self._choose("attend_prefill")
         kernel = self._fitting_prefill(self._attention_fields(op), choice)
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
-        self._to.emit(op, kernel, grid, self._arena_buffers(op) | {"out": op.out}, chosen=choice.part("prefill_"))
+        mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
+        buffers, chosen = self._arena_buffers(op) | {"out": op.out}, choice.part("prefill_", "mlx_min_tokens")
+        self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
+
+    def _for_mlx(
+        self, op: Op, kernel: AttendPrefillKernel, choice: Choice
+    ) -> tuple[tuple[Condition, ...], tuple[tuple[str, str], ...]]:
+        """When MLX's attention takes a chunk, and what it takes.
+
+        One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
+        and sinks, and for heads of up to 128 elements; it knows no soft cap.
+        """
+        minimum, arena, dtype = choice.geometry.mlx_min_tokens, self._arena, kernel.activation
+        of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
+        if not minimum or not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
+            return (), ()
+        mlx = [Condition(dim="tokens", minimum=max(2, minimum)), Condition(dim="seqs", maximum=1)]
+        if kernel.window is not None and kernel.window < arena.context:
+            mlx.append(Condition(dim="context", maximum=kernel.window))
+        ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
+        buffers, width = dict(ports), kernel.num_heads * arena.head_dim
+        row = (arena.num_kv_heads, arena.head_dim)
+        self._to.scratch.append(Scratch(buffers["queries"], ("tokens", width), dtype))
+        self._to.scratch += [Scratch(buffers[name], ("context", *row), dtype) for name in ("keys", "values")]
+        rotate = RotateQueriesKernel(
+            "rotate_queries",
+            **self._rope_fields(op),  # type: ignore[arg-type]
+            temperature=kernel.temperature,
+        )
+        options = {"mlx": tuple(mlx), "feeds_mlx": True, "chosen": choice.part("mlx_min_tokens")}
+        self._to.emit(op, rotate, (Extent(dim="tokens"),), buffers, **options)
+        gather = GatherContextKernel("gather_context", arena)
+        grid = (Extent(dim="context", per=gather.positions),)
+        self._to.emit(op, gather, grid, self._arena_buffers(op) | buffers, **options)
+        return tuple(mlx), ports
 
     def _choose(self, label: str) -> Choice:
         return self._to.table.choose(Site.of_arena(label, self._arena))

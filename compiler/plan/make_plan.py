@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.attention_kernels import AttendPrefillKernel
@@ -126,7 +126,9 @@ def _make_metal(
         } | {s.name: (s.shape, s.dtype) for s in lowerings[name].scratch}
         kept = [out for out in graphs[name].outputs if out in shapes]
         tiles = -(-limits[name]["tokens"] // tile) + limits[name]["seqs"]
-        buffers, total = place_activations(drafts[name], shapes, {**limits[name], "tiles": tiles}, kept)
+        sizes = {**limits[name], "tiles": tiles, "context": arena.context}
+        reading = [replace(d, inputs=(*d.inputs, *(buffer for _, buffer in d.mlx_inputs))) for d in drafts[name]]
+        buffers, total = place_activations(reading, shapes, sizes, kept)
         launches = tuple(_launch(draft, kernels[draft.kernel]) for draft in drafts[name])
         steps.append(
             Step(
@@ -180,7 +182,9 @@ def _launch(draft: Draft, kernel: KernelEntry) -> Launch:
         outputs=draft.outputs,
         threadgroups=draft.threadgroups,
         when=draft.when,
-        mlx_min_rows=draft.mlx_min_rows,
+        mlx=draft.mlx,
+        mlx_inputs=draft.mlx_inputs,
+        feeds_mlx=draft.feeds_mlx,
     )
 
 

@@ -88,8 +88,10 @@ class Launch(Record):
         op: the graph's op that it computes, wholly or in part.
         inputs, outputs: buffers for the kernel's ports, in order.
         when: runs only if it holds.
-        mlx_min_rows: on the metal host, from this many rows on the op runs as MLX ops instead (large matmuls of one
-            type, where MLX's simdgroup-matrix kernels win); None: always the kernel.
+        mlx: when all of these hold, hosts whose kernels MLX launches run the op as MLX ops instead (large matmuls and
+            attention of long chunks, where MLX's matrix kernels win); empty: always the kernel.
+        mlx_inputs: what these ops take, beyond the graph op's inputs or instead of them, by port.
+        feeds_mlx: makes such inputs, and runs only when `mlx` holds.
     """
 
     op: str
@@ -98,7 +100,13 @@ class Launch(Record):
     outputs: tuple[str, ...]
     threadgroups: tuple[Extent, Extent, Extent]
     when: Condition | None = None
-    mlx_min_rows: int | None = None
+    mlx: tuple[Condition, ...] = ()
+    mlx_inputs: tuple[tuple[str, str], ...] = ()
+    feeds_mlx: bool = False
+
+    def runs_as_mlx(self, dims: Mapping[BatchDim, int]) -> bool:
+        """Whether MLX ops take its place, on hosts that have them; of one that feeds them, whether it runs."""
+        return bool(self.mlx) and all(condition.holds(dims) for condition in self.mlx)
 
 
 class Step(Record):

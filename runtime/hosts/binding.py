@@ -71,6 +71,8 @@ def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
     """Threadgroups of a launch for a batch, or None if it does not run: its condition fails or it has nothing to do."""
     if launch.when is not None and not launch.when.holds(dims):
         return None
+    if launch.feeds_mlx and not launch.runs_as_mlx(dims):
+        return None
     x, y, z = (extent.value(dims) for extent in launch.threadgroups)
     return (x, y, z) if x and y and z else None
 

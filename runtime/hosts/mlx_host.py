@@ -20,7 +20,7 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, kernel_input
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
-from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
+from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Arrays = dict[str, mx.array]
@@ -180,21 +180,23 @@ class MlxHost(ArrayHost):
         if grid is None:
             return
         buffers = self._shapes[step.name]
-        if launch.mlx_min_rows is not None:
+        if launch.runs_as_mlx(dims) and not launch.feeds_mlx:
             op = self._graphs[step.name].op(launch.op)
-            rows = dims["rows" if "rows" in op.inputs else "tokens"]
-            if rows >= launch.mlx_min_rows:
-                inputs = {port: self.weights.get(name, arrays[name]) for port, name in op.inputs.items()}
-                for port, name in op.inputs.items():
-                    if name in buffers:
-                        inputs[port] = _of_shape(arrays[name], shape_of(buffers[name], dims))
-                if "rows" in inputs:
-                    inputs["rows"] = inputs["rows"][:rows]
-                arrays[op.out] = _bindable(evaluate_projection(inputs, op.attrs))
-                self.count(f"mlx.{op.kind}", launch.op)
-                return
+            names = {**op.inputs, **dict(launch.mlx_inputs)}
+            inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
+            arrays[op.out] = _bindable(LARGE_OPS[op.kind](inputs, op.attrs))
+            self.count(f"mlx.{op.kind}", launch.op)
+            return
         shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
         self._launch(launch, arrays, grid, shapes)
+
+    def _exact(self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims) -> mx.array:
+        """An array as MLX's ops take it: without what was added to bind it."""
+        if name in self.weights:
+            return self.weights[name]
+        if name == "logit_rows":
+            return arrays[name][: dims["rows"]]
+        return _of_shape(arrays[name], shape_of(buffers[name], dims)) if name in buffers else arrays[name]
 
     def _launch(
         self, launch: Launch, arrays: Arrays, grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]]

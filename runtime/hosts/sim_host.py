@@ -11,7 +11,7 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, BatchDim, Launch, Step
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
@@ -59,6 +59,11 @@ class SimHost(ArrayHost):
             self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
         for layer in range(self.plan.num_layers):
             self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
+        # What the sizes of a step's activations depend on.
+        self._sizes: dict[str, list[BatchDim]] = {
+            step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
+            for step in self.plan.steps
+        }
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
@@ -149,7 +154,7 @@ class SimHost(ArrayHost):
 
     def _layout(self, step: Step, dims: Dims) -> dict[str, SimBuffer]:
         """The step's activations, each exactly as large as this batch makes it."""
-        key = (step.name, dims["tokens"], dims["seqs"], dims["rows"], dims["tiles"])
+        key = (step.name, *(dims[dim] for dim in self._sizes[step.name]))
         found = self._layouts.get(key)
         if found is None:
             if len(self._layouts) >= _MOST_LAYOUTS:

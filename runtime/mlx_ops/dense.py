@@ -89,31 +89,17 @@ def projection(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outp
     x [tokens, width], weight [features, width]; optional norm and norm_bias [width], bias [features], residual [rows,
     out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up projection's.
     """
-    return {"out": _project(inputs, attrs, mx.float32)}
-
-
-def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
-    """A `linear` or `projection` op as a host runs it that gives large matmuls to MLX.
-
-    As exact as the op function, save that the matmul's operands and result are 16-bit where activations, weight and
-    result all have the same such type: what MLX's matrix kernels are fast at, with sums in fp32.
-    """
-    x, weight = inputs["x"].dtype, inputs["weight"].dtype
-    compute = x if x == weight == MLX_DTYPES[attrs["dtype"]] else mx.float32
-    return _project(inputs, {**_PLAIN, **attrs}, compute)
-
-
-_PLAIN = {"activation": None, "gated": False, "limit": None, "residual_scale": 1.0, "out_scale": 1.0, "out_cap": None}
-"""Attributes that a linear op lacks."""
-
-
-def _project(inputs: Inputs, attrs: Attrs, compute: mx.Dtype) -> mx.array:
     x = f32(inputs["x"][inputs["rows"]] if "rows" in inputs else inputs["x"])
     x = normalise_input(x, inputs, attrs)
-    y = f32(mx.matmul(x.astype(compute), inputs["weight"].astype(compute).T))
+    y = x @ f32(inputs["weight"]).T
     if "bias" in inputs:
         y = y + f32(inputs["bias"])
     y = activate_projected(y, attrs["activation"], attrs["gated"], attrs["limit"])
+    return {"out": finish_projection(y, inputs, attrs)}
+
+
+def finish_projection(y: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+    """What a projection makes of its activated sums y [rows, out] in fp32: factors, cap, gate and residual."""
     y = capped(y * attrs["out_scale"], attrs["out_cap"])
     if "gate" in inputs:
         y = y * mx.sigmoid(f32(inputs["gate"]))

@@ -68,7 +68,7 @@ def test_json_has_every_launch_and_stable_keys(
         assert [launch["op"] for launch in data["launches"] if launch["step"] == name] == ops
     assert set(data["launches"][0]) == {
         *("step", "index", "layer", "op", "op_kind", "kernel", "grid", "threads", "threadgroup_bytes", "when"),
-        *("mlx_min_rows", "inputs", "outputs", "weight_bytes", "weight_bytes_per"),
+        *("mlx", "feeds_mlx", "inputs", "outputs", "weight_bytes", "weight_bytes_per"),
     }
     assert data["memory"]["total_bytes"] == plan.memory.total_bytes
     assert data["launches_per_decode_token"] == [

@@ -6,15 +6,17 @@ definition (gguf.quants.dequantize, mx.dequantize) to the last bit.
 
 from itertools import pairwise
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.matrix_bench import STYLES, MatrixBench
 from mlxr_tests.op_bench import OpBench
-from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
@@ -52,6 +54,18 @@ def test_embedding_rows(format):
     ids = [8, 0, 3, 3]
     assert (bench.rows(ids) == bench.numbers[ids]).all()
     assert (bench.rows(ids, 0.37) == bench.numbers[ids] * np.float32(0.37)).all()
+
+
+@pytest.mark.parametrize("activation", ["f16", "bf16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation):
+    """77 rows do not fill the last threadgroup."""
+    bench = MatrixBench([(format, 77)], columns_of(format), seed=6, activation=activation)
+    assert (bench.unpacked(2) == rounded(bench.numbers, activation)).all()
+
+
+def rounded(numbers, dtype):
+    return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
 
 
 def check_products(bench, rows, activation="f32"):
@@ -100,6 +114,15 @@ def test_mixed_formats_in_one_launch(name):
     assert all(offset % 16 == 0 for offset in offsets) and all(a < b for a, b in pairwise(offsets))
     for rows in ROWS:
         check_products(bench, rows)
+
+
+@pytest.mark.parametrize("unroll", [1, 4])
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_formats_unpacked(name, unroll):
+    """Each format in threadgroups of its own, full ones (48 rows of 256 pieces of 16, or two of 128) and others."""
+    for parts in (MIXED[name], [(format, 48) for format, _ in MIXED[name]]):
+        bench = MatrixBench(parts, 768 if parts is MIXED[name] else 4096, seed=7, activation="bf16")
+        assert (bench.unpacked(unroll) == rounded(bench.numbers, "bf16")).all()
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,9 @@ class LaunchRow:
     @property
     def flow(self) -> str:
         """What it reads and writes, in few words."""
-        rows = self.launch.mlx_min_rows
-        return f"{self.reads} -> {self.writes}" + (f" (from {rows} rows on: MLX on metal)" if rows else "")
+        when = " and ".join(map(str, self.launch.mlx))
+        note = "for MLX, " if self.launch.feeds_mlx else "MLX ops on metal and cuda "
+        return f"{self.reads} -> {self.writes}" + (f" ({note}if {when})" if when else "")
 
     @property
     def when(self) -> str:
@@ -54,8 +55,8 @@ class LaunchRow:
         return "always" if self.launch.when is None else str(self.launch.when)
 
     def runs(self, dims: Mapping[BatchDim, int]) -> bool:
-        """Whether it runs for a batch."""
-        return self.launch.when is None or self.launch.when.holds(dims)
+        """Whether it runs for a batch, on hosts that leave nothing to MLX."""
+        return not self.launch.feeds_mlx and (self.launch.when is None or self.launch.when.holds(dims))
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
         return "earlier" if name in made or name.endswith("_token") else name
 
     names = tuple(relative(name) for name in (*launch.inputs, "->", *launch.outputs))
-    return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx_min_rows, row.op_kind, names)
+    return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx, launch.feeds_mlx, row.op_kind, names)
 
 
 def _short_list(names: tuple[str, ...], launch: Launch, graph: OpGraph) -> str:

@@ -140,10 +140,9 @@ def prefill_dims(plan: Plan, tokens: int) -> Dims:
     return {"tokens": tokens, "seqs": 1, "rows": 1, "tiles": -(-tokens // plan.query_tile), "context": tokens}
 
 
-def runs_on_mlx(row: LaunchRow, op: Op, dims: Dims) -> bool:
-    """Whether hosts that have a GPU give a launch to MLX's matmul."""
-    least = row.launch.mlx_min_rows
-    return least is not None and dims["rows" if "rows" in op.inputs else "tokens"] >= least
+def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
+    """Whether hosts that have a GPU give a launch's op to MLX."""
+    return row.launch.runs_as_mlx(dims) and not row.launch.feeds_mlx
 
 
 def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about: str) -> StepLimits:
@@ -154,7 +153,7 @@ def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about:
     launches = []
     for row in program.running(dims):
         op = graph.op(row.launch.op)
-        on_mlx = runs_on_mlx(row, op, dims)
+        on_mlx = runs_on_mlx(row, dims)
         halves = on_mlx and row.kernel.inputs[0].dtype.size_bytes == 2
         rate = figures.matmul_tflops.value if halves else figures.f32_tflops.value
         work = _work(artifact.plan, step, row, op, dims)

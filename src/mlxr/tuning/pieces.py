@@ -11,7 +11,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
-from mlxr.runtime.mlx_ops import MLX_DTYPES, evaluate_projection
+from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
 from mlxr.tuning.random_inputs import Input, RandomInputs
 from mlxr.tuning.stopwatch import Piece
 
@@ -113,9 +113,8 @@ class Pieces:
 
     def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         op = self._graph.op(launch.op)
-        rows = self._dims["rows" if "rows" in op.inputs else "tokens"]
-        if launch.mlx_min_rows is not None and rows >= launch.mlx_min_rows:
-            return {op.out: self._run_on_mlx(op, arrays, rows)}
+        if launch.runs_as_mlx(self._dims) and not launch.feeds_mlx:
+            return {op.out: self._run_on_mlx(op, launch, arrays)}
         grid = grid_of(launch, self._dims)
         assert grid is not None, "only launches that run are timed"
         entry = self._entries[launch.kernel]
@@ -132,13 +131,15 @@ class Pieces:
             raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
         return dict(zip(launch.outputs, outputs, strict=True))
 
-    def _run_on_mlx(self, op: Op, arrays: Mapping[str, mx.array], rows: int) -> mx.array:
+    def _run_on_mlx(self, op: Op, launch: Launch, arrays: Mapping[str, mx.array]) -> mx.array:
         inputs = {}
-        for port, name in op.inputs.items():
+        for port, name in {**op.inputs, **dict(launch.mlx_inputs)}.items():
+            if name not in arrays:
+                continue
             inputs[port] = arrays[name]
             if name in self._shapes:
                 shape = shape_of(self._shapes[name], self._dims)
                 inputs[port] = arrays[name].reshape(-1)[: math.prod(shape)].reshape(shape)
         if "rows" in inputs:
-            inputs["rows"] = inputs["rows"][:rows]
-        return evaluate_projection(inputs, op.attrs)
+            inputs["rows"] = inputs["rows"][: self._dims["rows"]]
+        return LARGE_OPS[op.kind](inputs, op.attrs)

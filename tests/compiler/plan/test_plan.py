@@ -1,6 +1,7 @@
 """Plans: lifetimes, arena order, and the verifier that refuses what breaks them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from mlxr.compiler.plan.draft import Draft
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.memory import place_activations
 from mlxr.compiler.plan.plan import Condition, Extent, Launch, Plan, Step
+from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.variants import variant
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,7 @@ def test_doctored_plans_are_refused(
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
+        ({"mlx_min_tokens": -1}, "mlx_min_tokens is -1; expected at least 0"),
         ({"partition": 0}, "partition is 0; expected at least 1"),
         ({"matmul_tile": 16}, "matmul_tile 16 x matmul_outputs 4 must be at most 32"),
         ({"matvec_outputs": 1}, "matvec_outputs is 1; expected 2, 4"),
@@ -161,6 +165,92 @@ def test_doctored_plans_are_refused(
 def test_geometry_that_no_kernel_is_made_for_is_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Geometry(**sizes)
+
+
+@pytest.fixture(scope="module")
+def for_mlx() -> Plan:
+    return variant("for-mlx").plan
+
+
+def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> None:
+    step = for_mlx.step("prefill")
+    buffers = {b.name: b for b in step.buffers}
+    taken = [(la.op, port, buffers[name]) for la in step.launches for port, name in la.mlx_inputs]
+    assert {port for _, port, _ in taken} == {"weight", "queries", "keys", "values"}
+    gate_up = next(b for op, _, b in taken if op == "layers.0.mlp.gated")
+    assert gate_up.shape == (1024, 256) and gate_up.size_bytes == 1024 * 256 * 2 <= step.activation_bytes
+    weights = [b for _, port, b in taken if port == "weight"]
+    assert step.activation_bytes < sum({b.name: b.size_bytes for b in weights}.values()), "one place serves several"
+    keys = next(b for _, port, b in taken if port == "keys")
+    assert keys.shape[0] == "context" and keys.size_bytes == for_mlx.arena.context * 2 * 32 * 2
+    for op, _, buffer in taken:
+        outputs = {name for la in step.launches if la.op == op for name in la.outputs} - {buffer.name}
+        for other in (buffers[name] for name in outputs if name in buffers):
+            apart = buffer.offset_bytes + buffer.size_bytes <= other.offset_bytes
+            assert apart or other.offset_bytes + other.size_bytes <= buffer.offset_bytes
+    assert not any(la.feeds_mlx for la in plan.step("prefill").launches), "no generic artifact has them"
+
+
+def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
+    assert not any(la.feeds_mlx or la.mlx for la in for_mlx.step("decode").launches), "of 2 sequences at most"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("unread", "which was made for MLX ops"),
+        ("unmade", "which nothing made for them"),
+        ("unfed", "no launch for layers.0.attention.qkv_projected takes what was made for MLX ops"),
+        ("conditional", "so its conditions must be theirs"),
+    ],
+)
+def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message: str) -> None:
+    check_plan(for_mlx)
+    step = for_mlx.step("prefill")
+    launches = list(step.launches)
+    fed = next(i for i, la in enumerate(launches) if la.mlx_inputs)
+    feeding = next(i for i, la in enumerate(launches) if la.feeds_mlx)
+    if change == "unmade":
+        del launches[feeding]
+    elif change == "conditional":
+        launches[feeding] = launches[feeding].model_copy(update={"when": Condition(dim="tokens", minimum=2)})
+    else:
+        none = {"mlx_inputs": ()} if change == "unread" else {"mlx_inputs": (), "mlx": ()}
+        launches[fed] = launches[fed].model_copy(update=none)
+    doctored = step.model_copy(update={"launches": tuple(launches)})
+    with pytest.raises(PlanError, match=message):
+        check_plan(for_mlx.model_copy(update={"steps": (for_mlx.step("decode"), doctored)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "projections", "attention"),
+    [
+        ({}, True, True),
+        ({"activation_dtype": "f32"}, False, False),
+        ({"cache": {"dtype": "q8"}}, True, False),
+        ({"cache": {"dtype": "f16"}}, True, False),
+        ({"model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "softcap": 5.0}}, True, False),
+        ({"model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 256}}, True, False),
+        ({"model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 128}}, True, True),
+        ({"weights": {"default": "f16"}}, False, True),
+    ],
+)
+def test_what_mlx_would_not_do_as_well_is_not_prepared(
+    changes: dict[str, Any], projections: bool, attention: bool
+) -> None:
+    base = {
+        "model__hidden_size": 256,
+        "model__mlp": {"intermediate_size": 512},
+        "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        "model__tensor_names": "canonical",
+        "activation_dtype": "bf16",
+        "cache": {"dtype": "bf16"},
+        "weights": {"default": "q4_k"},
+    }
+    plan = compiled(small_spec(**base | changes), Geometry(mlx_min_rows_quantised=16, mlx_min_tokens=16)).plan
+    labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
+    unpacks = {"qkv_unpack", "o_unpack", "gate_up_unpack", "down_unpack"} if projections else set()
+    assert labels == unpacks | ({"rotate_queries", "gather_context"} if attention else set())
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:

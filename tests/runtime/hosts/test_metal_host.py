@@ -24,7 +24,7 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
-from mlxr_tests.specs import compiled
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 ARENA = ("k_arena", "v_arena")
@@ -199,17 +199,107 @@ def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model
 @pytest.mark.parametrize("name", ["experts-topk-softmax-bias", "experts-shared-gate", "sinks"])
 def test_arrays_of_few_elements(monkeypatch: pytest.MonkeyPatch, name: str, mlx_min_rows: int) -> None:
     """Sinks of 6 heads, logits of 5 experts, 2 chosen ones of one token, a gate: MLX would bind them as constants."""
-    monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
-    artifact = compiled(family_spec(name), Geometry(partition=16, mlx_min_rows=mlx_min_rows))
-    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
-    pair = HostPair(artifact)
-    pair.host = MetalHost(artifact, random_buffers(pair.plan)[0], pair.arena)
+    pair = metal_pair(monkeypatch, compiled(family_spec(name), Geometry(partition=16, mlx_min_rows=mlx_min_rows)))
     a, b = pair.add(), pair.add()
     pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
     pair.step([(a, [3])])
     pair.step([(a, [7]), (b, list(range(20)))])
     pair.step([(b, [7]), (a, [5])])
     assert any(launch.startswith("mlx.") for launch in pair.host.launches) == (mlx_min_rows == 1)
+
+
+_QUANTISED: dict[str, Any] = {
+    "model__hidden_size": 256,
+    "model__mlp__intermediate_size": 512,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "output_bias": True},
+    "model__context": 96,
+    "prefill_chunk": 64,
+    "weights": {
+        "default": "q8_0",
+        "norm": "f32",
+        "output": "bf16",
+        "tensors": {"layers.1.attention.v": "q6_k", "layers.1.mlp.up": "iq4_xs"},
+    },
+}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    spec = small_spec(**_QUANTISED, activation_dtype=dtype)
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_min_rows_quantised=24)))
+    a, b = pair.add(), pair.add()
+    layers = pair.plan.num_layers
+    pair.step([(a, list(range(1, 42)))])
+    assert mlx_launches(pair) == {"mlx.projection": 4 * layers}
+    labels = [pair.plan.kernel(name).label for name in pair.host.launches if not name.startswith("mlx.")]
+    assert sum(label.endswith("_unpack") for label in labels) == 6, "those of qkv and gate_up differ by layer"
+    assert not any(label.endswith(("_rows", "_gemm")) for label in labels if not label.startswith("logits"))
+    pair.host.launches.clear()
+    pair.step([(a, list(range(5, 28)))])
+    pair.step([(a, [7])])
+    assert not mlx_launches(pair) and not any("unpack" in name for name in pair.host.launches), "23 rows, and 1"
+    pair.step([(a, [9, 8, 7]), (b, list(range(21)))])
+    assert mlx_launches(pair) == {"mlx.projection": 4 * layers}
+
+
+_ROTATED = {
+    **{name: {} for name in ("plain", "partial-interleaved-rope", "rope-yarn", "no-rope", "temperature")},
+    "windows-and-ropes": {},
+    "attention-scale": {"cache": {"dtype": "f16", "mode": "contiguous"}},
+    "some-layers-without-rope": {"cache": {"dtype": "f16", "block_size": 8, "max_sequences": 3, "layout": "layer"}},
+    "sinks": {"model__attention": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "sinks": True}},
+}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("name", _ROTATED)
+def test_prefill_attention_by_mlx(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """First chunks and later ones of one sequence; mixed batches, short chunks and decode are kernels' work."""
+    options = {"cache": {"dtype": "f16", "block_size": 4, "max_sequences": 3}, **_ROTATED[name]}
+    spec = family_spec(name, activation_dtype="f16", weights={"default": "f16", "norm": "f16"}, **options)
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry(partition=16, mlx_min_rows=0, mlx_min_tokens=4)))
+    layers, a = pair.plan.num_layers, pair.add()
+    pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
+    windowed = 3 if name == "windows-and-ropes" else 0  # of 5 tokens, in a context of 9
+    assert mlx_launches(pair) == {"mlx.rope_attention": layers - windowed}
+    pair.step([(a, [2, 7, 1, 8])], "all")
+    assert mlx_launches(pair) == {"mlx.rope_attention": 2 * (layers - windowed)}
+    pair.step([(a, [7, 7, 7])])
+    pair.step([(a, [3])])
+    if pair.plan.arena.max_sequences > 1:
+        b = pair.add()
+        pair.step([(b, [5, 6, 7, 8, 9]), (a, [8, 8, 8, 8])])
+    assert mlx_launches(pair) == {"mlx.rope_attention": 2 * (layers - windowed)}
+    if pair.plan.arena.max_sequences > 1:
+        pair.step([(b, [1, 2, 3, 4, 5, 6])])
+        assert mlx_launches(pair) == {"mlx.rope_attention": 3 * (layers - windowed)}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = family_spec("windows-and-ropes", activation_dtype="bf16", cache={"dtype": "bf16", "max_sequences": 1})
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_min_rows=0, mlx_min_tokens=2)))
+    a = pair.add()
+    pair.step([(a, [3, 1, 4])])
+    assert mlx_launches(pair) == {"mlx.rope_attention": 4}
+    pair.step([(a, [3, 1])])
+    assert mlx_launches(pair) == {"mlx.rope_attention": 8}
+    pair.step([(a, [3, 1])])
+    assert mlx_launches(pair) == {"mlx.rope_attention": 9}
+
+
+def metal_pair(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> HostPair:
+    """A pair whose host is the metal host."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
+    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
+    pair = HostPair(artifact)
+    pair.host = MetalHost(artifact, random_buffers(pair.plan)[0], pair.arena)
+    return pair
+
+
+def mlx_launches(pair: HostPair) -> dict[str, int]:
+    return {name: count for name, count in pair.host.launches.items() if name.startswith("mlx.")}
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")

@@ -10,7 +10,8 @@ import pytest
 
 from mlxr.compiler.ops import PLAIN_PROJECTION
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr.runtime.mlx_ops import evaluate, evaluate_projection
+from mlxr.runtime.mlx_ops import evaluate
+from mlxr.runtime.mlx_ops.large import evaluate_projection
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 

@@ -16,6 +16,7 @@ from mlxr.compiler.codegen.projection_kernels import (
     ProjectionKernel,
 )
 from mlxr.compiler.codegen.render import Provenance, render
+from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.weight_layout import layout_of
@@ -24,6 +25,7 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
 from mlxr_tests.kernel_host import load_kernel
 from mlxr_tests.repetition import varied
+from mlxr_tests.specs import floats
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Style = Literal["one", "several", "many"]
@@ -91,7 +93,16 @@ class MatrixBench:
         self._launch(kernel, inputs, out, (len(ids), 1, 1))
         return out
 
-    def _launch(self, kernel: Kernel, inputs: dict[str, Any], out: Floats, grid: tuple[int, int, int]) -> None:
+    def unpacked(self, unroll: int) -> Floats:
+        """All of it as the unpack kernel makes it, in the type of activations, which is one of 16 bits."""
+        kernel = UnpackKernel("unpack", self.layout, self.activation, unroll)
+        out = np.full((self.layout.rows, self.layout.columns), 0xFFFF, dtype=np.uint16)
+        self._launch(kernel, {"weight": self.buffer}, out, (kernel.threadgroups, 1, 1))
+        return floats(mx.array(out).view(MLX_DTYPES[self.activation]))
+
+    def _launch(
+        self, kernel: Kernel, inputs: dict[str, Any], out: np.ndarray[Any, Any], grid: tuple[int, int, int]
+    ) -> None:
         bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
         bound.append(SimBuffer.of(out, writable=True, name="out"))
         source = render(kernel, Provenance("test", "test", "0" * 12))

@@ -155,6 +155,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("embed", "qkv", "qkv_rows", "qkv_gemm", "gate_up", "gate_up_gemm", "down", "down_gemm"),
     ),
+    "for-mlx": (
+        small_spec(
+            **_BLOCKS,
+            model__rope={"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 16}},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
+            weights={"default": "q4_k", "tensors": {"layers.0.attention.v": "q6_k"}},
+        ),
+        Geometry(mlx_min_rows_quantised=32, mlx_min_tokens=32),
+        ("qkv_unpack", "down_unpack", "rotate_queries", "gather_context"),
+    ),
     **{
         f"format-{name}": (
             small_spec(**_BLOCKS, weights={"default": name, "norm": "f32"}),

@@ -1,0 +1,133 @@
+"""Ops of large batches as hosts run them that give them to MLX: its matrix kernels, and as few passes as possible.
+
+As exact as the op functions, save that numbers between two MLX ops are of the type that these take: of 16 bits where
+activations, weight and result all are, with sums in fp32.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.mlx_ops.activations import activate, activate_gated
+from mlxr.runtime.mlx_ops.dense import finish_projection
+from mlxr.runtime.mlx_ops.types import Attrs, Inputs, f32
+
+_PLAIN = {"activation": None, "gated": False, "limit": None, "residual_scale": 1.0, "out_scale": 1.0, "out_cap": None}
+"""Attributes that a linear op lacks."""
+_ELEMENTWISE = ("bias", "gate", "residual")
+
+
+def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
+    """A `linear` or `projection` op.
+
+    Args:
+        inputs: as the op's; a quantised weight as numbers.
+        attrs: the op's.
+
+    Returns:
+        [rows, out], row-major.
+    """
+    attrs = {**_PLAIN, **attrs}
+    x, weight, out = inputs["x"], inputs["weight"], MLX_DTYPES[attrs["dtype"]]
+    compute = x.dtype if x.dtype == weight.dtype == out else mx.float32
+    x = _normalised((x[inputs["rows"]] if "rows" in inputs else x).astype(compute), inputs, attrs)
+    columns = weight.astype(compute).T
+    added = _added_by_matmul(inputs, attrs, compute)
+    if added is not None:
+        return mx.addmm(inputs[added], x, columns, alpha=_factor(attrs, added))
+    y = x @ columns
+    if (
+        all(port not in inputs for port in _ELEMENTWISE)
+        and attrs["activation"] is None
+        and attrs["out_cap"] is None
+        and attrs["out_scale"] == 1
+    ):
+        return y.astype(out)
+    names = ("activation", "limit", "residual_scale", "out_scale", "out_cap", "dtype")
+    finish = _finisher(tuple((name, attrs[name]) for name in names), mx.default_device().type)
+    halves = 2 if attrs["gated"] else 1
+    sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
+    biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
+    return finish(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
+
+
+def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
+    """A `rope_attention` op of one sequence that sees all its context.
+
+    Args:
+        inputs: queries [tokens, heads * head_dim] rotated, not scaled; keys and values [context, kv_heads, head_dim],
+            whose last are the queries' own; optional sinks [heads]. All of one type.
+        attrs: the op's; no soft cap.
+
+    Returns:
+        [tokens, heads * head_dim], row-major.
+    """
+    queries, num_heads = inputs["queries"], attrs["num_heads"]
+    # Views: MLX's kernels take any strides of tokens and heads, and write what is row-major when turned back.
+    q, k, v = (
+        x.reshape(1, len(x), -1, attrs["head_dim"]).transpose(0, 2, 1, 3)
+        for x in (queries, inputs["keys"], inputs["values"])
+    )
+    assert q.shape[1] == num_heads, f"queries of {q.shape[1]} heads, expected {num_heads}"
+    made = mx.fast.scaled_dot_product_attention(q, k, v, scale=attrs["scale"], mask="causal", sinks=inputs.get("sinks"))
+    return mx.contiguous(made.transpose(0, 2, 1, 3).reshape(queries.shape))
+
+
+LARGE_OPS: dict[str, Callable[[Inputs, Attrs], mx.array]] = {
+    "linear": evaluate_projection,
+    "projection": evaluate_projection,
+    "rope_attention": evaluate_attention,
+}
+"""Op kind -> function, which gives the op's `out`."""
+
+
+def _normalised(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+    """The norm of x in one pass, in fp32 and rounded to x's type; its weight and bias are rounded to that before."""
+    if "norm" not in inputs:
+        return x
+    weight = inputs["norm"].astype(x.dtype)
+    if attrs["norm_kind"] != "layer":
+        assert "norm_bias" not in inputs, "only a layer norm has a bias"
+        return mx.fast.rms_norm(x, weight, attrs["eps"])
+    bias = inputs["norm_bias"].astype(x.dtype) if "norm_bias" in inputs else None
+    return mx.fast.layer_norm(x, weight, bias, attrs["eps"])
+
+
+def _added_by_matmul(inputs: Inputs, attrs: Attrs, compute: mx.Dtype) -> str | None:
+    """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more."""
+    ports = [port for port in _ELEMENTWISE if port in inputs]
+    if len(ports) != 1 or ports[0] == "gate" or attrs["activation"] is not None or attrs["out_cap"] is not None:
+        return None
+    port = ports[0]
+    # out_scale is a factor of the bias too.
+    same = inputs[port].dtype == compute == MLX_DTYPES[attrs["dtype"]] and (port != "bias" or attrs["out_scale"] == 1)
+    return port if same else None
+
+
+def _factor(attrs: Attrs, added: str) -> float:
+    """The factor of a matmul's sums to which this input is added."""
+    return float(attrs["out_scale"] * attrs["residual_scale"]) if added == "residual" else 1.0
+
+
+Finisher = Callable[[list[mx.array], list[mx.array], dict[str, mx.array]], mx.array]
+"""Called with sums and biases (both of gates, then of ups, where gated) and the other inputs of a projection."""
+
+
+@functools.cache
+def _finisher(attrs: tuple[tuple[str, Any], ...], device: mx.DeviceType) -> Finisher:
+    """What follows a matmul, as one kernel on a GPU (on a CPU MLX would need a C++ compiler for it)."""
+    known = dict(attrs)
+    kind: str | None = known["activation"]
+
+    def finish(sums: list[mx.array], biases: list[mx.array], inputs: dict[str, mx.array]) -> mx.array:
+        y = [f32(one) for one in sums]
+        if biases:
+            y = [one + f32(bias) for one, bias in zip(y, biases, strict=True)]
+        if kind is not None:
+            y[0] = activate_gated(y[0], y[1], kind, known["limit"]) if len(y) > 1 else activate(y[0], kind)
+        return finish_projection(y[0], inputs, known)
+
+    return mx.compile(finish, shapeless=True) if device == mx.gpu else finish

@@ -1,0 +1,183 @@
+// qkv_unpack_b470cd43
+// small spec of a test
+//
+// The weight's rows as numbers, for a matmul that takes one type.
+// A thread takes 4 pieces of a row, one 256 after another; it stores 16 bytes at a time where the format allows.
+// Grid: 6 threadgroups of 256 threads.
+//   weight     [59520] u8
+//     rows 0 to 319: [320, 256] q4_k, threadgroups 0 to 4
+//     rows 320 to 383: [64, 256] q6_k, threadgroups 5 to 5
+//   out        [384, 256] bf16
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
+#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
+#endif
+inline uint pack_bf16(float a, float b) {
+  return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
+}
+inline void store_bf16_4(device bfloat16_t* p, float4 a) {
+  *(device uint2*)p = uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w));
+}
+inline void store_bf16_8(device bfloat16_t* p, float4 a, float4 b) {
+  MLXR_STORE_UINT4(
+      p, uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)));
+}
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct PairScales { float scale; float minimum; uint scales; uint minima; };
+// Those of sub-blocks 2 * pair and 2 * pair + 1, in the two lowest bytes of `scales` and `minima`.
+inline PairScales pair_scales(uint4 head, uint pair) {
+  const uint shift = 16u * (pair & 1u);
+  const uint scales = pair < 2u ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
+  const uint minima = pair < 2u ? head.z & 0x3f3f3f3fu : ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+  return PairScales{half_of(head.x & 0xffffu), half_of(head.x >> 16), scales >> shift, minima >> shift};
+}
+inline float2 scale_of(PairScales s, uint run) {
+  const float scale = (float)((s.scales >> (8u * run)) & 255u);
+  const float minimum = (float)((s.minima >> (8u * run)) & 255u);
+  return float2(s.scale * scale, -(s.minimum * minimum));
+}
+struct Row_q4_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q4_k { uint2 q; PairScales scales; };
+inline Raw_q4_k raw_q4_k(Row_q4_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 144u;
+  return Raw_q4_k{load_u32x2(block + 16u + piece % 16u * 8u), pair_scales(load_u32x4(block), piece % 16u / 4u)};
+}
+inline void codes_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = unsigned_bytes((raw.q[i] >> (4u * run)) & 0x0f0f0f0fu);
+  }
+}
+inline float2 scale_q4_k(Raw_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+  codes_q4_k(raw, run, c);
+  const float2 scale = scale_q4_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+    c[i] += scale.y;
+  }
+}
+struct Row_q6_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q6_k { uint low[2]; uint high; float scale; float scales[4]; };
+inline Raw_q6_k raw_q6_k(Row_q6_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 210u;
+  const uint half_block = piece % 16u / 8u;
+  const uint at = piece % 8u * 4u;
+  const device char* scales = (const device char*)(block + 192u + half_block * 8u + at / 16u);
+  Raw_q6_k raw;
+  raw.low[0] = load_u32_2(block + half_block * 64u + at);
+  raw.low[1] = load_u32_2(block + half_block * 64u + at + 32u);
+  raw.high = load_u32_2(block + 128u + half_block * 32u + at);
+  raw.scale = load_half(block + 208);
+#pragma unroll
+  for (uint i = 0; i < 4; i++) {
+    raw.scales[i] = (float)scales[2u * i];
+  }
+  return raw;
+}
+inline void codes_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  const uint low = ((run & 1u ? raw.low[1] : raw.low[0]) >> (run & 2u) * 2u) & 0x0f0f0f0fu;
+  c[0] = unsigned_bytes(low | ((raw.high >> (2u * run)) & 0x03030303u) << 4) - 32.0f;
+}
+inline float2 scale_q6_k(Raw_q6_k raw, uint run) {
+  const float a = run & 1u ? raw.scales[1] : raw.scales[0];
+  const float b = run & 1u ? raw.scales[3] : raw.scales[2];
+  return float2(raw.scale * (run & 2u ? b : a), 0.0f);
+}
+// A run's elements.
+inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  codes_q6_k(raw, run, c);
+  const float2 scale = scale_q6_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 1u; i++) {
+    c[i] *= scale.x;
+  }
+}
+
+// ---- kernel
+[[kernel]] void qkv_unpack_b470cd43(
+  const device uint8_t* weight [[buffer(0)]],
+  device bfloat16_t* out [[buffer(1)]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint group = threadgroup_position_in_grid.x;
+  if (group < 5u) {
+    // Rows 0 to 319.
+    const uint first = group * 1024u + thread_index_in_threadgroup;
+    Raw_q4_k raw[4];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint piece = first + i * 256u;
+      const uint row = piece / 16u;
+      const Row_q4_k w = Row_q4_k{weight + (ulong)row * 144u};
+      raw[i] = raw_q4_k(w, piece % 16u);
+    }
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint piece = first + i * 256u;
+      const uint row = piece / 16u;
+      const uint in_row = piece % 16u;
+      device bfloat16_t* target = out + (ulong)row * 256u + in_row / 4u * 64u + in_row % 4u * 8u;
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        float4 v[2];
+        values_q4_k(raw[i], run, v);
+        store_bf16_8(target + run * 32u, v[0], v[1]);
+      }
+    }
+  } else {
+    // Rows 320 to 383.
+    const uint first = (group - 5u) * 1024u + thread_index_in_threadgroup;
+    Raw_q6_k raw[4];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint piece = first + i * 256u;
+      const uint row = piece / 16u;
+      const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)row * 210u};
+      raw[i] = raw_q6_k(w, piece % 16u);
+    }
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint piece = first + i * 256u;
+      const uint row = piece / 16u + 320u;
+      const uint in_row = piece % 16u;
+      device bfloat16_t* target = out + (ulong)row * 256u + in_row / 8u * 128u + in_row % 8u * 4u;
+#pragma unroll
+      for (uint run = 0; run < 4u; run++) {
+        float4 v[1];
+        values_q6_k(raw[i], run, v);
+        store_bf16_4(target + run * 32u, v[0]);
+      }
+    }
+  }
+}
