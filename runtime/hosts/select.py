@@ -88,12 +88,13 @@ def make_host(
         WeightsError: the weights are corrupt or of another model.
         HostError: there is no such host, this machine cannot run it, or a kernel cannot be built.
     """
-    return _host_class(resolve_host(name, artifact.plan.targets)).from_file(
+    return host_class(resolve_host(name, artifact.plan.targets)).from_file(
         artifact, file, arena, threads=threads, progress=progress
     )
 
 
-def _host_class(name: str) -> type[Host]:
+def host_class(name: str) -> type[Host]:
+    """The class of the host of that name; `auto` is none."""
     # Imported when wanted: each needs what not every machine has.
     if name == "metal":
         from mlxr.runtime.hosts.metal import MetalHost  # noqa: PLC0415

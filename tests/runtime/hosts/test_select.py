@@ -6,14 +6,14 @@ import pytest
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cpu import toolchain
 from mlxr.runtime.hosts.names import HOST_NAMES, HOSTS
-from mlxr.runtime.hosts.select import _host_class, check_host, resolve_host
+from mlxr.runtime.hosts.select import host_class, check_host, resolve_host
 
 NO_METAL = pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
 
 
 def test_every_name_has_its_host() -> None:
     assert set(HOST_NAMES) == {"auto", *HOSTS}
-    assert all(_host_class(name).name == name for name in HOSTS)
+    assert all(host_class(name).name == name for name in HOSTS)
 
 
 def test_auto_is_metal_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
