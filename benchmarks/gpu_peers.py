@@ -60,7 +60,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="start no row after so many (60)")
     parser.add_argument("--host", default="cuda", help="MLXR's host (cuda)")
     parser.add_argument("--chunk", type=int, default=2048, help="most prompt tokens of one of MLXR's steps (2048)")
-    parser.add_argument("--torch", action="store_true", help="measure PyTorch's compiled decode step too")
+    parser.add_argument(
+        "--torch",
+        nargs="?",
+        const="*",
+        default="",
+        metavar="PATTERN",
+        help="measure PyTorch's compiled step too, in bf16 decode rows of this name (all); each compiles for a minute",
+    )
     parser.add_argument("--torch-mode", default="reduce-overhead", help="of torch.compile, or eager (reduce-overhead)")
     parser.add_argument("--again", action="store_true", help="measure rows that the file has already")
     parser.add_argument("--output", type=Path, default=ROOT, metavar="DIR", help="where to write (the repository)")
@@ -96,9 +103,9 @@ def _machine() -> dict[str, str]:
 def _measure_group(rows: list[Row], args: argparse.Namespace, results: Results) -> Results:
     """Measures rows in a process of its own; a row at which it dies is given up, and those after it are not."""
     while rows and time.time() < args.deadline:
-        taken_over = ["host", "rounds", "seconds", "chunk", "torch_mode", "output", "deadline"]
+        taken_over = ["host", "rounds", "seconds", "chunk", "torch", "torch_mode", "output", "deadline"]
         options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in taken_over]
-        options += [f"--{name}" for name in ("torch", "toy") if getattr(args, name)]
+        options += ["--toy"] if args.toy else []
         only = ",".join(row.id for row in rows)
         process = subprocess.Popen([sys.executable, __file__, "--in-process", f"--only={only}", *options])
         try:

@@ -20,7 +20,10 @@ TOLERANCE = 2e-2
 """Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 5e-3."""
 PEER_TOLERANCE = 0.3
 """Of the relative norm between two bf16 implementations of all layers; unrelated logits differ by 1.4."""
+CHOICE_TOLERANCE = 0.25
+"""Of standard deviations of a row of logits; the largest of 128,000 random ones is 4.5 above the mean."""
 _STEPS = 3
+_PROMPT, _GENERATED = 7, 12
 
 
 class WrongOutputError(Exception):
@@ -78,10 +81,12 @@ class Checker:
                 self._numbers = self._weights.numbers(exact.plan.weights)
             theirs = Loaded(exact, "reference", self._numbers)
         random = np.random.default_rng()
-        pairs = self._decode(row, ours, theirs, random) if row.kind == "decode" else []
-        if row.kind != "decode":
+        if row.kind == "decode":
+            pairs = self._decode(row, ours, theirs, random)
+        else:
             pairs = self._prefill(row, ours, theirs, random)
-        mx.clear_cache()
+        _check_generation(row.batch, ours, theirs, random)
+        mx.clear_cache()  # what the CPU has seen lies in memory of another kind
         errors = [relative_norm(a, b) for a, b in pairs]
         worst = float(np.max(errors))  # NaN if one is
         if not worst <= TOLERANCE:
@@ -100,6 +105,8 @@ class Checker:
             found = ours.step(held, row.tokens + step, tokens)
             with mx.stream(mx.cpu):
                 pairs.append((found, theirs.step(there, row.tokens + step, tokens)))
+        ours.release(held)
+        theirs.release(there)
         return pairs
 
     def _prefill(
@@ -111,7 +118,34 @@ class Checker:
         found = [ours.read_prompt(held, prompt[:-1]), ours.step([held], row.tokens, [prompt[-1:]])]
         with mx.stream(mx.cpu):
             wanted = [theirs.read_prompt(there, prompt[:-1]), theirs.step([there], row.tokens, [prompt[-1:]])]
+        ours.release([held])
+        theirs.release([there])
         return list(zip(found, wanted, strict=True))
+
+
+def _check_generation(batch: int, ours: Loaded, theirs: Loaded, random: np.random.Generator) -> None:
+    """Generates, which is what is timed, and looks whether the reference would have chosen these tokens.
+
+    Raises:
+        WrongOutputError: a token's logit is below the largest by more than rounding explains.
+    """
+    prompts = random.integers(0, ours.plan.vocab_size, (batch, _PROMPT)).tolist()
+    completions = ours.generate(prompts, _GENERATED).finish()
+    ids, start = theirs.hold(batch, 0), 0
+    new = prompts
+    for step in range(_GENERATED):
+        with mx.stream(mx.cpu):
+            logits = theirs.step(ids, start, new)
+        start += len(new[0])
+        new = [[completion.token_ids[step]] for completion in completions]
+        chosen = logits[np.arange(batch), [token for (token,) in new]]
+        gap = float(np.max((logits.max(axis=1) - chosen) / logits.std(axis=1)))
+        if not gap <= CHOICE_TOLERANCE:
+            raise WrongOutputError(
+                f"generated token {step + 1} is not the reference's: its logit is {gap:.3g} standard deviations below "
+                f"the largest, at most {CHOICE_TOLERANCE}"
+            )
+    theirs.release(ids)
 
 
 def check_against_peer(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
 import mlx.core as mx
@@ -58,7 +59,7 @@ class Group:
         """Measures every row, as far as the time allows."""
         for row in self._rows:
             if time.time() > self._args.deadline:
-                say("out of time: the same command with --resume goes on")
+                say("out of time: the same command goes on from here")
                 break
             self._results.begin(row)
             start = time.perf_counter()
@@ -92,7 +93,7 @@ class Group:
             engines: dict[str, Engine] = {"mlxr": _mean(ours.prefill), "mlx-lm": _mean(theirs.prefill)}
         else:
             engines = {"mlxr": ours.decode, "mlx-lm": theirs.decode}
-            if row.batch == 1:
+            if row.batch == 1 and row.format == "bf16":
                 paged = spec_document(row, paged=True, chunk=self._args.chunk)
                 self._checker.check(row, paged)
                 engines["mlxr-paged"] = Ours(row, paged, self._args.host, self._weights).decode
@@ -104,7 +105,7 @@ class Group:
         return found
 
     def _torch_decode(self, row: Row) -> Engine | None:
-        if not self._args.torch or row.format != "bf16":
+        if row.format != "bf16" or not fnmatchcase(row.id, self._args.torch):
             return None
         if self._torch is None:
             self._torch = Worker("gpu.with_torch", _CPUS, self._log)

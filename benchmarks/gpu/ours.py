@@ -69,6 +69,11 @@ class Loaded:
             self.pager.take_copies()
         return ids
 
+    def release(self, ids: Sequence[int]) -> None:
+        """Gives sequences back."""
+        for seq_id in ids:
+            self.pager.free(seq_id)
+
     def step(self, ids: Sequence[int], start: int, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """One step of sequences that all have `start` tokens: logits after the last of each, [sequences, vocab]."""
         requests = [BatchRequest(seq_id, list(new), start) for seq_id, new in zip(ids, tokens, strict=True)]
@@ -182,7 +187,7 @@ class Ours:
             self._kept.clear()
         ids = self._loaded.hold(1, 0)
         found = self._loaded.read_prompt(ids[0], tokens)[0]
-        self._loaded.pager.free(ids[0])
+        self._loaded.release(ids)
         if self._kept is not None:
             self._kept = self._held(self._row.tokens)
         return found

@@ -55,9 +55,10 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, batch, context) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, 1e-5)
         self.output = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        angles = torch.outer(torch.arange(context), theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim))
-        self.register_buffer("cos", angles.cos().repeat(1, 2))
-        self.register_buffer("sin", angles.sin().repeat(1, 2))
+        rates = theta ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        angles = torch.outer(torch.arange(context).float(), rates)
+        self.register_buffer("cos", angles.cos().to(_DTYPE).repeat(1, 2))
+        self.register_buffer("sin", angles.sin().to(_DTYPE).repeat(1, 2))
         self.register_buffer("places", torch.arange(context))
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -86,18 +87,17 @@ class Torch(Engine):
         if self._device == "cuda":
             torch.cuda.empty_cache()
         torch.set_default_dtype(_DTYPE)
-        with torch.device(self._device), torch.inference_mode():
+        with torch.device(self._device), torch.no_grad():
             self._model = Llama(gpu.shape, gpu.theta, options["batch"], options["context"]).eval()
             for parameter in self._model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0, 0.02)
-            self._model.places = torch.arange(options["context"])
         compiled = options["mode"] != "eager"
         self._step = torch.compile(self._model, mode=options["mode"], fullgraph=True) if compiled else self._model
         self.decode(1, options["batch"], 4)
         return {"version": torch.__version__}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, context: int, batch: int, tokens: int) -> tuple[float, int]:
         """See Engine; the cache holds random numbers."""
         assert tokens <= GROWTH, "the cache has room for no more"
