@@ -85,14 +85,14 @@ class Checker:
             pairs = self._decode(row, ours, theirs, random)
         else:
             pairs = self._prefill(row, ours, theirs, random)
-        _check_generation(row.batch, ours, theirs, random)
-        mx.clear_cache()  # what the CPU has seen lies in memory of another kind
         errors = [relative_norm(a, b) for a, b in pairs]
         worst = float(np.max(errors))  # NaN if one is
         if not worst <= TOLERANCE:
             raise WrongOutputError(
                 f"logits differ from the reference by {worst:.3g} of their norm, at most {TOLERANCE}"
             )
+        _check_generation(row.batch, ours, theirs, random)
+        mx.clear_cache()  # what the CPU has seen lies in memory of another kind
         return Checked(worst, sum(len(a) for a, _ in pairs))
 
     def _decode(

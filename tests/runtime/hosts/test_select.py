@@ -6,7 +6,7 @@ import pytest
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cpu import toolchain
 from mlxr.runtime.hosts.names import HOST_NAMES, HOSTS
-from mlxr.runtime.hosts.select import host_class, check_host, resolve_host
+from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
 
 NO_METAL = pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
 
