@@ -43,7 +43,7 @@ def draw(results: Results, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     labels = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(labels.values(), labels.keys(), ncols=len(labels), fontsize=8, frameon=False, loc="lower center")
-    figure.suptitle(results.heading(), fontsize=9)
+    figure.suptitle(results.heading(), fontsize=7)
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})

@@ -81,8 +81,8 @@ class Row:
 
     @property
     def context(self) -> int:
-        """Most tokens of a sequence, with room for those that are decoded."""
-        return -(-(self.tokens + GROWTH + 32) // 16) * 16
+        """Most tokens of a sequence, with room for those that are decoded, also while others' prompts are read."""
+        return -(-(self.tokens + GROWTH + 32 + self.batch) // 16) * 16
 
     @property
     def size_bytes(self) -> int:
