@@ -103,7 +103,7 @@ def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None
     gguf = folder / f"{model}-{format_name}.gguf"
     if not (folder / "config.json").is_file():
         say(f"writing {folder}")
-        _write_folder(shape, folder)
+        write_folder(shape, folder)
     if format_name == "affine4":
         target = folder / format_name
         if not target.is_dir():
@@ -130,7 +130,17 @@ def _tensor(name: str, shape: tuple[int, ...]) -> Array:
     return (numbers.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _write_folder(shape: Shape, folder: Path) -> None:
+def write_folder(
+    shape: Shape, folder: Path, make: Callable[[str, tuple[int, ...]], Array] = _tensor, theta: float = 1e4
+) -> None:
+    """Writes a bf16 model as a Hugging Face folder, without a tokenizer.
+
+    Args:
+        shape: its dimensions.
+        folder: an existing one.
+        make: a tensor's bf16 numbers as their 16 bits, by its name and shape.
+        theta: base of RoPE.
+    """
     header, position = {}, 0
     for name, _, dims, _ in shape.matrices():
         end = position + 2 * int(np.prod(dims))
@@ -142,7 +152,7 @@ def _write_folder(shape: Shape, folder: Path) -> None:
     with staging.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name, _, dims, _ in shape.matrices():
-            _tensor(name, dims).tofile(stream)
+            make(name, dims).tofile(stream)
     staging.replace(folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -157,7 +167,7 @@ def _write_folder(shape: Shape, folder: Path) -> None:
         "num_key_value_heads": shape.kv_heads,
         "num_hidden_layers": shape.layers,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+        "rope_theta": theta,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "vocab_size": shape.vocab,

@@ -1,0 +1,56 @@
+"""What the device can do, measured beside everything else: copying memory, and multiplying bf16 matrices."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+_CHAIN = 8
+
+
+class Limits:
+    """Two ceilings. Their arrays are made anew each time, so that they take no memory from models."""
+
+    def __init__(self, copy_bytes: int = 1 << 30, matrix: int = 8192) -> None:
+        """Measures nothing yet.
+
+        Args:
+            copy_bytes: of the array that is copied: many times what caches hold.
+            matrix: rows and columns of the matrices.
+        """
+        self._copy_bytes, self._matrix = copy_bytes, matrix
+
+    def copy_bytes_per_second(self) -> float:
+        """Bytes read and written, by a chain of passes that each read an array once and write one."""
+        bits = mx.random.normal((self._copy_bytes // 4,)).view(mx.uint32)
+        mx.eval(bits)
+        seconds = _seconds(lambda: _chain(mx.bitwise_invert, bits))
+        mx.clear_cache()
+        return 2 * self._copy_bytes * _CHAIN / seconds
+
+    def operations_per_second(self) -> float:
+        """Of products of square bf16 matrices of random numbers."""
+        a, b = (mx.random.normal((self._matrix, self._matrix)).astype(mx.bfloat16) for _ in range(2))
+        b = b / self._matrix**0.5
+        mx.eval(a, b)
+        seconds = _seconds(lambda: _chain(lambda x: x @ b, a))
+        mx.clear_cache()
+        return 2 * self._matrix**3 * _CHAIN / seconds
+
+
+def _chain(make: Callable[[mx.array], mx.array], array: mx.array) -> mx.array:
+    for _ in range(_CHAIN):
+        array = make(array)
+    return array
+
+
+def _seconds(make: Callable[[], Any]) -> float:
+    """The best of three, after one."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        mx.eval(make())
+        mx.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,199 @@
+"""MLXR as an engine: an artifact for each row, on weights that are there already, generating as `mlxr run` does."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from peers.worker import random_tokens
+
+from gpu.weights import RandomWeights, pattern
+from gpu.work import GROWTH, Row
+from mlxr.bench.traffic import cache_bytes, weight_bytes
+from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.generate import Generation
+from mlxr.runtime.hosts.select import host_class
+from mlxr.runtime.kept_sequence import KeptSequence
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.pager import Pager
+from mlxr.runtime.sampling import Sampling
+
+WARM_UP = 4
+"""Steps before each measurement: a pipeline that was left standing has one step done in advance."""
+
+
+class FilledArena(Arena):
+    """An arena of random keys and values, so that a long context needs no prompt to be read."""
+
+    def __init__(self, geometry: ArenaGeometry) -> None:
+        """Fills it on the default device; arenas of one shape are alike, whatever their type."""
+        size = int(np.prod(geometry.shape))
+        dtype = MLX_DTYPES[str(geometry.dtype)]
+        self._k, self._v = (mx.contiguous(pattern(size, i).reshape(geometry.shape).astype(dtype)) for i in (1, 2))
+        self.token = mx.zeros((8,), dtype=mx.uint32)
+        self.geometry = geometry
+        mx.eval(self._k, self._v, self.token)
+
+
+def compiled(document: Mapping[str, Any]) -> Artifact:
+    """The artifact of a spec, for hosts that take weights as arrays."""
+    return compile_spec(ModelSpec.model_validate(document), targets=("metal",)).artifact
+
+
+class Loaded:
+    """An artifact with weights on a host, and sequences in its arena."""
+
+    def __init__(self, artifact: Artifact, host: str, weights: Mapping[str, mx.array]) -> None:
+        """Prepares the host; kernels may be built at their first launch.
+
+        Args:
+            artifact: the compiled model.
+            host: its name.
+            weights: by the names of the artifact's plan, as the host takes them.
+        """
+        self.artifact, self.plan = artifact, artifact.plan
+        self.arena = FilledArena(self.plan.arena)
+        self.pager = Pager.from_geometry(self.plan.arena)
+        self.host = host_class(host)(artifact, weights, self.arena)  # type: ignore[call-arg, arg-type]
+
+    def hold(self, batch: int, tokens: int) -> list[int]:
+        """Sequences of so many tokens, of which the arena's random numbers are keys and values."""
+        ids = [self.pager.add_sequence() for _ in range(batch)]
+        if tokens:
+            self.pager.append_all([(seq_id, tokens) for seq_id in ids])
+            self.pager.take_copies()
+        return ids
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Gives sequences back."""
+        for seq_id in ids:
+            self.pager.free(seq_id)
+
+    def step(self, ids: Sequence[int], start: int, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """One step of sequences that all have `start` tokens: logits after the last of each, [sequences, vocab]."""
+        requests = [BatchRequest(seq_id, list(new), start) for seq_id, new in zip(ids, tokens, strict=True)]
+        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        self.pager.take_copies()
+        return self.host.read(self.host.step(batch))
+
+    def read_prompt(self, seq_id: int, tokens: Sequence[int]) -> np.ndarray:
+        """Reads a prompt in steps as long as the plan allows: logits after its last token, [1, vocab]."""
+        step = self.plan.max_tokens
+        logits = np.zeros((1, 0), np.float32)
+        for start in range(0, len(tokens), step):
+            logits = self.step([seq_id], start, [tokens[start : start + step]])
+        return logits
+
+    def generate(self, prompts: Sequence[Sequence[int]], steps: int, kept: KeptSequence | None = None) -> Generation:
+        """Starts generating, greedily, `steps` tokens for each prompt."""
+        return Generation(
+            self.host,
+            self.pager,
+            None,
+            prompts,
+            max_tokens=steps,
+            sampling=Sampling(),
+            num_samples=1,
+            ignore_eos=True,
+            kept=kept,
+        )
+
+
+class Ours:
+    """One row's measurements of MLXR."""
+
+    def __init__(self, row: Row, document: Mapping[str, Any], host: str, weights: RandomWeights) -> None:
+        """Compiles and loads.
+
+        Args:
+            row: what will be measured.
+            document: its spec.
+            host: the host's name.
+            weights: the model's.
+        """
+        self._row = row
+        artifact = compiled(document)
+        self._loaded = Loaded(artifact, host, weights.as_read_by(host, artifact.plan.weights))
+        self._kept = self._held(row.tokens) if row.kind == "decode" and row.batch == 1 else None
+        self._generation: Generation | None = None
+        self._left = 0
+
+    def _held(self, tokens: int) -> KeptSequence:
+        """A kept sequence whose keys and values are the arena's random ones."""
+        self._prompt = random_tokens(tokens + 1, self._loaded.plan.vocab_size)
+        kept = KeptSequence(self._loaded.pager)
+        seq_id, _ = kept.begin(self._prompt)
+        self._loaded.pager.append_all([(seq_id, tokens)])
+        self._loaded.pager.take_copies()
+        kept.end(self._prompt[:-1])
+        return kept
+
+    @property
+    def planned_bytes(self) -> int:
+        """What a step in the middle of a turn reads, as MLXR counts it: to be compared with the row's own count."""
+        artifact = self._loaded.artifact
+        tokens = self._row.batch * (self._row.tokens + GROWTH // 2)
+        return weight_bytes(artifact, self._loaded.host.name, self._row.batch) + cache_bytes(artifact.plan, tokens)
+
+    def decode(self, steps: int) -> float:
+        """Seconds of a step, by `steps` of them; sequences that have grown too long are started anew."""
+        if self._left < steps + WARM_UP:
+            self._restart()
+        assert self._generation is not None, "just started"
+        events = iter(self._generation)
+        for _ in range(WARM_UP * self._row.batch):
+            next(events)
+        start = time.perf_counter()
+        for _ in range(steps * self._row.batch):
+            next(events)
+        seconds = time.perf_counter() - start
+        self._left -= steps + WARM_UP
+        return seconds / steps
+
+    def _restart(self) -> None:
+        self.close()
+        batch, vocab = self._row.batch, self._loaded.plan.vocab_size
+        if self._kept is not None:
+            prompts = [self._prompt]
+        else:
+            prompts = [random_tokens(self._row.tokens, vocab, seed) for seed in range(batch)]
+        # Prompts of a batch are read one after the other, and who has been read decodes meanwhile: room for both.
+        lead = -(-batch * self._row.tokens // self._loaded.plan.max_tokens) if self._kept is None else 0
+        self._generation = self._loaded.generate(prompts, GROWTH + lead, self._kept)
+        started: set[int] = set()
+        for event in self._generation:
+            started.add(event.index)
+            if len(started) == batch:
+                break
+        self._left = GROWTH - 1
+
+    def prefill(self) -> float:
+        """Seconds from a prompt to its first token, the sequence's blocks empty."""
+        prompt = random_tokens(self._row.tokens, self._loaded.plan.vocab_size)
+        start = time.perf_counter()
+        for _ in self._loaded.generate([prompt], 1):
+            pass
+        return time.perf_counter() - start
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after the last of a few tokens, read into an empty sequence: [vocab]."""
+        self.close()
+        if self._kept is not None:
+            self._kept.clear()
+        ids = self._loaded.hold(1, 0)
+        found = self._loaded.read_prompt(ids[0], tokens)[0]
+        self._loaded.release(ids)
+        if self._kept is not None:
+            self._kept = self._held(self._row.tokens)
+        return found
+
+    def close(self) -> None:
+        """Ends the generation that is under way."""
+        if self._generation is not None:
+            self._generation.close()
+        self._generation, self._left = None, 0
