@@ -12,6 +12,7 @@ from gpu.weights import RandomWeights, pattern
 from gpu.work import GROWTH, Row
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.chips.catalog import find_chip_of_device
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.arena import Arena
@@ -22,6 +23,7 @@ from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.sampling import Sampling
+from mlxr.tuning.pieces import device_name
 
 WARM_UP = 4
 """Steps before each measurement: a pipeline that was left standing has one step done in advance."""
@@ -41,8 +43,9 @@ class FilledArena(Arena):
 
 
 def compiled(document: Mapping[str, Any]) -> Artifact:
-    """The artifact of a spec, for hosts that take weights as arrays."""
-    return compile_spec(ModelSpec.model_validate(document), targets=("metal",)).artifact
+    """The artifact of a spec, for hosts that take weights as arrays, with this chip's launch geometry."""
+    chip = find_chip_of_device(device_name())
+    return compile_spec(ModelSpec.model_validate(document), targets=("metal",), chip=chip).artifact
 
 
 class Loaded:

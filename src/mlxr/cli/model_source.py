@@ -104,7 +104,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     if context is not None and context < 1:
         raise RequestError(f"--context is {context}; expected at least 1")
     changes = Changes(context, needed.needed_context, needed.sequences, args.compute, getattr(args, "kv", None))
-    artifact, bundled = resolve_artifact(args.model, changes)
+    artifact, bundled = resolve_artifact(args.model, changes, _chip_here(args.host))
     weights = args.weights or bundled
     if weights is None:
         raise WeightsError(f"{args.model} comes without weights: name them with --weights FILE")
@@ -116,10 +116,29 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
         return Model(artifact, weights, host=args.host, tokenizer=args.tokenizer, threads=args.threads, progress=show)
 
 
-def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact, Path | None]:
+def _chip_here(host: str) -> Chip | None:
+    """The chip that a host runs on, where its launch geometry depends on it and it is known."""
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX: only for commands that run a model)
+
+    if resolve_host(host) not in ("metal", "cuda"):
+        return None
+    from mlxr.compiler.chips.catalog import find_chip_of_device  # noqa: PLC0415 (only where there is a GPU)
+    from mlxr.tuning.pieces import device_name  # noqa: PLC0415
+
+    return find_chip_of_device(device_name())
+
+
+def resolve_artifact(
+    name: str, changes: Changes = NO_CHANGES, chip: Chip | None = None
+) -> tuple[Artifact, Path | None]:
     """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
 
     An artifact that is not as the changes ask is compiled again, from its own spec and for its own chip.
+
+    Args:
+        name: MODEL.
+        changes: to its spec.
+        chip: whose launch geometry to take where there is no artifact yet; None: one for all.
 
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
@@ -137,7 +156,7 @@ def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact
                 changes.cache_dtype,
             )
             spec, weights = import_model(path, options)
-            return _cached(spec), weights
+            return _cached(spec, chip), weights
         if path.is_dir():
             artifact = load_artifact(path)
             spec = _changed(artifact.spec, changes)
@@ -145,7 +164,7 @@ def resolve_artifact(name: str, changes: Changes = NO_CHANGES) -> tuple[Artifact
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return _cached(_changed(spec, changes)), bundled if bundled.is_file() else None
+    return _cached(_changed(spec, changes), chip), bundled if bundled.is_file() else None
 
 
 def _changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
