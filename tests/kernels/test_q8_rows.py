@@ -137,6 +137,8 @@ def test_decode_stores_the_same_rows(head_dim, kv_heads, num_heads):
         simdgroups=4,
         partition=0,
         max_partitions=0,
+        heads=num_heads // kv_heads,
+        unroll=1,
     )
     numbers = extremes(head_dim)[[0, 1, 2, 3, 5, 6]]
     qkv = np.concatenate([np.roll(numbers, h, axis=0) for h in range(num_heads + 2 * kv_heads)], axis=1)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact, Launch, Op, Step
+from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
@@ -97,10 +97,9 @@ class Pieces:
         made = {name for launch in launches for name in launch.outputs}
         inputs: dict[str, Input] = {}
         for launch in launches:
-            ports = self._entries[launch.kernel].inputs
-            for name, port in zip(launch.inputs, ports, strict=True):
+            for name, dtype in self._read(launch):
                 if name not in made and name not in inputs:
-                    inputs[name] = self._inputs.input(self._step, self._batch, name, port.dtype)
+                    inputs[name] = self._inputs.input(self._step, self._batch, name, dtype)
         first = launches[0].inputs[0]
 
         def run(turn: int, x: mx.array) -> mx.array:
@@ -110,6 +109,13 @@ class Pieces:
             return arrays[launches[-1].outputs[0]]
 
         return Piece(inputs[first](0), run)
+
+    def _read(self, launch: Launch) -> list[tuple[str, DType]]:
+        """The buffers that a launch reads, those that only MLX's ops take among them."""
+        ports = self._entries[launch.kernel].inputs
+        dtypes = {buffer.name: buffer.dtype for buffer in self._step.buffers}
+        for_mlx = [(name, dtypes[name]) for _, name in launch.mlx_inputs]
+        return [(name, port.dtype) for name, port in zip(launch.inputs, ports, strict=True)] + for_mlx
 
     def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         op = self._graph.op(launch.op)

@@ -158,7 +158,8 @@ def test_doctored_plans_are_refused(
         ({"mlx_min_tokens": -1}, "mlx_min_tokens is -1; expected at least 0"),
         ({"partition": 0}, "partition is 0; expected at least 1"),
         ({"matmul_tile": 16}, "matmul_tile 16 x matmul_outputs 4 must be at most 32"),
-        ({"matvec_outputs": 1}, "matvec_outputs is 1; expected 2, 4"),
+        ({"matvec_outputs": 3}, "matvec_outputs is 3; expected 1, 2, 4"),
+        ({"matvec_simdgroups": 4, "matvec_split": 3}, "matvec_split is 3; expected a divisor"),
         ({"prefill_keys": 64}, "prefill_keys is 64; expected 4, 8, 16 or 32"),
     ],
 )

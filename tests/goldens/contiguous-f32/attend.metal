@@ -1,4 +1,4 @@
-// attend_341e1451
+// attend_466f80c1
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token a sequence, in one launch.
@@ -61,7 +61,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_341e1451(
+[[kernel]] void attend_466f80c1(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -78,6 +78,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = threadgroup_position_in_grid.x * 2u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 128u;
@@ -101,7 +102,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const Rotation r = rotation(base[i] + j, (int)position);
 #pragma unroll
       for (uint g = 0; g < 2u; g++) {
-        const device float* head = input + (kv_head * 2u + g) * 32u;
+        const device float* head = input + (first_head + g) * 32u;
         q[g][i][j] = rotate(head, base[i] + j, r) * 0.255034864f;
       }
     }
@@ -164,36 +165,61 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
 
   for (uint first = begin + simd_gid * 4u; first < end; first += 32u) {
-    const bool valid = first + key_in_group < end;
-    const uint at = valid ? first + key_in_group : first;
-    const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 32u;
-    float4 key[1];
-    float4 value[1];
+    // All loads of 1 key of a lane group, then their scores, then one change of maximum.
+    bool valid[1];
+    float4 key[1][1];
+    float4 value[1][1];
 #pragma unroll
-    for (uint i = 0; i < 1u; i += 1u) {
-      load_f32_4(k_arena + row + base[i], key + i);
-      load_f32_4(v_arena + row + base[i], value + i);
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = first + u * 32u + key_in_group;
+      valid[u] = wanted < end;
+      const uint at = valid[u] ? wanted : first;
+      const ulong row = arena_row((at) / 16u, layer[0], at % 16u) + kv_head * 32u;
+#pragma unroll
+      for (uint i = 0; i < 1u; i += 1u) {
+        load_f32_4(k_arena + row + base[i], key[u] + i);
+        load_f32_4(v_arena + row + base[i], value[u] + i);
+      }
     }
 #pragma unroll
     for (uint g = 0; g < 2u; g++) {
-      float4 products = q[g][0] * key[0];
+      float score[1];
 #pragma unroll
-      for (uint i = 1; i < 1u; i++) {
-        products += q[g][i] * key[i];
+      for (uint u = 0; u < 1u; u++) {
+        float4 products = q[g][0] * key[u][0];
+#pragma unroll
+        for (uint i = 1; i < 1u; i++) {
+          products += q[g][i] * key[u][i];
+        }
+        score[u] = sum4(products);
       }
-      float score = sum4(products);
 #pragma unroll
       for (ushort offset = 4; offset > 0; offset /= 2) {
-        score += simd_shuffle_xor(score, offset);
+#pragma unroll
+        for (uint u = 0; u < 1u; u++) {
+          score[u] += simd_shuffle_xor(score[u], offset);
+        }
       }
-      const float largest = valid ? max(maximum[g], score) : maximum[g];
+      float largest = maximum[g];
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        largest = valid[u] ? max(largest, score[u]) : largest;
+      }
       const float keep = exp2(maximum[g] - largest);
-      const float p = valid ? exp2(score - largest) : 0.0f;
       maximum[g] = largest;
-      total[g] = total[g] * keep + p;
+      total[g] *= keep;
 #pragma unroll
       for (uint i = 0; i < 1u; i++) {
-        values[g][i] = values[g][i] * keep + value[i] * p;
+        values[g][i] *= keep;
+      }
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
+        total[g] += p;
+#pragma unroll
+        for (uint i = 0; i < 1u; i++) {
+          values[g][i] += value[u][i] * p;
+        }
       }
     }
   }
@@ -258,10 +284,10 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       sum += group_total[s * 2u + 0u + g] * weight;
       v += group_values[s * 64u + i] * weight;
     }
-    const uint head = kv_head * 2u + 0u + g;
+    const uint head = first_head + 0u + g;
     out[(ulong)sequence * 64u + head * 32u + i % 32u] = (float)(v / sum);
   }
-  if (kv_head == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

@@ -1,4 +1,4 @@
-// embed_80f94aac
+// embed_953d59e4
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -16,6 +16,9 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
+#define MLXR_ROUNDED(x) (x)
+#endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
 }
@@ -50,26 +53,14 @@ inline Raw_affine4_g128_f32 raw_affine4_g128_f32(Row_affine4_g128_f32 row, uint 
   return raw;
 }
 inline void codes_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread float4* c) {
-  c[0] = float4(
-      (float)(raw.q[0] & 15u),
-      (float)((raw.q[0] >> 4) & 15u),
-      (float)((raw.q[0] >> 8) & 15u),
-      (float)((raw.q[0] >> 12) & 15u));
-  c[1] = float4(
-      (float)((raw.q[0] >> 16) & 15u),
-      (float)((raw.q[0] >> 20) & 15u),
-      (float)((raw.q[0] >> 24) & 15u),
-      (float)((raw.q[0] >> 28) & 15u));
-  c[2] = float4(
-      (float)(raw.q[1] & 15u),
-      (float)((raw.q[1] >> 4) & 15u),
-      (float)((raw.q[1] >> 8) & 15u),
-      (float)((raw.q[1] >> 12) & 15u));
-  c[3] = float4(
-      (float)((raw.q[1] >> 16) & 15u),
-      (float)((raw.q[1] >> 20) & 15u),
-      (float)((raw.q[1] >> 24) & 15u),
-      (float)((raw.q[1] >> 28) & 15u));
+  const float4 even_0 = unsigned_bytes(raw.q[0] & 0x0f0f0f0fu);
+  const float4 odd_0 = unsigned_bytes((raw.q[0] >> 4) & 0x0f0f0f0fu);
+  c[0] = float4(even_0.x, odd_0.x, even_0.y, odd_0.y);
+  c[1] = float4(even_0.z, odd_0.z, even_0.w, odd_0.w);
+  const float4 even_2 = unsigned_bytes(raw.q[1] & 0x0f0f0f0fu);
+  const float4 odd_2 = unsigned_bytes((raw.q[1] >> 4) & 0x0f0f0f0fu);
+  c[2] = float4(even_2.x, odd_2.x, even_2.y, odd_2.y);
+  c[3] = float4(even_2.z, odd_2.z, even_2.w, odd_2.w);
 }
 inline float2 scale_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run) { return raw.scale; }
 // A run's elements, each rounded twice, as where the format is defined.
@@ -79,12 +70,12 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
 #pragma unroll
   for (uint i = 0; i < 4u; i++) {
     c[i] *= scale.x;
-    c[i] += scale.y;
+    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
   }
 }
 
 // ---- kernel
-[[kernel]] void embed_80f94aac(
+[[kernel]] void embed_953d59e4(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],

@@ -1,4 +1,4 @@
-// embed_152617f1
+// embed_d1e5bef8
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -16,6 +16,9 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
+#define MLXR_ROUNDED(x) (x)
+#endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
 }
@@ -73,7 +76,7 @@ inline void values_q3_k(Raw_q3_k raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_152617f1(
+[[kernel]] void embed_d1e5bef8(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],

@@ -1,4 +1,4 @@
-// attend_583aaa5f
+// attend_d776120c
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token a sequence, in one launch.
@@ -69,7 +69,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_583aaa5f(
+[[kernel]] void attend_d776120c(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -88,6 +88,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = threadgroup_position_in_grid.x * 3u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float* input = qkv + (ulong)sequence * 400u;
@@ -112,7 +113,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const Rotation r = rotation(base[i] + j, (int)position);
 #pragma unroll
       for (uint g = 0; g < 3u; g++) {
-        const device float* head = input + (kv_head * 3u + g) * 40u;
+        const device float* head = input + (first_head + g) * 40u;
         q[g][i][j] = rotate(head, base[i] + j, r) * 0.0316227749f * temperature;
       }
     }
@@ -128,7 +129,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
 
   const bool owner = true;
-  const uint begin = position + 1 > 9u ? position + 1 - 9u : 0u;
+  const uint begin = (position + 1 > 9u ? position + 1 - 9u : 0u);
   const uint end = position;
 
   // The new token: rotated, stored and attended to from registers.
@@ -202,40 +203,67 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
 
   for (uint first = begin + simd_gid * 16u; first < end; first += 128u) {
-    const bool valid = first + key_in_group < end;
-    const uint at = valid ? first + key_in_group : first;
-    const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 40u + (at) / 1u], layer[0], at % 1u) + kv_head * 44u;
-    float4 key[5];
-    float4 value[5];
+    // All loads of 1 key of a lane group, then their scores, then one change of maximum.
+    bool valid[1];
+    float4 key[1][5];
+    float4 value[1][5];
+    float k_scale[1];
+    float v_scale[1];
 #pragma unroll
-    for (uint i = 0; i < 5u; i += 1u) {
-      load_q8_4(k_arena + row + base[i], key + i);
-      load_q8_4(v_arena + row + base[i], value + i);
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = first + u * 128u + key_in_group;
+      valid[u] = wanted < end;
+      const uint at = valid[u] ? wanted : first;
+      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 40u + (at) / 1u], layer[0], at % 1u) + kv_head * 44u;
+#pragma unroll
+      for (uint i = 0; i < 5u; i += 1u) {
+        load_q8_4(k_arena + row + base[i], key[u] + i);
+        load_q8_4(v_arena + row + base[i], value[u] + i);
+      }
+      k_scale[u] = *(const device float*)(k_arena + row + 40);
+      v_scale[u] = *(const device float*)(v_arena + row + 40);
     }
-    const float k_scale = *(const device float*)(k_arena + row + 40);
-    const float v_scale = *(const device float*)(v_arena + row + 40);
 #pragma unroll
     for (uint g = 0; g < 3u; g++) {
-      float4 products = q[g][0] * key[0];
+      float score[1];
 #pragma unroll
-      for (uint i = 1; i < 5u; i++) {
-        products += q[g][i] * key[i];
+      for (uint u = 0; u < 1u; u++) {
+        float4 products = q[g][0] * key[u][0];
+#pragma unroll
+        for (uint i = 1; i < 5u; i++) {
+          products += q[g][i] * key[u][i];
+        }
+        score[u] = sum4(products);
       }
-      float score = sum4(products);
 #pragma unroll
       for (ushort offset = 1; offset > 0; offset /= 2) {
-        score += simd_shuffle_xor(score, offset);
+#pragma unroll
+        for (uint u = 0; u < 1u; u++) {
+          score[u] += simd_shuffle_xor(score[u], offset);
+        }
       }
-      score *= k_scale;
-      score = 7.21347523f * metal::precise::tanh(score);
-      const float largest = valid ? max(maximum[g], score) : maximum[g];
+      float largest = maximum[g];
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        score[u] *= k_scale[u];
+        score[u] = 7.21347523f * metal::precise::tanh(score[u]);
+        largest = valid[u] ? max(largest, score[u]) : largest;
+      }
       const float keep = exp2(maximum[g] - largest);
-      const float p = valid ? exp2(score - largest) : 0.0f;
       maximum[g] = largest;
-      total[g] = total[g] * keep + p;
+      total[g] *= keep;
 #pragma unroll
       for (uint i = 0; i < 5u; i++) {
-        values[g][i] = values[g][i] * keep + value[i] * (p * v_scale);
+        values[g][i] *= keep;
+      }
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
+        total[g] += p;
+#pragma unroll
+        for (uint i = 0; i < 5u; i++) {
+          values[g][i] += value[u][i] * (p * v_scale[u]);
+        }
       }
     }
   }
@@ -292,7 +320,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     for (uint s = 1; s < 8u; s++) {
       largest = max(largest, group_max[s * 3u + 0u + g]);
     }
-    const float sink = (float)sinks[kv_head * 3u + 0u + g] * 1.44269502f;
+    const float sink = (float)sinks[first_head + 0u + g] * 1.44269502f;
     largest = max(largest, sink);
     float sum = exp2(sink - largest);
     float v = 0.0f;
@@ -302,10 +330,10 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       sum += group_total[s * 3u + 0u + g] * weight;
       v += group_values[s * 120u + i] * weight;
     }
-    const uint head = kv_head * 3u + 0u + g;
+    const uint head = first_head + 0u + g;
     out[(ulong)sequence * 240u + head * 40u + i % 40u] = (float)(v / sum);
   }
-  if (kv_head == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && sequence == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

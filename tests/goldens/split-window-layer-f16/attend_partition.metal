@@ -1,4 +1,4 @@
-// attend_partition_8bfa54f5
+// attend_partition_4659bef9
 // small spec of a test
 //
 // Decode: RoPE, cache write and attention of one new token a sequence, in one launch a partition of the context.
@@ -6,11 +6,12 @@
 // once. A simdgroup takes 32 keys at a time, 1 lanes a key; queries, sums and running maxima stay in registers.
 // The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and nobody else
 // touches that slot in this launch.
-// Split-KV: partition p covers positions [p * 16, (p + 1) * 16); the one that holds the new token owns its slot.
+// Split-KV: the context inside the window is cut into partitions of one length, the least multiple of 16 with which there are at
+// most 3; threadgroups past the last have nothing to do. The partition that holds the new token owns its slot.
 // Results are partial (sum, maximum, weighted values) and merged by the reduction kernel.
 // Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2 and MLX's sdpa_vector; here a lane group
 // of a simdgroup, not a whole simdgroup, owns a key.
-// Grid: (2 KV heads, seqs, partitions) threadgroups of 8 simdgroups.
+// Grid: (2 KV heads, seqs, 3 partitions) threadgroups of 8 simdgroups.
 //   qkv        [seqs, 240] f16: 2 query, 2 key, 2 value heads of 40
 //   positions  [seqs] i32, of the new tokens
 //   slots      [seqs] i32: block * 4 + offset, of the new tokens
@@ -71,7 +72,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_partition_8bfa54f5(
+[[kernel]] void attend_partition_4659bef9(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -90,9 +91,19 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint lane = thread_index_in_simdgroup;
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
+  const uint first_head = threadgroup_position_in_grid.x * 1u;
   const uint sequence = threadgroup_position_in_grid.y;
   const uint position = (uint)positions[sequence];
   const device float16_t* input = qkv + (ulong)sequence * 240u;
+  const uint partition = threadgroup_position_in_grid.z;
+  const uint start = (position + 1 > 9u ? position + 1 - 9u : 0u);
+  const uint length = (position - start) / 48u * 16u + 16u;
+  const uint begin = start + partition * length;
+  if (begin > position) {
+    return;
+  }
+  const bool owner = position - begin < length;
+  const uint end = min(begin + length, position);
   const uint key_in_group = lane / 1u;
   const uint part = lane % 1u;
 
@@ -113,7 +124,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const Rotation r = rotation(base[i] + j, (int)position);
 #pragma unroll
       for (uint g = 0; g < 1u; g++) {
-        const device float16_t* head = input + (kv_head * 1u + g) * 40u;
+        const device float16_t* head = input + (first_head + g) * 40u;
         q[g][i][j] = rotate(head, base[i] + j, r) * 0.22811012f;
       }
     }
@@ -128,10 +139,6 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  const uint partition = threadgroup_position_in_grid.z;
-  const bool owner = position / 16u == partition;
-  const uint begin = max(partition * 16u, position + 1 > 9u ? position + 1 - 9u : 0u);
-  const uint end = min((partition + 1) * 16u, position);
 
   // The new token: rotated, stored and attended to from registers.
   if (owner && simd_gid == 0) {
@@ -177,36 +184,61 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
 
   for (uint first = begin + simd_gid * 32u; first < end; first += 256u) {
-    const bool valid = first + key_in_group < end;
-    const uint at = valid ? first + key_in_group : first;
-    const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 10u + (at) / 4u], layer[0], at % 4u) + kv_head * 40u;
-    float4 key[10];
-    float4 value[10];
+    // All loads of 1 key of a lane group, then their scores, then one change of maximum.
+    bool valid[1];
+    float4 key[1][10];
+    float4 value[1][10];
 #pragma unroll
-    for (uint i = 0; i < 10u; i += 2u) {
-      load_f16_8(k_arena + row + base[i], key + i);
-      load_f16_8(v_arena + row + base[i], value + i);
+    for (uint u = 0; u < 1u; u++) {
+      const uint wanted = first + u * 256u + key_in_group;
+      valid[u] = wanted < end;
+      const uint at = valid[u] ? wanted : first;
+      const ulong row = arena_row((uint)block_tables[(ulong)(sequence) * 10u + (at) / 4u], layer[0], at % 4u) + kv_head * 40u;
+#pragma unroll
+      for (uint i = 0; i < 10u; i += 2u) {
+        load_f16_8(k_arena + row + base[i], key[u] + i);
+        load_f16_8(v_arena + row + base[i], value[u] + i);
+      }
     }
 #pragma unroll
     for (uint g = 0; g < 1u; g++) {
-      float4 products = q[g][0] * key[0];
+      float score[1];
 #pragma unroll
-      for (uint i = 1; i < 10u; i++) {
-        products += q[g][i] * key[i];
+      for (uint u = 0; u < 1u; u++) {
+        float4 products = q[g][0] * key[u][0];
+#pragma unroll
+        for (uint i = 1; i < 10u; i++) {
+          products += q[g][i] * key[u][i];
+        }
+        score[u] = sum4(products);
       }
-      float score = sum4(products);
 #pragma unroll
       for (ushort offset = 0; offset > 0; offset /= 2) {
-        score += simd_shuffle_xor(score, offset);
+#pragma unroll
+        for (uint u = 0; u < 1u; u++) {
+          score[u] += simd_shuffle_xor(score[u], offset);
+        }
       }
-      const float largest = valid ? max(maximum[g], score) : maximum[g];
+      float largest = maximum[g];
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        largest = valid[u] ? max(largest, score[u]) : largest;
+      }
       const float keep = exp2(maximum[g] - largest);
-      const float p = valid ? exp2(score - largest) : 0.0f;
       maximum[g] = largest;
-      total[g] = total[g] * keep + p;
+      total[g] *= keep;
 #pragma unroll
       for (uint i = 0; i < 10u; i++) {
-        values[g][i] = values[g][i] * keep + value[i] * p;
+        values[g][i] *= keep;
+      }
+#pragma unroll
+      for (uint u = 0; u < 1u; u++) {
+        const float p = valid[u] ? exp2(score[u] - largest) : 0.0f;
+        total[g] += p;
+#pragma unroll
+        for (uint i = 0; i < 10u; i++) {
+          values[g][i] += value[u][i] * p;
+        }
       }
     }
   }
@@ -271,7 +303,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       sum += group_total[s * 1u + 0u + g] * weight;
       v += group_values[s * 40u + i] * weight;
     }
-    const uint head = kv_head * 1u + 0u + g;
+    const uint head = first_head + 0u + g;
     const ulong place = ((ulong)sequence * 2u + head) * 3u + partition;
     partial[place * 40u + i % 40u] = v;
     if (i % 40u == 0) {
@@ -279,7 +311,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       stats[place * 4 + 1] = sum;
     }
   }
-  if (kv_head == 0 && sequence == 0 && partition == 0 && thread_index_in_threadgroup < 8) {
+  if (threadgroup_position_in_grid.x == 0 && sequence == 0 && partition == 0 && thread_index_in_threadgroup < 8) {
     token_out[thread_index_in_threadgroup] = token[thread_index_in_threadgroup] + 1;
   }
 }

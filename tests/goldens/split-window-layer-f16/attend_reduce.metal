@@ -1,11 +1,11 @@
-// attend_reduce_50a952bd
+// attend_reduce_ba5f3e74
 // small spec of a test
 //
 // Split-KV reduction: merges the partitions of each query head by their maxima.
 // Grid: (2 query heads, seqs) threadgroups of 64 threads, a thread per element of a head.
 //   partial    [seqs, 2, 3, 40] f32
 //   stats      [seqs, 2, 3, 4] f32: maximum (base 2), sum, unused
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   positions  [seqs] i32, of the new tokens
 //   out        [seqs, 80] f16
 #include <metal_stdlib>
 using namespace metal;
@@ -16,31 +16,46 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_reduce_50a952bd(
+[[kernel]] void attend_reduce_ba5f3e74(
   const device float* partial [[buffer(0)]],
   const device float* stats [[buffer(1)]],
-  const device uint32_t* dims [[buffer(2)]],
+  const device int32_t* positions [[buffer(2)]],
   device float16_t* out [[buffer(3)]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint head = threadgroup_position_in_grid.x;
   const uint sequence = threadgroup_position_in_grid.y;
-  const uint count = dims[4];
+  const uint position = (uint)positions[sequence];
+  const uint start = (position + 1 > 9u ? position + 1 - 9u : 0u);
+  const uint length = (position - start) / 48u * 16u + 16u;
+  const uint count = (position - start) / length + 1;
   const ulong place = ((ulong)sequence * 2u + head) * 3u;
   const device float* s = stats + place * 4;
-  float largest = s[0];
-  for (uint p = 1; p < count; p++) {
+  // Lane l of every simdgroup weighs partitions l, l + 32, ...
+  const uint lane = thread_index_in_simdgroup;
+  float largest = LOWEST;
+  for (uint p = lane; p < count; p += 32) {
     largest = max(largest, s[4 * p]);
   }
-  for (uint i = thread_index_in_threadgroup; i < 40u; i += 64u) {
-    float sum = 0.0f;
-    float v = 0.0f;
-    for (uint p = 0; p < count; p++) {
-      const float weight = exp2(s[4 * p] - largest);
-      sum += s[4 * p + 1] * weight;
-      v += partial[(place + p) * 40u + i] * weight;
+  largest = simd_max(largest);
+  const uint i = min(thread_index_in_threadgroup, 39u);
+  float total = 0.0f;
+  float v = 0.0f;
+  for (uint first = 0; first < count; first += 32) {
+    const uint p = min(first + lane, count - 1);
+    const float weight = first + lane < count ? exp2(s[4 * p] - largest) : 0.0f;
+    total += s[4 * p + 1] * weight;
+    const uint of_them = min(32u, count - first);
+#pragma unroll 8
+    for (uint j = 0; j < of_them; j++) {
+      v += partial[(place + first + j) * 40u + i] * simd_broadcast(weight, j);
     }
+  }
+  const float sum = simd_sum(total);
+  if (thread_index_in_threadgroup < 40u) {
     out[((ulong)sequence * 2u + head) * 40u + i] = (float16_t)(v / sum);
   }
 }

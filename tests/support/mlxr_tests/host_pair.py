@@ -118,6 +118,7 @@ class HostPair:
             for source, target in copies:
                 blocks[:, target] = blocks[:, source]
         self.host.copy_blocks(copies)
+        mx.eval(self.arena.token)  # a host may only have queued them
         self.reference.copy_blocks(copies)
         after = snapshot(self.arena)
         for name, bits in expected.items():
