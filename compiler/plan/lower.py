@@ -119,9 +119,11 @@ class Lowering(Drafting):
         )
         buffers = {"out": op.out, "dims": "dims"}
         least, most = 1, self.limits[dim]
-        if self.step == "decode":
+        if self.step == "decode" or gather:
             when = Condition(dim=dim, maximum=1) if most > 1 else None
-            self.emit(op, one, (Extent(times=one.threadgroups),), buffers, when=when, chosen=choice.part("matvec_"))
+            # A prompt's chunk has one row of logits, or none.
+            counted = Extent(times=one.threadgroups, dim=None if self.step == "decode" else dim)
+            self.emit(op, one, (counted,), buffers, when=when, chosen=choice.part("matvec_"))
             least = 2
         mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0

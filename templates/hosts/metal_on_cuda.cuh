@@ -22,7 +22,7 @@ typedef unsigned long uint64_t;
 // Lanes read tables at different places, and constant memory serves one place at a time.
 #define constant static __device__ const
 #define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
-#define MLXR_ROUNDED(x) mlxr::rounded(x)
+#define MLXR_SUM(x, y) mlxr::sum(x, y)
 // As it is written in C++, NVRTC makes two stores of half of these.
 #define MLXR_STORE_UINT4(p, v) mlxr::store16(p, v)
 
@@ -101,10 +101,9 @@ __forceinline__ void widen(const vec<unsigned char, 4>& v, vec<float, 4>& to) {
 __forceinline__ void widen(const vec<signed char, 4>& v, vec<float, 4>& to) {
     widen_bytes(*(const uint*)&v ^ 0x80808080u, 8388736.0f, to);
 }
-// What is added to it is not fused with its last multiplication.
-__forceinline__ vec<float, 4> rounded(vec<float, 4> v) {
-    asm("" : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w));
-    return v;
+// A product that is added here is rounded first.
+__forceinline__ vec<float, 4> sum(vec<float, 4> x, float y) {
+    return vec<float, 4>(__fadd_rn(x.x, y), __fadd_rn(x.y, y), __fadd_rn(x.z, y), __fadd_rn(x.w, y));
 }
 __forceinline__ void store16(void* p, vec<uint, 4> v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

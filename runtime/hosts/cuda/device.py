@@ -9,6 +9,8 @@ from mlxr.compiler.errors import HostError
 # MLX ends a CUDA graph when the arrays that its launches bind have so many MiB. It counts the whole arena at each
 # launch that binds it, so that a large arena would end the graph after every attention.
 os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
+# A CUDA graph for a whole step: each costs the CPU time, and MLX's own would have 20 launches.
+os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
 # Matmuls of f32 in f32, as the spec says, and not in TF32 of 10 bits.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 

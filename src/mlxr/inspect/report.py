@@ -159,7 +159,10 @@ def _totals(artifact: Artifact, program: Program) -> Iterator[str]:
         yield "1 launch"
         return
     if program.name == "prefill":
-        yield f"{_split(program.rows)}, for up to {artifact.plan.max_tokens} tokens a chunk"
+        tokens = min(artifact.plan.max_tokens, artifact.plan.arena.context)
+        tiles = -(-tokens // artifact.plan.query_tile)
+        rows = program.running({"tokens": tokens, "seqs": 1, "rows": 1, "tiles": tiles, "context": tokens})
+        yield f"{_split(rows)}, for up to {artifact.plan.max_tokens} tokens a chunk"
         return
     texts: dict[str, list[str]] = {}
     for name, dims in scenarios(artifact).items():

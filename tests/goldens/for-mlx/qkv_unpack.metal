@@ -1,4 +1,4 @@
-// qkv_unpack_cfeb5477
+// qkv_unpack_ff63c4a4
 // small spec of a test
 //
 // The weight's rows as numbers, for a matmul that takes one type.
@@ -31,8 +31,8 @@ inline void store_bf16_8(device bfloat16_t* p, float4 a, float4 b) {
   MLXR_STORE_UINT4(
       p, uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)));
 }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -85,7 +85,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 struct Row_q6_k {
@@ -128,7 +128,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void qkv_unpack_cfeb5477(
+[[kernel]] void qkv_unpack_ff63c4a4(
   const device uint8_t* weight [[buffer(0)]],
   device bfloat16_t* out [[buffer(1)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],

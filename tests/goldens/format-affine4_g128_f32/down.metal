@@ -1,4 +1,4 @@
-// down_6f043e77
+// down_bc9899d6
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -30,8 +30,8 @@ inline void load_f32_16(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -84,13 +84,13 @@ inline void values_affine4_g128_f32(Raw_affine4_g128_f32 raw, uint run, thread f
 #pragma unroll
   for (uint i = 0; i < 4u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 
 
 // ---- kernel
-[[kernel]] void down_6f043e77(
+[[kernel]] void down_bc9899d6(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],

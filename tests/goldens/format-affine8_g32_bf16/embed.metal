@@ -1,4 +1,4 @@
-// embed_736f4ca1
+// embed_efe9a396
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -16,8 +16,8 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -68,12 +68,12 @@ inline void values_affine8_g32_bf16(Raw_affine8_g32_bf16 raw, uint run, thread f
 #pragma unroll
   for (uint i = 0; i < 4u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 
 // ---- kernel
-[[kernel]] void embed_736f4ca1(
+[[kernel]] void embed_efe9a396(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],

@@ -1,4 +1,4 @@
-// down_95296c48
+// down_bbb75146
 // small spec of a test
 //
 // Projection of one row: out = x @ weight.T + residual.
@@ -28,8 +28,8 @@ inline void load_f32_8(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -81,7 +81,7 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_95296c48(
+[[kernel]] void down_bbb75146(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],

@@ -1,4 +1,4 @@
-// embed_caa9e4a7
+// embed_652954eb
 // small spec of a test
 //
 // Rows of the embedding table.
@@ -16,8 +16,8 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -68,7 +68,7 @@ inline void values_q5_0(Raw_q5_0 raw, uint run, thread float4* c) {
 }
 
 // ---- kernel
-[[kernel]] void embed_caa9e4a7(
+[[kernel]] void embed_652954eb(
   const device int32_t* token_ids [[buffer(0)]],
   const device uint8_t* table [[buffer(1)]],
   device float* out [[buffer(2)]],

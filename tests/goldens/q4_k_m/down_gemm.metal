@@ -1,4 +1,4 @@
-// down_gemm_aaeffcac
+// down_gemm_9ad0703b
 // small spec of a test
 //
 // Projection of many rows: out = x @ weight.T + residual.
@@ -29,8 +29,8 @@ inline void load_f32_8(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -83,13 +83,13 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 
 
 // ---- kernel
-[[kernel]] void down_gemm_aaeffcac(
+[[kernel]] void down_gemm_9ad0703b(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],

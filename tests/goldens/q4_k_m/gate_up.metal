@@ -1,4 +1,4 @@
-// gate_up_1005bae6
+// gate_up_efd332fd
 // small spec of a test
 //
 // Projection of one row: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -30,8 +30,8 @@ inline void load_f32_8(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -84,7 +84,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 struct Row_q5_k {
@@ -116,7 +116,7 @@ inline void values_q5_k(Raw_q5_k raw, uint run, thread float4* c) {
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 
@@ -124,7 +124,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void gate_up_1005bae6(
+[[kernel]] void gate_up_efd332fd(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],

@@ -1,4 +1,4 @@
-// qkv_2fd6c0b8
+// qkv_30c1e0d1
 // small spec of a test
 //
 // Projection of one row: out = rms_norm(x) @ weight.T.
@@ -34,8 +34,8 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 }
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_ROUNDED  // a host's compiler may need telling not to fuse the product x with a sum that follows
-#define MLXR_ROUNDED(x) (x)
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
 #endif
 inline uint load_u32_1(const device uint8_t* p) {
   return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
@@ -88,7 +88,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {
     c[i] *= scale.x;
-    c[i] = MLXR_ROUNDED(c[i]) + scale.y;
+    c[i] = MLXR_SUM(c[i], scale.y);
   }
 }
 struct Row_q6_k {
@@ -132,7 +132,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_2fd6c0b8(
+[[kernel]] void qkv_30c1e0d1(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
