@@ -14,11 +14,14 @@ from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, prelude
+from mlxr.runtime.hosts.cuda.fatbin import compressed
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import VARIANTS, variant
 
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=compute_90", "-dlto")
+SM_90A = (*FLAGS[:2], "--gpu-architecture=sm_90a")
+FATBIN = bytes.fromhex("50ed55ba")
 LARGE = {
     "model__hidden_size": 256,
     "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
@@ -87,7 +90,7 @@ def test_what_is_compiled_is_kept(tmp_path, monkeypatch) -> None:
     sources = {entry.name: cuda_source(entry, *artifact.kernel_sections(entry.name))}
     told: list[tuple[int, int]] = []
     cubin = build_cubins(sources, "sm_90a", lambda done, total: told.append((done, total)))[entry.name]
-    assert cubin.startswith(b"\x7fELF") and told == [(1, 1)]
+    assert cubin.startswith((b"\x7fELF", FATBIN)) and told == [(1, 1)]
     monkeypatch.setattr("mlxr.runtime.hosts.cuda.build.compile_cubin", None)
     assert build_cubins(sources, "sm_90a") == {entry.name: cubin}
     (kept,) = tmp_path.glob("cuda/*.cubin")
@@ -96,9 +99,19 @@ def test_what_is_compiled_is_kept(tmp_path, monkeypatch) -> None:
         build_cubins(sources, "sm_90a")
 
 
+def test_images_are_packed_where_the_packer_is(monkeypatch) -> None:
+    artifact = compiled(small_spec())
+    entry = artifact.kernel_entry("attend")
+    made = nvrtc.compile_cubin(entry.name, cuda_source(entry, *artifact.kernel_sections(entry.name)), SM_90A)
+    packed = compressed(made, "sm_90a")
+    assert packed[:4] == FATBIN and len(packed) < len(made) / 2
+    monkeypatch.setattr("mlxr.runtime.hosts.cuda.fatbin.find_nvfatbin", lambda: None)
+    assert compressed(made, "sm_90a") == made
+
+
 def test_without_nvrtc_the_error_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setattr(nvrtc, "_SONAMES", ())
-    monkeypatch.setattr(nvrtc, "_roots", lambda: iter(()))
+    monkeypatch.setattr(nvrtc, "roots", lambda: iter(()))
     for find in (nvrtc.find_nvrtc, nvrtc.find_headers):
         find.cache_clear()
         with pytest.raises(HostError, match="pip install nvidia-cuda-nvrtc"):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
 from mlxr.compiler.artifact import KernelEntry
+from mlxr.runtime.hosts.cuda.fatbin import compressed, find_nvfatbin
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin, version
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 
@@ -42,16 +43,17 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
 
 
 def build_cubin(name: str, source: str, architecture: str) -> bytes:
-    """Compiles a text for an architecture (`sm_90a`), or finds it in the cache.
+    """Compiles a text for an architecture (`sm_90a`) into as small an image as can be, or finds it in the cache.
 
     Raises:
         HostError: no NVRTC, a text that does not compile, or a cache that cannot be written.
     """
     flags = (*_FLAGS, f"--gpu-architecture={architecture}")
-    target = _cache.folder() / f"{digest(source, *flags, str(version()))}.cubin"
+    packer = "" if find_nvfatbin() is None else "compressed"
+    target = _cache.folder() / f"{digest(source, *flags, str(version()), packer)}.cubin"
     if (found := _cache.read(target)) is not None:
         return found
-    cubin = compile_cubin(name, source, flags)
+    cubin = compressed(compile_cubin(name, source, flags), architecture)
     with _cache.workspace() as work:
         (work / "kernel.cubin").write_bytes(cubin)
         _cache.publish(work / "kernel.cubin", target)

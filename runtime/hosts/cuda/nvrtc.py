@@ -24,7 +24,7 @@ def find_nvrtc() -> ctypes.CDLL:
     Raises:
         HostError: there is none.
     """
-    places = [*_SONAMES, *(str(path) for root in _roots() for path in sorted(root.glob("lib*/libnvrtc.so.1[0-9]")))]
+    places = [*_SONAMES, *(str(path) for root in roots() for path in sorted(root.glob("lib*/libnvrtc.so.1[0-9]")))]
     for place in places:
         try:
             return ctypes.CDLL(place)
@@ -40,7 +40,7 @@ def find_headers() -> Path:
     Raises:
         HostError: there is none.
     """
-    for root in _roots():
+    for root in roots():
         if (root / "include/cuda_fp16.h").is_file():
             return root / "include"
     raise HostError(f"cuda: CUDA's headers (cuda_fp16.h), which kernels include, are not here; {_HOW}")
@@ -98,7 +98,7 @@ def _reason(status: int) -> str:
     return str(describe(status).decode())
 
 
-def _roots() -> Iterator[Path]:
+def roots() -> Iterator[Path]:
     """Folders with include/ and lib*/: of wheels, then of a toolkit."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
