@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,15 @@ class Terminal:
         before, _, self.shown = self.shown.partition(text)
         return before
 
+    def interrupt_prompt(self) -> None:
+        """Ctrl-C until there is a new prompt: one between a prompt and the wait for keys is heard at the next key."""
+        for _ in range(20):
+            self.process.send_signal(signal.SIGINT)
+            with suppress(AssertionError):
+                self.wait_for("> ", seconds=3)
+                return
+        raise AssertionError(f"no new prompt came: {self.shown!r}")
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -154,8 +164,7 @@ def test_a_conversation_on_a_terminal(template: Path) -> None:
         terminal.type("word " * 1500 + "\n")
         assert "Traceback" not in terminal.wait_for("(/clear begins anew)")
         terminal.wait_for("> ")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("> ")
+        terminal.interrupt_prompt()
         terminal.type("/exit\n")
         assert terminal.process.wait(timeout=30) == 0
     finally:
