@@ -1,12 +1,17 @@
 """Options and fixtures of all tests."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 # The oracle of f32 kernels is f32 arithmetic; where MLX computes on a GPU with TF32, it would not be.
 os.environ["MLX_ENABLE_TF32"] = "0"
+
+# A job in the background of a script ignores Ctrl-C, and so would the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
