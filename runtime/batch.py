@@ -57,8 +57,6 @@ class Batch:
     """[tiles, 2], (sequence, index of the tile's first token); it ends query_tile tokens on, or with its sequence"""
     query_tile: int
     """Most tokens of a tile."""
-    partition: int
-    """Tokens of one split-KV partition."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""
@@ -72,7 +70,6 @@ class Batch:
         requests: Sequence[BatchRequest],
         pager: Pager,
         query_tile: int,
-        partition: int,
         tokens: mx.array | None = None,
     ) -> "Batch":
         """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
@@ -84,7 +81,6 @@ class Batch:
             requests: the sequences' parts of the step.
             pager: of the arena; it grows.
             query_tile: most tokens of a tile.
-            partition: tokens of one split-KV partition.
             tokens: [tokens], int32: ids that the device has or is computing; those of the requests then stand for their
                 number only.
 
@@ -94,7 +90,7 @@ class Batch:
             ArenaFullError: the arena cannot hold all requests; nothing has been appended.
             ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
         """
-        assert query_tile >= 1 and partition >= 1, f"query_tile {query_tile} and partition {partition} must be >= 1"
+        assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
         _check(requests, pager)
         counts = [len(request.tokens) for request in requests]
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
@@ -116,7 +112,6 @@ class Batch:
             logit_rows=_int32([row for r, span in zip(requests, spans, strict=True) for row in _rows(r.rows, *span)]),
             query_tiles=_int32([(s, t) for s, span in enumerate(spans) for t in range(*span, query_tile)]),
             query_tile=query_tile,
-            partition=partition,
         )
 
     @property
@@ -139,10 +134,6 @@ class Batch:
         """Query tiles."""
         return len(self.query_tiles)
 
-    def num_partitions(self, partition_size: int | None = None) -> int:
-        """Split-KV partitions of the longest context, by default of the batch's own partition size."""
-        return -(-int(self.context_lens.max()) // (partition_size or self.partition))
-
     @property
     def is_decode(self) -> bool:
         """Whether every sequence has exactly one token."""
@@ -150,9 +141,9 @@ class Batch:
 
     @property
     def dims(self) -> npt.NDArray[np.uint32]:
-        """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, partitions, 0, 0, 0."""
-        counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles, self.num_partitions())
-        return np.array([*counts, 0, 0, 0], dtype=np.uint32)
+        """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, 0, 0, 0, 0."""
+        counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles)
+        return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
 
 
 def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:

@@ -35,7 +35,7 @@ def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], toke
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
         HostError: the step cannot be launched, or failed.
     """
-    batch = Batch.build(requests, pager, host.plan.query_tile, host.plan.partition, tokens)
+    batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
     if copies := pager.take_copies():
         host.copy_blocks(copies)
     return host.step(batch)

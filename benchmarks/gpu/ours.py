@@ -80,7 +80,7 @@ class Loaded:
     def step(self, ids: Sequence[int], start: int, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """One step of sequences that all have `start` tokens: logits after the last of each, [sequences, vocab]."""
         requests = [BatchRequest(seq_id, list(new), start) for seq_id, new in zip(ids, tokens, strict=True)]
-        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        batch = Batch.build(requests, self.pager, self.plan.query_tile)
         self.pager.take_copies()
         return self.host.read(self.host.step(batch))
 

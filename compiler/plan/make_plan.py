@@ -73,6 +73,7 @@ def make_plan(
         activation_bytes=max((step.activation_bytes for step in metal.steps), default=0),
         budget_bytes=spec.memory_budget,
     )
+    geometry = table.choose(Site.of_arena("attend", arena)).geometry
     plan = Plan(
         targets=tuple(targets),
         steps=metal.steps,
@@ -86,7 +87,7 @@ def make_plan(
         vocab_size=spec.model.vocab_size,
         num_layers=spec.model.num_layers,
         query_tile=metal.query_tile,
-        partition=table.choose(Site.of_arena("attend", arena)).geometry.partition,
+        whole_context=min(arena.context, geometry.attend_whole or geometry.partition),
         max_tokens=max_tokens,
         max_rows=max_rows,
     )

@@ -15,8 +15,8 @@ from mlxr.compiler.plan.geometry_rules import ChosenGeometry
 from mlxr.compiler.plan.record import Buffer, MemoryPlan, Record
 from mlxr.compiler.plan.weights import WeightPlan
 
-BatchDim = Literal["tokens", "seqs", "rows", "tiles", "partitions", "copies", "context"]
-DIMS_ORDER: tuple[BatchDim, ...] = ("tokens", "seqs", "rows", "tiles", "partitions")
+BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
+DIMS_ORDER: tuple[BatchDim, ...] = ("tokens", "seqs", "rows", "tiles")
 """The elements of the `dims` buffer."""
 
 
@@ -128,6 +128,7 @@ class Plan(Record):
 
     `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
     `memory` is the metal target's where there is one; the hosts of each target hold the weights as theirs says.
+    Contexts of up to `whole_context` tokens are attended to in one launch in decode.
     """
 
     targets: tuple[Target, ...]
@@ -142,7 +143,7 @@ class Plan(Record):
     vocab_size: int
     num_layers: int
     query_tile: int
-    partition: int
+    whole_context: int
     max_tokens: int
     max_rows: int
 

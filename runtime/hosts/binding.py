@@ -47,7 +47,6 @@ def batch_dims(batch: Batch) -> Dims:
         "seqs": batch.num_seqs,
         "rows": batch.num_rows,
         "tiles": batch.num_tiles,
-        "partitions": batch.num_partitions(),
         "context": int(batch.context_lens.max()),
     }
 

@@ -66,7 +66,7 @@ def test_work_of_prefill_is_what_the_dims_say() -> None:
     assert attend.flops == 4 * HEADS * HEAD_DIM * pairs
     assert attend.size_bytes == cache + 4 * 32 * (QKV + HEADS * HEAD_DIM)
     assert launch(step, "rope_cache_write").work.size_bytes == cache + 4 * 32 * QKV
-    assert launch(step, "logits_rows").work.flops == 2 * VOCAB * HIDDEN, "of the last token alone"
+    assert launch(step, "logits").work.flops == 2 * VOCAB * HIDDEN, "of the last token alone"
 
 
 def test_a_window_hides_keys() -> None:

@@ -90,7 +90,7 @@ def test_far_positions(scaling):
     """Angles of thousands of radians, and the partition that specs have by default."""
     case = Case(4, 2, 32, "f16", "f32", "block", "paged", 16, None, scaling, context=2600, max_sequences=2)
     bench = OpBench(compiled(case.spec))
-    assert bench.plan.partition == 1024
+    assert bench.plan.whole_context == 1024
     decode(bench, 2599, 1023)
     decode(bench, 1023, 1024)
     decode(bench, 1023, 3)

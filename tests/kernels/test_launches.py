@@ -131,7 +131,7 @@ def test_launches_run_in_the_order_of_the_plan(model, monkeypatch):
 
 def test_fused_decode_layer_is_five_launches():
     plan = compiled(small_spec()).plan
-    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "partitions": 1, "context": 5, "copies": 0}
+    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": 5, "copies": 0}
     for layer in range(LAYERS):
         names = [
             one.op

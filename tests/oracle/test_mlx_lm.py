@@ -131,7 +131,7 @@ def ours(spec: ModelSpec, path: Path, graphs: Literal["source", "fused"] = "sour
             for seq, count in zip(ids, counts, strict=True)
             if count
         ]
-        batch = Batch.build(requests, pager, plan.query_tile, plan.partition)
+        batch = Batch.build(requests, pager, plan.query_tile)
         pager.take_copies()
         logits = iter(floats((decode if batch.is_decode else prefill).step(batch)))
         for request in requests:

@@ -45,7 +45,6 @@ def test_decode_and_prefill_mixed():
         ],
         pager,
         query_tile=2,
-        partition=4,
     )
     assert batch.tokens.tolist() == [60, 10, 11, 12, 13, 14, 24, 25, 26]
     assert batch.positions.tolist() == [6, 0, 1, 2, 3, 4, 4, 5, 6]
@@ -56,9 +55,8 @@ def test_decode_and_prefill_mixed():
     assert batch.logit_rows.tolist() == [0, 1, 2, 3, 4, 5]
     assert batch.query_tiles.tolist() == [[0, 0], [1, 1], [1, 3], [1, 5], [2, 6], [2, 8]]
     assert (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles) == (9, 3, 6, 6)
-    assert batch.num_partitions() == 2 and batch.num_partitions(3) == 3 and batch.num_partitions(7) == 1
     assert not batch.is_decode
-    assert batch.dims.tolist() == [9, 3, 6, 6, 2, 0, 0, 0] and batch.dims.dtype == np.uint32
+    assert batch.dims.tolist() == [9, 3, 6, 6, 0, 0, 0, 0] and batch.dims.dtype == np.uint32
     assert [pager.length(s) for s in (a, b, c)] == [7, 5, 7]
     for name in ARRAYS:
         assert getattr(batch, name).dtype == np.int32, name
@@ -69,18 +67,18 @@ def test_decode_and_prefill_mixed():
 def test_decode():
     pager = make_pager()
     a, b = with_history(pager, 4, 2)
-    batch = Batch.build([BatchRequest(a, [7], 4), BatchRequest(b, [8], 2)], pager, query_tile=16, partition=64)
+    batch = Batch.build([BatchRequest(a, [7], 4), BatchRequest(b, [8], 2)], pager, query_tile=16)
     assert batch.is_decode
     assert batch.logit_rows.tolist() == [0, 1] and batch.query_tiles.tolist() == [[0, 0], [1, 1]]
-    assert batch.slots.tolist() == [8, 6] and batch.num_partitions() == 1
+    assert batch.slots.tolist() == [8, 6]
 
 
 def test_a_chunked_prefill_without_logits():
     pager = make_pager()
     (a,) = with_history(pager, 0)
-    first = Batch.build([BatchRequest(a, [1, 2, 3, 4, 5], 0, "none")], pager, query_tile=8, partition=64)
+    first = Batch.build([BatchRequest(a, [1, 2, 3, 4, 5], 0, "none")], pager, query_tile=8)
     assert first.num_rows == 0 and first.logit_rows.shape == (0,) and padded(first.logit_rows).tolist() == [0] * 8
-    second = Batch.build([BatchRequest(a, [6, 7], 5, "last")], pager, query_tile=8, partition=64)
+    second = Batch.build([BatchRequest(a, [6, 7], 5, "last")], pager, query_tile=8)
     assert second.positions.tolist() == [5, 6] and second.slots.tolist() == [5, 6]
     assert second.logit_rows.tolist() == [1] and second.context_lens.tolist() == [7]
 
@@ -89,7 +87,7 @@ def test_a_fork_reaches_the_tables_after_its_copy():
     pager = make_pager()
     (a,) = with_history(pager, 6)
     b = pager.fork(a)
-    batch = Batch.build([BatchRequest(b, [1], 6), BatchRequest(a, [2], 6)], pager, query_tile=8, partition=64)
+    batch = Batch.build([BatchRequest(b, [1], 6), BatchRequest(a, [2], 6)], pager, query_tile=8)
     assert pager.take_copies() == [(1, 2)]
     assert batch.block_tables.tolist() == [[0, 2, 0], [0, 1, 0]] and batch.slots.tolist() == [10, 6]
 
@@ -119,7 +117,7 @@ def test_tokens_on_the_device_take_the_place_of_the_requests():
     with_history(pager, 4, 2)
     drawn = mx.array([7, 9], dtype=mx.int32)
     requests = [BatchRequest(0, [0], 4), BatchRequest(1, [0], 2)]
-    batch = Batch.build(requests, pager, query_tile=8, partition=64, tokens=drawn)
+    batch = Batch.build(requests, pager, query_tile=8, tokens=drawn)
     assert batch.tokens is drawn and batch.is_decode and batch.num_tokens == 2
     assert batch.positions.tolist() == [4, 2]
 
@@ -138,7 +136,7 @@ def test_bad_requests_append_nothing(requests, message):
     pager = make_pager()
     with_history(pager, 4, 2)
     with pytest.raises(RequestError, match=message):
-        Batch.build(requests, pager, query_tile=8, partition=64)
+        Batch.build(requests, pager, query_tile=8)
     assert (pager.length(0), pager.length(1)) == (4, 2)
 
 
@@ -154,7 +152,7 @@ def test_what_the_arena_cannot_hold_appends_nothing(requests, error, message):
     pager = make_pager(num_blocks=4)
     with_history(pager, 4, 2)
     with pytest.raises(error, match=message):
-        Batch.build(requests, pager, query_tile=8, partition=64)
+        Batch.build(requests, pager, query_tile=8)
     assert (pager.length(0), pager.length(1), pager.num_free_blocks) == (4, 2, 2)
 
 
@@ -163,7 +161,7 @@ def test_a_token_beyond_int32_appends_nothing(token):
     pager = make_pager()
     (a,) = with_history(pager, 1)
     with pytest.raises(RequestError, match=f"sequence 0 has the token id {token}, expected an id of the vocabulary"):
-        Batch.build([BatchRequest(a, [3, token, 5], 1)], pager, query_tile=8, partition=64)
+        Batch.build([BatchRequest(a, [3, token, 5], 1)], pager, query_tile=8)
     assert pager.length(a) == 1
 
 
@@ -171,4 +169,4 @@ def test_the_ends_of_int32_are_kept():
     pager = make_pager()
     (a,) = with_history(pager, 1)
     ids = [2**31 - 1, -(2**31)]
-    assert Batch.build([BatchRequest(a, ids, 1)], pager, query_tile=8, partition=64).tokens.tolist() == ids
+    assert Batch.build([BatchRequest(a, ids, 1)], pager, query_tile=8).tokens.tolist() == ids

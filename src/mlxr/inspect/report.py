@@ -20,19 +20,19 @@ _ABOUT = {
 def scenarios(artifact: Artifact) -> dict[str, dict[BatchDim, int]]:
     """Batches of decode whose launches may differ, by what to call them."""
     plan = artifact.plan
-    one = batch(1, plan.partition)
-    found = {"1 sequence": one}
+    whole = plan.whole_context
+    found = {"1 sequence": batch(1, whole)}
     if plan.arena.max_sequences > 1:
-        found[f"{plan.arena.max_sequences} sequences"] = batch(plan.arena.max_sequences, plan.partition)
-    if plan.arena.context > plan.partition:
-        found[f"1 sequence of more than {plan.partition} tokens"] = batch(1, plan.partition + 1)
+        found[f"{plan.arena.max_sequences} sequences"] = batch(plan.arena.max_sequences, whole)
+    if plan.arena.context > whole:
+        found[f"1 sequence of more than {whole} tokens"] = batch(1, whole + 1)
     return found
 
 
 def batch(tokens: int, context: int) -> dict[BatchDim, int]:
     """Dims of a batch of `tokens` sequences of one new token each, in contexts of `context` tokens."""
     dims: dict[BatchDim, int] = {"tokens": tokens, "seqs": tokens, "rows": tokens, "tiles": tokens}
-    return dims | {"partitions": 1, "copies": 0, "context": context}
+    return dims | {"copies": 0, "context": context}
 
 
 def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:

@@ -208,9 +208,17 @@ def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims
         if name == op.inputs.get("x") and "rows" in op.inputs:
             shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
         if name.endswith((".partial", ".stats")):
-            shape[2] = min(shape[2], -(-dims["context"] // plan.partition))
+            shape[2] = _partitions(row, op, dims["context"], shape[2])
         total += math.prod(shape) * buffers[name].dtype.size_bytes
     return total
+
+
+def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
+    """How many partitions a context is cut into, of one length, the least multiple of the shortest that will do."""
+    assert row.kernel.chosen is not None, "attention has a geometry"
+    shortest, window = row.kernel.chosen.sizes["partition"], op.attrs.get("window")
+    last = min(context, int(str(window)) if window else context) - 1
+    return last // (last // (shortest * most) * shortest + shortest) + 1
 
 
 def _projection_flops(plan: Plan, row: LaunchRow, op: Op, dims: Dims) -> int:

@@ -108,10 +108,10 @@ def test_experts_are_sites_of_one_experts_size() -> None:
     assert weight.shape[1] == columns
 
 
-def test_the_partition_is_the_same_for_all_layers_and_the_batch() -> None:
+def test_the_partition_is_the_same_for_all_layers() -> None:
     short = GeometryRule(sizes={"partition": 16}, labels=("attend",), because="short", origin="measured")
     plan = plan_for(short)
-    assert plan.partition == 16
+    assert plan.whole_context == 16
     assert kernel(plan, "attend_partition").chosen == kernel(plan, "attend").chosen
     conditions = {str(la.when) for la in plan.step("decode").launches if la.when and la.when.dim == "context"}
     assert conditions == {"context <= 16", "context >= 17"}

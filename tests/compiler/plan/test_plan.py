@@ -69,7 +69,7 @@ def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
 
 
 def test_a_fused_decode_layer_is_five_launches(plan: Plan) -> None:
-    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "partitions": 1, "context": 100}
+    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": 100}
     run = [la for la in plan.step("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]
     for layer in range(plan.num_layers):
         mine = [la for la in run if la.op.startswith(f"layers.{layer}.")]

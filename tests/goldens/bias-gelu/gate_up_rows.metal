@@ -10,7 +10,7 @@
 //   norm       [48] f32
 //   bias       [80] f32
 //   out        [tokens, 40] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

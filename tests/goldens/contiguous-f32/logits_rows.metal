@@ -10,7 +10,7 @@
 //   norm       [48] f32
 //   rows       [rows] i32
 //   out        [rows, 61] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

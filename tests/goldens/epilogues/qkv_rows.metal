@@ -10,7 +10,7 @@
 //   norm       [48] f32
 //   norm_bias  [48] f32
 //   out        [tokens, 400] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -9,7 +9,7 @@
 //   weight     [128, 48] bf16
 //   norm       [48] f32
 //   out        [tokens, 128] bf16
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -11,7 +11,7 @@
 //     rows 0 to 255: [256, 512] q4_k at byte 0
 //   residual   [tokens, 256] f32
 //   out        [tokens, 256] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -12,7 +12,7 @@
 //     rows 512 to 1023: [512, 256] q5_k at byte 73728
 //   norm       [256] f32
 //   out        [tokens, 512] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -12,7 +12,7 @@
 //     rows 320 to 383: [64, 256] q6_k at byte 46080
 //   norm       [256] f32
 //   out        [tokens, 384] f32
-//   dims       [8] u32: tokens, seqs, rows, tiles, partitions
+//   dims       [8] u32: tokens, seqs, rows, tiles
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -147,7 +147,7 @@ def tokens_after(bench, history, new):
     if history:
         bench.pager.append(seq_id, history)
     request = BatchRequest(seq_id, [1] * new, history)
-    return Batch.build([request], bench.pager, bench.plan.query_tile, bench.plan.partition)
+    return Batch.build([request], bench.pager, bench.plan.query_tile)
 
 
 def test_rope_table_is_that_of_double_precision():

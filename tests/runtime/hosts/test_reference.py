@@ -41,7 +41,7 @@ class Rig:
     def step(self, graph: Graph, *parts: tuple[int, Sequence[int]], rows: Any = "last") -> Floats:
         plan = self.artifact.plan
         requests = [BatchRequest(seq, tokens, self.pager.length(seq), rows) for seq, tokens in parts]
-        batch = Batch.build(requests, self.pager, plan.query_tile, plan.partition)
+        batch = Batch.build(requests, self.pager, plan.query_tile)
         host = self.host(graph)
         copies = self.pager.take_copies()
         if copies:

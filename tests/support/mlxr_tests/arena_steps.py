@@ -39,9 +39,7 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0, host=host)
     arena, plan, pager = model.arena, model.artifact.plan, model.pager
     seq_id = pager.add_sequence()
-    model.host.read(
-        model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile, plan.partition))
-    )
+    model.host.read(model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile)))
     mx.eval(arena.token)
     for array in (arena.k, arena.v):
         as_bits(array)[...] |= 0  # pages that nobody has written are not resident
@@ -52,7 +50,7 @@ def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     active, rss = mx.get_active_memory(), peak_rss_bytes()
     # Steps are queued without reading their results: on a lazy host all of them are in flight.
     queued = [
-        model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile, plan.partition))
+        model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile))
         for i in range(NUM_STEPS)
     ]
     copy = np.array(as_bits(arena.k)) if make_copy else None

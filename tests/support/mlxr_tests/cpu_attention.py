@@ -223,7 +223,7 @@ class AttentionBench:
             if history:
                 write_slots(self.arena, self.pager.append(seq_id, history), self.rng)
         requests = [BatchRequest(s, [1] * new, history) for s, (history, new) in zip(seq_ids, parts, strict=True)]
-        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        batch = Batch.build(requests, self.pager, self.plan.query_tile)
         assert not self.pager.take_copies(), "no forks here"
         copy_arena(self.arena, self.reference)
         self._step(batch, threads, mode)

@@ -48,7 +48,7 @@ def logits_of(path: Path, tokens: Sequence[Sequence[int]], host: str, options: I
             for seq, count in zip(ids, counts, strict=True)
             if count
         ]
-        batch = Batch.build(requests, pager, plan.query_tile, plan.partition)
+        batch = Batch.build(requests, pager, plan.query_tile)
         pager.take_copies()
         logits = iter(runner.read(runner.step(batch)).copy())
         for request in requests:

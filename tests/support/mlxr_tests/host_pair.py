@@ -87,7 +87,7 @@ class HostPair:
         """Feeds tokens to sequences in one batch, on both hosts, and returns the host's logits once all is compared."""
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
         requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s]) for s, tokens in parts]
-        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        batch = Batch.build(requests, self.pager, self.plan.query_tile)
         self._copy(self.pager.take_copies())
         before = snapshot(self.arena)
         got, want = np.array(self.host.read(self.host.step(batch))), floats(self.reference.step(batch))
@@ -104,7 +104,7 @@ class HostPair:
         """The reference's logits after the last of these tokens, of one sequence alone in an arena of its own."""
         pager, arena = Pager.from_geometry(self.plan.arena), nan_arena(Arena(self.plan.arena))
         request = BatchRequest(pager.add_sequence(), tokens, 0)
-        batch = Batch.build([request], pager, self.plan.query_tile, self.plan.partition)
+        batch = Batch.build([request], pager, self.plan.query_tile)
         logits: np.ndarray[Any, Any] = floats(ReferenceHost(self.artifact, self.weights, arena).step(batch))
         return logits.reshape(-1)
 

@@ -94,7 +94,7 @@ class OpBench:
             BatchRequest(s, self.rng.integers(0, self.plan.vocab_size, n).tolist(), self.pager.length(s), rows)
             for s, n in parts
         ]
-        batch = Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        batch = Batch.build(requests, self.pager, self.plan.query_tile)
         assert not self.pager.take_copies(), "no forks here"
         return batch
 

@@ -52,7 +52,7 @@ class Rig:
 
     def batch(self, *parts: tuple[int, list[int]], rows: Any = "last") -> Batch:
         requests = [BatchRequest(seq, tokens, self.pager.length(seq), rows) for seq, tokens in parts]
-        return Batch.build(requests, self.pager, self.plan.query_tile, self.plan.partition)
+        return Batch.build(requests, self.pager, self.plan.query_tile)
 
     def step(self, *parts: tuple[int, list[int]], rows: Any = "last") -> np.ndarray:
         return self.host.read(self.host.step(self.batch(*parts, rows=rows)))
