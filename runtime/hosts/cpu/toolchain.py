@@ -19,8 +19,10 @@ from mlxr.runtime.hosts.run_compiler import zig_executable
 INSTALL = "pip install 'mlxr[cpu]'"
 _FLAGS = (
     "-std=gnu11",
-    "-O3",
-    # GCC spends two thirds of its time on it, for nothing measurable: what a loop branches on is a literal anyway.
+    # -O3, -fgcse and -funswitch-loops take GCC three times as long, for nothing measurable: vectors are written out,
+    # and what a loop branches on is a literal anyway.
+    "-O2",
+    "-fno-gcse",
     "-fno-unswitch-loops",
     "-ffp-contract=fast",
     "-fno-math-errno",
