@@ -132,11 +132,12 @@ def test_a_generate_call_launches_every_kernel_of_the_bundled_artifact() -> None
     model = mlxr.load(artifact, Q8_0, host="sim")
     model.generate("Once upon a time", max_tokens=3)
     layers, decoded = artifact.plan.num_layers, 2
-    expected = {"embed": 1 + decoded, "logits": decoded, "logits_rows": 1}
+    expected = {"embed": 1 + decoded, "logits": 1 + decoded}
     for label in ("qkv", "attend", "o", "gate_up", "down"):
         expected[label] = layers * decoded
     for label in ("qkv_rows", "rope_cache_write", "attend_prefill", "o_rows", "gate_up_rows", "down_rows"):
         expected[label] = layers
     labels = {kernel.name: kernel.label for kernel in artifact.plan.kernels}
     assert {labels[name]: count for name, count in model.host.launches.items()} == expected
-    assert set(labels) == set(model.host.launches)
+    # One prompt asks for one row of logits; several rows are those of several sequences.
+    assert set(labels.values()) - {"logits_rows"} == set(expected)

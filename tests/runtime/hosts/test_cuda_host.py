@@ -168,7 +168,7 @@ def test_a_step_is_traced_once_for_its_shapes_and_conditions(monkeypatch: pytest
         host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
         seq_id, logits, traced = pager.add_sequence(), [], []
         for position in range(20):
-            batch = Batch.build([BatchRequest(seq_id, [5], position)], pager, 8, 16)
+            batch = Batch.build([BatchRequest(seq_id, [5], position)], pager, 8)
             calls.clear()
             logits.append(host.read(host.step(batch)))
             traced.append(bool(calls))

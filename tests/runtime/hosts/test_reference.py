@@ -117,7 +117,7 @@ def test_rows_are_those_asked_for() -> None:
 def test_logits_are_fp32_and_evaluated_whatever_the_activations_are() -> None:
     r = rig(activation_dtype="bf16", weights={"default": "bf16"}, cache__dtype="bf16")
     seq = r.pager.add_sequence()
-    batch = Batch.build([BatchRequest(seq, PROMPT, 0)], r.pager, 4, 1024)
+    batch = Batch.build([BatchRequest(seq, PROMPT, 0)], r.pager, 4)
     logits = r.host("source").step(batch)
     assert logits.dtype == mx.float32 and logits.shape == (1, LOGITS)
 

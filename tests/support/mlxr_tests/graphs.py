@@ -158,7 +158,7 @@ def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = 
         chunks = {a: rng.integers(0, spec.model.vocab_size, of_a), b: rng.integers(0, spec.model.vocab_size, of_b)}
         rows: dict[int, Literal["all", "last"]] = {a: "all" if number == 1 else "last", b: "last"}
         requests = [BatchRequest(s, c.tolist(), pager.length(s), rows[s]) for s, c in chunks.items()]
-        batch = Batch.build(requests, pager, 4, 1024)
+        batch = Batch.build(requests, pager, 4)
         pager.take_copies()
         runs = source if decode_only and number < 2 else graph
         outputs = run_graph(runs, weights_of(runs, source), batch, arena)
