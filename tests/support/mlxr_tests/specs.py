@@ -1,5 +1,6 @@
 """Small specs, their artifacts and random weights. Dims are unequal, so that a transposed or swapped one shows."""
 
+import copy
 import functools
 import json
 import re
@@ -39,7 +40,7 @@ def small_spec(**changes: Any) -> ModelSpec:
         target = data
         for key in parents:
             target = target.setdefault(key, {})
-        target[last] = value
+        target[last] = copy.deepcopy(value)  # a later path may lead into it
     return ModelSpec.model_validate(data)
 
 
