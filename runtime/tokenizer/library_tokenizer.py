@@ -98,11 +98,6 @@ class LibraryTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return self._library.id_to_token(self.check_id(token_id)) or ""
 
-    def id_of(self, text: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary; None where there is none."""
-        token_id: int | None = self._library.token_to_id(text)
-        return token_id
-
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
         return token_id in self._added and bool(self._added[token_id].special)

@@ -11,6 +11,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.family_specs import family_spec
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, random_weights, small_spec
@@ -26,9 +27,17 @@ def with_text(artifact, label, text):
     return Artifact({**artifact.files, entry.file: text})
 
 
-def every_kernel(artifact):
+def emptied(artifact, entry):
+    """A kernel's text with nothing in its function."""
+    _, body = artifact.kernel_sections(entry.name)
+    text = artifact.kernel_text(entry.name)
+    assert text.endswith(body + "}\n")
+    return text.removesuffix(body + "}\n") + "}\n"
+
+
+def every_kernel(artifact, weights=None):
     """A few steps that launch all kernels."""
-    pair = HostPair(artifact, random_weights(SMALL.plan))
+    pair = HostPair(artifact, weights or random_weights(SMALL.plan))
     a = pair.add()
     pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
     pair.step([(a, [3])])
@@ -46,12 +55,27 @@ def test_unharmed():
 
 @pytest.mark.parametrize("label", [k.label for k in SMALL.plan.kernels])
 def test_empty_kernel_is_noticed(label):
-    _, body = SMALL.kernel_sections(SMALL.kernel_entry(label).name)
-    text = SMALL.kernel_text(SMALL.kernel_entry(label).name)
-    assert text.endswith(body + "}\n")
-    empty = text.removesuffix(body + "}\n") + "}\n"
     with pytest.raises(NOTICED):
-        every_kernel(with_text(SMALL, label, empty))
+        every_kernel(with_text(SMALL, label, emptied(SMALL, SMALL.kernel_entry(label))))
+
+
+# Kernels that only some families have: a spec, and those of its kernels.
+OF_FAMILIES = {
+    "olmo-like": ("norm", "qk_norm"),
+    "experts-shared-gate": ("route", "experts", "experts_down"),
+}
+
+
+@pytest.mark.parametrize(("name", "label"), [(name, label) for name in OF_FAMILIES for label in OF_FAMILIES[name]])
+def test_empty_kernel_of_a_family_is_noticed(name, label):
+    artifact = compiled(family_spec(name, cache__dtype="f32"), SPLIT)
+    every_kernel(artifact, random_weights(artifact.plan))
+    entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
+    assert entries, f"{name} has no kernel {label}"
+    for entry in entries:
+        without = Artifact({**artifact.files, entry.file: emptied(artifact, entry)})
+        with pytest.raises(NOTICED):
+            every_kernel(without, random_weights(artifact.plan))
 
 
 @dataclass(frozen=True)

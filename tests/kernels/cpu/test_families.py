@@ -1,5 +1,7 @@
 """Whole steps of every property that model families differ in: the C program on `cpu` against the unfused graph."""
 
+import re
+
 import pytest
 
 from mlxr.compiler.artifact import Artifact
@@ -10,6 +12,7 @@ from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import Mismatch
 
 EXACT = {"compute": "exact", "cache": PAGED}
 FAST = {"weights": {"default": "bf16", "norm": "f32"}, "cache": PAGED | {"dtype": "bf16", "block_size": 16}}
@@ -53,6 +56,22 @@ def test_contiguous_q8_caches(name: str) -> None:
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
     run(name, EXACT)
+
+
+def test_empty_functions_are_noticed() -> None:
+    """Each function of the C program in turn returns at once. (Not with experts: without a choice they read anywhere.)"""
+    whole = artifact("olmo-like", EXACT)
+    assert whole.plan.cpu is not None
+    source = whole.cpu_source
+    functions = re.findall(r"^static void (\w+_[0-9a-f]{8})\(mlxr_worker \*w, [^{;]*\{$", source, re.MULTILINE)
+    assert len(functions) >= 8, functions
+    for function in functions:
+        head = re.search(rf"^static void {function}\([^{{;]*\{{$", source, re.MULTILINE)
+        assert head is not None
+        text = f"{source[: head.end()]}\n    if (w) return;\n{source[head.end() :]}"
+        pair = HostPair(Artifact({**whole.files, whole.plan.cpu.file: text}), threads=1)
+        with pytest.raises(Mismatch):
+            SCHEDULES["mixed-batches"](pair)
 
 
 def test_experts_of_broken_panels_are_refused() -> None:
