@@ -3,6 +3,8 @@
 The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
 graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
 shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
+Prefill of a size that has been seen before is traced likewise; otherwise the GPU begins with the first layers while
+Python builds the others.
 """
 
 import functools
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Step
 from mlxr.runtime.arena import Arena
@@ -24,12 +27,17 @@ from mlxr.runtime.hosts.mlx_host import Launcher, MlxHost
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _MOST_TRACES = 128
+_START_EVERY = 64
+"""Launches of a step that is not traced which are given to the GPU at once."""
+
+
+_Key = tuple[str | int | bool, ...]
 
 
 class _Trace(NamedTuple):
-    """A decode step as MLX compiled it, and what it launches."""
+    """A step as MLX compiled it, and what it launches."""
 
-    run: Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
+    run: Callable[..., tuple[mx.array, ...]]
     launches: Counter[str]
 
 
@@ -54,7 +62,7 @@ class CudaHost(MlxHost):
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
         self._inputs = DecodeInputs()
-        self._traces: OrderedDict[tuple[int | bool, ...], _Trace] = OrderedDict()
+        self._traces: OrderedDict[_Key, _Trace | None] = OrderedDict()
 
     @classmethod
     def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
@@ -78,47 +86,86 @@ class CudaHost(MlxHost):
         """See `MlxHost.launch_step`."""
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
-        if step.name != "decode" or self._tell:  # who is told of launches shall be told of each
-            packed = Packed.of(arrays)
-            uploaded = packed.unpack(packed.upload())
-            return self.run(step, dims, {**others, **uploaded, ARENA_TOKEN: self.arena.token})
+        if step.name == "decode" and not self._tell:  # who is told of launches shall be told of each
+            return self._decode(step, dims, arrays, others)
+        packed = Packed.of(arrays)
+        uploaded = packed.upload()
+        key = (step.name, *dims.values(), *(place.start for place in packed.places.values()), len(others))
+        # The first of a size is not traced: it may be the only one.
+        if key in self._traces and not self._tell and not others:
+            trace = self._known(key, lambda: self._trace(step, dims, packed))
+            logits, token = trace.run(uploaded, self.arena.token)
+            self.launches.update(trace.launches)
+            return logits, token
+        self._keep(key, None)
+        inputs = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
+        return self.run(step, dims, inputs, start_every=_START_EVERY)
+
+    def _decode(
+        self, step: Step, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
+    ) -> tuple[mx.array, mx.array]:
         tokens = others.get("token_ids")
         tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
         (moving, moved), (steady, held) = self._inputs.bind(arrays)
         key = (
+            step.name,
             *(dims["tokens"], dims["seqs"], dims["rows"]),
             *(dims[dim] for dim in self._grid_dims),
             *(one.holds(dims) for one in self._conditions),
         )
-        trace = self._traces.pop(key, None) or self._trace(step, dims, moving, steady)
-        self._traces[key] = trace
-        if len(self._traces) > _MOST_TRACES:
-            self._traces.popitem(last=False)
+        trace = self._known(key, lambda: self._trace_decode(step, dims, moving, steady))
         logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
         self._inputs.advance(moved)
         self.launches.update(trace.launches)
         return logits, token
+
+    def _known(self, key: _Key, make: Callable[[], _Trace]) -> _Trace:
+        trace = self._traces.get(key) or make()
+        self._keep(key, trace)
+        return trace
+
+    def _keep(self, key: _Key, trace: _Trace | None) -> None:
+        self._traces[key] = trace
+        self._traces.move_to_end(key)
+        if len(self._traces) > _MOST_TRACES:
+            self._traces.popitem(last=False)
 
     def recover(self) -> None:
         """See `MlxHost.recover`."""
         super().recover()
         self._inputs.forget()
 
-    def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+    def _trace_decode(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
         """The step as a function of tokens, the packed arrays and the arena's token."""
-        launches: Counter[str] = Counter()
 
         def run(tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array) -> tuple[mx.array, ...]:
+            inputs = {"token_ids": tokens, ARENA_TOKEN: token}
+            logits, token = self.run(step, dims, inputs | moving.unpack(moved) | steady.unpack(held))
+            return logits, token, moved + 1
+
+        return self._compiled(run)
+
+    def _trace(self, step: Step, dims: Dims, packed: Packed) -> _Trace:
+        """The step as a function of the packed arrays and the arena's token."""
+
+        def run(uploaded: mx.array, token: mx.array) -> tuple[mx.array, ...]:
+            return self.run(step, dims, {**packed.unpack(uploaded), ARENA_TOKEN: token})
+
+        return self._compiled(run)
+
+    def _compiled(self, run: Callable[..., tuple[mx.array, ...]]) -> _Trace:
+        """A step, compiled by MLX; what it launches is counted when it is traced."""
+        launches: Counter[str] = Counter()
+
+        def counted(*arrays: mx.array) -> tuple[mx.array, ...]:
             kept, self.launches = self.launches, launches
             launches.clear()
             try:
-                inputs = {"token_ids": tokens, ARENA_TOKEN: token}
-                logits, token = self.run(step, dims, inputs | moving.unpack(moved) | steady.unpack(held))
+                return run(*arrays)
             finally:
                 self.launches = kept
-            return logits, token, moved + 1
 
-        compiled: Any = mx.compile(run)
+        compiled: Any = mx.compile(counted)
         return _Trace(compiled, launches)
 
 

@@ -116,20 +116,24 @@ class MlxHost(ArrayHost):
         inputs = {name: kernel_input(array) for name, array in batch.items()}
         return self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
 
-    def run(self, step: Step, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
+    def run(self, step: Step, dims: Dims, inputs: Arrays, start_every: int = 0) -> tuple[mx.array, mx.array]:
         """Launches a step's kernels.
 
         Args:
             step: of the plan.
             dims: the batch's.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
+            start_every: launches after which the GPU is given what has been built, while the rest is; 0: nothing is
+                started here.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
         arrays = self._fixed | inputs
-        for launch in step.launches:
+        for number, launch in enumerate(step.launches, 1):
             self._run(step, launch, arrays, dims)
+            if start_every and number % start_every == 0 and launch.outputs[0] in arrays:
+                mx.async_eval(arrays[launch.outputs[0]])  # type: ignore[no-untyped-call]
         name, token_name = step.outputs
         shape = (dims["rows"], self.plan.vocab_size)
         return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
