@@ -1,7 +1,8 @@
 """Whether what is measured is right: logits of a row's own work against `reference`, in f32, on the same weights.
 
-The model has two layers, since f32 on the CPU is slow; embedding, layers and output have their full size, and the
-sequences their full number and length. The arena of both holds the same random keys and values.
+`reference` computes with MLX's f32 ops on the default device. The model has two layers, since f32 is slow; embedding,
+layers and output have their full size, and the sequences their full number and length. The arena of both holds the same
+random keys and values.
 """
 
 from collections.abc import Mapping
@@ -75,11 +76,10 @@ class Checker:
         shallow = {**document, "model": {**document["model"], "num_layers": LAYERS}}
         artifact = compiled(shallow)
         ours = Loaded(artifact, self._host, self._weights.as_read_by(self._host, artifact.plan.weights))
-        with mx.stream(mx.cpu):
-            exact = compiled(spec_document(row, layers=LAYERS, exact=True, chunk=document["prefill_chunk"]))
-            if not self._numbers:
-                self._numbers = self._weights.numbers(exact.plan.weights)
-            theirs = Loaded(exact, "reference", self._numbers)
+        exact = compiled(spec_document(row, layers=LAYERS, exact=True, chunk=document["prefill_chunk"]))
+        if not self._numbers:
+            self._numbers = self._weights.numbers(exact.plan.weights)
+        theirs = Loaded(exact, "reference", self._numbers)
         random = np.random.default_rng()
         if row.kind == "decode":
             pairs = self._decode(row, ours, theirs, random)
@@ -103,8 +103,7 @@ class Checker:
         for step in range(_STEPS):
             tokens = random.integers(0, ours.plan.vocab_size, (row.batch, 1)).tolist()
             found = ours.step(held, row.tokens + step, tokens)
-            with mx.stream(mx.cpu):
-                pairs.append((found, theirs.step(there, row.tokens + step, tokens)))
+            pairs.append((found, theirs.step(there, row.tokens + step, tokens)))
         ours.release(held)
         theirs.release(there)
         return pairs
@@ -116,8 +115,7 @@ class Checker:
         (held,), (there,) = ours.hold(1, 0), theirs.hold(1, 0)
         prompt = random.integers(0, ours.plan.vocab_size, row.tokens + 1).tolist()
         found = [ours.read_prompt(held, prompt[:-1]), ours.step([held], row.tokens, [prompt[-1:]])]
-        with mx.stream(mx.cpu):
-            wanted = [theirs.read_prompt(there, prompt[:-1]), theirs.step([there], row.tokens, [prompt[-1:]])]
+        wanted = [theirs.read_prompt(there, prompt[:-1]), theirs.step([there], row.tokens, [prompt[-1:]])]
         ours.release([held])
         theirs.release([there])
         return list(zip(found, wanted, strict=True))
@@ -134,8 +132,7 @@ def _check_generation(batch: int, ours: Loaded, theirs: Loaded, random: np.rando
     ids, start = theirs.hold(batch, 0), 0
     new = prompts
     for step in range(_GENERATED):
-        with mx.stream(mx.cpu):
-            logits = theirs.step(ids, start, new)
+        logits = theirs.step(ids, start, new)
         start += len(new[0])
         new = [[completion.token_ids[step]] for completion in completions]
         chosen = logits[np.arange(batch), [token for (token,) in new]]

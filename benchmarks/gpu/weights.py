@@ -6,6 +6,7 @@ here looks at an array of the GPU through NumPy, which would move its memory to 
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -93,13 +94,12 @@ class RandomWeights(Mapping[str, Planes]):
         return mx.concatenate(pieces)
 
     def numbers(self, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
-        """The weights as numbers of the graph's types, as `reference` takes them; for the CPU."""
+        """The weights as numbers of the graph's types, as `reference` takes them."""
         made = {}
         for weight in plan:
-            numbers = mx.array(np.concatenate([self._decode(part) for part in weight.parts]))
-            with mx.stream(mx.cpu):
-                made[weight.name] = numbers.astype(MLX_DTYPES[str(weight.dtype)])
-                mx.eval(made[weight.name])
+            numbers = mx.concatenate([self._decode(part) for part in weight.parts])
+            made[weight.name] = numbers.astype(MLX_DTYPES[str(weight.dtype)])
+            mx.eval(made[weight.name])
         return made
 
     def as_read_by(self, host: str, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
@@ -107,32 +107,25 @@ class RandomWeights(Mapping[str, Planes]):
         found = host_class(host)
         return self.buffers(plan) if getattr(found, "reads_buffers", False) else self.numbers(plan)
 
-    def _decode(self, part: TensorSource) -> np.ndarray:
-        """The numbers of a tensor, decoded by other code than what is checked."""
+    def _decode(self, part: TensorSource) -> mx.array:
+        """The numbers of a tensor, f32, decoded by other code than what is checked."""
         planes = self[_name_of(part)]
         if len(part.shape) == 1 or self.format == "bf16":
-            return np.array(planes[0].astype(mx.float32))
-        copies = [mx.array(_on_cpu(plane)) for plane in planes]
+            return planes[0].astype(mx.float32)
         if self.format == "q4_k":
-            blocks = np.array(copies[0])
+            blocks = np.array(planes[0] | 0)  # a copy: what the CPU looks at leaves the GPU's memory
             slabs = [blocks[i : i + _SLAB_ROWS] for i in range(0, len(blocks), _SLAB_ROWS)]
-            return np.concatenate([dequantize(slab, GGMLQuantizationType.Q4_K) for slab in slabs])
-        bits, scales, biases = copies
-        with mx.stream(mx.cpu):
-            return np.array(mx.dequantize(bits, scales, biases, group_size=_GROUP, bits=_BITS))
+            with ThreadPoolExecutor() as pool:
+                decoded = list(pool.map(lambda slab: dequantize(slab, GGMLQuantizationType.Q4_K), slabs))
+            return mx.array(np.concatenate(decoded)) * 1
+        bits, scales, biases = (plane.astype(mx.float32) if plane.dtype == mx.bfloat16 else plane for plane in planes)
+        return mx.dequantize(bits, scales, biases, group_size=_GROUP, bits=_BITS)
 
 
 def _name_of(part: TensorSource) -> str:
     recipe = part.safetensors[0]
     assert recipe.stack == 1 and recipe.rows is None and not recipe.add, f"{part.name} is a tensor as it is"
     return recipe.tensor
-
-
-def _on_cpu(plane: mx.array) -> np.ndarray:
-    """A copy for the CPU; of scales as f32. The array itself stays where it is."""
-    if plane.dtype == mx.bfloat16:
-        return np.array(plane.astype(mx.float32))
-    return np.array(plane + mx.zeros((), plane.dtype))
 
 
 def _vector(length: int) -> Planes:
