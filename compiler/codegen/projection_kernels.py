@@ -15,10 +15,16 @@ from mlxr.compiler.weight_layout import Segment, WeightLayout
 
 PIECE = 16
 """Elements that a lane takes of a quantised row at once, whatever the format."""
+_RUNS = {WeightFormat.Q4_0: 2, WeightFormat.Q4_K: 2, WeightFormat.Q5_K: 2, WeightFormat.Q6_K: 4}
+"""Runs of a piece, as the formats' templates have them, where there are several and matrix instructions take them."""
 GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
 """Of projections of many rows: rows of x and of the weight that a threadgroup multiplies, and its simdgroups."""
 GEMM_COLUMNS = 32
 """Columns of both that it has in threadgroup memory at once."""
+MMA_FORMATS = frozenset(_RUNS) | {format for format in WeightFormat if format.affine and format.affine.bits == 4}
+"""Formats whose codes matrix instructions can take in one-row projections: see mma.jinja."""
+MMA_ROWS = 16
+"""Rows of the weight that such an instruction multiplies."""
 GEMM_STRIDE = 36
 """Its rows' distance in threadgroup memory: whole float4s, and neighbouring rows in other banks."""
 
@@ -267,17 +273,20 @@ class MatrixKernel(Kernel):
 
 @dataclass(frozen=True)
 class ProjectionKernel(MatrixKernel):
-    """A projection of one row (`tile` 1), of several, or of many (`gemm`)."""
+    """A projection of one row (`tile` 1; `mma`: by matrix instructions), of several, or of many (`gemm`)."""
 
     gather: bool
     tile: int
     gemm: bool = False
+    mma: bool = False
 
     @property
     def template(self) -> str:  # type: ignore[override]
         """One row, several or many."""
         if self.gemm:
             return "gemm.metal.jinja"
+        if self.mma:
+            return "matvec_mma.metal.jinja"
         return "matvec.metal.jinja" if self.tile == 1 else "matmul.metal.jinja"
 
     @property
@@ -298,8 +307,21 @@ class ProjectionKernel(MatrixKernel):
         return self.outs if self.gemm else super().outs_per_threadgroup
 
     @property
+    def exact(self) -> bool:
+        """See `MatrixKernel.exact`; matrix instructions need every simdgroup, so all of them read."""
+        if not self.mma:
+            return super().exact
+        return all((span.end_out - span.first_out) % self.outs_per_threadgroup == 0 for span in self.spans)
+
+    @property
     def threadgroup_bytes(self) -> int:
-        """Of many rows: a tile of x, one of the weight, and two numbers of each row; of split columns: all sums."""
+        """What the template declares.
+
+        Of many rows: a tile of x, one of the weight, and two numbers of each row; of split columns: all sums; of
+        matrix instructions: these, and what is staged of x.
+        """
+        if self.mma:
+            return self.simdgroups * (self.staged * 16 + (self.runs * 16 + self.sums) * 4)
         if self.gemm:
             return ((self.tile + self.rows) * GEMM_STRIDE + 2 * self.tile) * 4
         return self.simdgroups * self.sums * 4 if self.split > 1 else 0
@@ -308,6 +330,21 @@ class ProjectionKernel(MatrixKernel):
     def sums(self) -> int:
         """What a simdgroup sums over its columns: the rows' products, and x^2 for the norm."""
         return self.rows + self.reduces_scale
+
+    @property
+    def staged(self) -> int:
+        """Of matrix instructions: vectors of 16 bytes that a simdgroup stages: of 32 pieces, and one of zeros."""
+        return 32 * 2 * self.parts + 1
+
+    @property
+    def parts(self) -> int:
+        """Of matrix instructions: f16 numbers whose sum is a number of x; numbers of 16 bits are one but for scale."""
+        return 1 if self.norm is None and self.activation is not DType.F32 else 2
+
+    @property
+    def runs(self) -> int:
+        """Of matrix instructions: most runs of a piece, each of which has a sum of x."""
+        return max(_RUNS.get(format, 1) for format in self.layout.formats)
 
     @property
     def stride(self) -> int:

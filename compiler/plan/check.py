@@ -1,7 +1,9 @@
 """The plan's verifier: what must hold of the launches, whatever made them."""
 
+from itertools import product
+
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.plan.plan import Condition, KernelEntry, Launch, Plan, Step
+from mlxr.compiler.plan.plan import BatchDim, Condition, KernelEntry, Launch, Plan, Step
 from mlxr.compiler.verify import ARENA_TOKEN
 
 _ARENAS = ("k_arena", "v_arena")
@@ -101,18 +103,15 @@ def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> Non
     conditions = [launch.when for launch in makers]
     if len(conditions) == 1 and (conditions[0] is None or (readers and all(r.when == conditions[0] for r in readers))):
         return
-    known = sorted((c for c in conditions if c is not None), key=lambda c: c.minimum)
-    if len(known) < len(conditions) or len({c.dim for c in known}) != 1:
-        raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
-    smallest = 0
-    for one in known:
-        if one.minimum > max(smallest, 1):
-            raise PlanError(f"no launch makes {name!r} for {known[0].dim} {smallest} to {one.minimum - 1}")
-        if one.minimum < smallest:
-            raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
-        if one.maximum is None:
-            if one is not known[-1]:
-                raise PlanError(f"launches of {', '.join(launch.kernel for launch in makers)} both make {name!r}")
-            return
-        smallest = one.maximum + 1
-    raise PlanError(f"no launch makes {name!r} for {known[0].dim} from {smallest} on")
+    parts = [part for one in conditions if one for part in one.parts]
+    # Where a number of some dim changes what runs; a batch has at least one of each.
+    borders: dict[BatchDim, set[int]] = {part.dim: {1} for part in parts}
+    for part in parts:
+        borders[part.dim] |= {max(1, part.minimum)} | ({part.maximum + 1} if part.maximum is not None else set())
+    for numbers in product(*(sorted(borders[dim]) for dim in borders)):
+        dims = dict(zip(borders, numbers, strict=True))
+        running = [launch for launch in makers if launch.when is None or launch.when.holds(dims)]
+        if len(running) > 1:
+            raise PlanError(f"launches of {', '.join(launch.kernel for launch in running)} both make {name!r}")
+        if not running:
+            raise PlanError(f"no launch makes {name!r} for {', '.join(f'{dims[dim]} {dim}' for dim in dims)}")

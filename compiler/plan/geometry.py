@@ -14,6 +14,8 @@ class Geometry:
         matvec_simdgroups: simdgroups of a threadgroup there.
         matvec_split: how many of them share the columns of their rows.
         matvec_unroll: steps of a simdgroup's loop over columns whose loads are on the way at once.
+        matvec_mma: 1: by matrix instructions, for quantised weights on chips that have them for 16 x 8 x 16 numbers of
+            f16; matvec_outputs is 16 or 32 then (gated ones: of each half 16), matvec_unroll at most 4.
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
@@ -21,6 +23,9 @@ class Geometry:
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
         attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
+        attend_many: sequences from which decode attention is one launch whatever the contexts, since there are
+            threadgroups enough; 0: never.
+        attend_many_simdgroups, attend_many_heads, attend_many_unroll: as in attend_, there.
         partition: positions of the shortest split-KV partition.
         partitions: most partitions of a context; longer ones have longer partitions.
         partition_simdgroups, partition_heads, partition_unroll: as in attend_, of a partition; 0: the same.
@@ -38,6 +43,7 @@ class Geometry:
     matvec_simdgroups: int = 2
     matvec_split: int = 1
     matvec_unroll: int = 1
+    matvec_mma: int = 0
     matmul_outputs: int = 4
     matmul_simdgroups: int = 2
     matmul_tile: int = 8
@@ -46,6 +52,10 @@ class Geometry:
     attend_heads: int = 0
     attend_unroll: int = 1
     attend_whole: int = 0
+    attend_many: int = 0
+    attend_many_simdgroups: int = 8
+    attend_many_heads: int = 0
+    attend_many_unroll: int = 1
     partition: int = 1024
     partitions: int = 32
     partition_simdgroups: int = 0
@@ -77,6 +87,11 @@ class Geometry:
             raise PlanError(
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
+            )
+        if self.matvec_mma and (self.matvec_mma > 1 or self.matvec_outputs < 16 or self.matvec_unroll not in (1, 2, 4)):
+            raise PlanError(
+                f"geometry: matvec_mma is {self.matvec_mma} with matvec_outputs {self.matvec_outputs} and "
+                f"matvec_unroll {self.matvec_unroll}; expected 0, or 1 with 16 or 32 outputs and 1, 2 or 4 steps"
             )
         if self.matmul_tile < 2 or self.matmul_tile * self.matmul_outputs > 32:
             raise PlanError(

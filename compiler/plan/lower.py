@@ -10,6 +10,8 @@ from mlxr.compiler.codegen.projection_kernels import (
     GEMM_ROWS,
     GEMM_SIMDGROUPS,
     GEMM_TILE,
+    MMA_FORMATS,
+    MMA_ROWS,
     EmbedKernel,
     ProjectionKernel,
 )
@@ -91,13 +93,19 @@ class Lowering(Drafting):
             activation=self.value(op, "x").dtype,
             norm=norm_of(self, op),
             epilogue=epilogue,
-            outs=max(1, g.matvec_outputs // epilogue.halves),
+            outs=max(MMA_ROWS if g.matvec_mma else 1, g.matvec_outputs // epilogue.halves),
             simdgroups=g.matvec_simdgroups,
             unroll=g.matvec_unroll,
             split=g.matvec_split,
             gather=gather,
             tile=1,
+            mma=bool(g.matvec_mma),
         )
+        if one.mma and not set(layout.formats) <= MMA_FORMATS:
+            raise PlanError(
+                f"geometry: matvec_mma is 1 for {choice.site}, but matrix instructions take codes of "
+                f"{', '.join(sorted(f for f in MMA_FORMATS if not f.affine))} and affine4_*; set it to 0 there"
+            )
         several = replace(
             one,
             label=f"{label}_rows",
@@ -106,6 +114,7 @@ class Lowering(Drafting):
             unroll=1,
             split=1,
             tile=g.matmul_tile,
+            mma=False,
         )
         many = replace(
             one,
@@ -116,6 +125,7 @@ class Lowering(Drafting):
             split=1,
             tile=GEMM_TILE,
             gemm=True,
+            mma=False,
         )
         buffers = {"out": op.out, "dims": "dims"}
         least, most = 1, self.limits[dim]

@@ -85,13 +85,25 @@ class AttentionLowering:
             unroll=g.attend_unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
-        grid = (Extent(times=self._arena.num_kv_heads * whole.groups), Extent(dim="seqs"))
-        longest = g.attend_whole or partition
+        few: Condition | None = None
+        if 0 < g.attend_many <= self._arena.max_sequences:
+            many = replace(
+                whole,
+                label="attend_many",
+                simdgroups=g.attend_many_simdgroups,
+                heads=math.gcd(g.attend_many_heads, gqa_ratio),
+                unroll=g.attend_many_unroll,
+            )
+            enough = Condition(dim="seqs", minimum=max(2, g.attend_many))
+            few = Condition(dim="seqs", maximum=enough.minimum - 1)
+            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=chosen)
+        grid, longest = self._attend_grid(whole), g.attend_whole or partition
         if self._arena.context <= longest:
-            self._to.emit(op, whole, grid, buffers, chosen=chosen)
+            self._to.emit(op, whole, grid, buffers, when=few, chosen=chosen)
             return
-        self._to.emit(op, whole, grid, buffers, when=Condition(dim="context", maximum=longest), chosen=chosen)
-        long = Condition(dim="context", minimum=longest + 1)
+        short = Condition(dim="context", maximum=longest, also=few)
+        self._to.emit(op, whole, grid, buffers, when=short, chosen=chosen)
+        long = Condition(dim="context", minimum=longest + 1, also=few)
         # The reduction counts the sinks, once.
         part = replace(
             whole,
@@ -107,13 +119,16 @@ class AttentionLowering:
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
-        part_grid = (Extent(times=self._arena.num_kv_heads * part.groups), Extent(dim="seqs"), Extent(times=partitions))
+        part_grid = (*self._attend_grid(part), Extent(times=partitions))
         self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=chosen)
         reduce = AttendReduceKernel(
             "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
         )
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
         self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.part("partition"))
+
+    def _attend_grid(self, kernel: AttendKernel) -> tuple[Extent, Extent]:
+        return Extent(times=self._arena.num_kv_heads * kernel.groups), Extent(dim="seqs")
 
     def _prefill_attention(self, op: Op) -> None:
         choice = self._choose("attend_prefill")

@@ -16,8 +16,6 @@ from mlxr.compiler.plan.record import Buffer, MemoryPlan, Record
 from mlxr.compiler.plan.weights import WeightPlan
 
 BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
-DIMS_ORDER: tuple[BatchDim, ...] = ("tokens", "seqs", "rows", "tiles")
-"""The elements of the `dims` buffer."""
 
 
 class Extent(Record):
@@ -39,17 +37,27 @@ class Extent(Record):
 
 
 class Condition(Record):
-    """Holds when minimum <= dim <= maximum."""
+    """Holds when minimum <= dim <= maximum, and `also` does."""
 
     dim: BatchDim
     minimum: int = 0
     maximum: int | None = None
+    also: "Condition | None" = None
 
     def holds(self, dims: Mapping[BatchDim, int]) -> bool:
         """Whether it holds for a batch."""
-        return self.minimum <= dims[self.dim] and (self.maximum is None or dims[self.dim] <= self.maximum)
+        here = self.minimum <= dims[self.dim] and (self.maximum is None or dims[self.dim] <= self.maximum)
+        return here and (self.also is None or self.also.holds(dims))
+
+    @property
+    def parts(self) -> "tuple[Condition, ...]":
+        """It, and what must hold also."""
+        return (self, *(self.also.parts if self.also else ()))
 
     def __str__(self) -> str:
+        return " and ".join(map(Condition._range, self.parts))
+
+    def _range(self) -> str:
         if self.maximum is None:
             return f"{self.dim} >= {self.minimum}"
         if self.maximum == self.minimum:

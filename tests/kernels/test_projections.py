@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
@@ -44,6 +45,15 @@ FORMATS = {
     "model__hidden_size": 256,
     "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
     "model__mlp": {"intermediate_size": 512},
+}
+
+
+MMA_LABELS = ("qkv", "o", "gate_up", "down", "logits")
+MMA_FORMATS = ("affine4_g32_bf16", "affine4_g64_f16", "affine4_g128_f32", "q4_0", "q4_k", "q5_k", "q6_k")
+MMA = {
+    "one-simdgroup": Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=1, matvec_unroll=4),
+    "shared-columns": Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_unroll=1),
+    "more-outputs": Geometry(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
 }
 
 
@@ -144,3 +154,34 @@ def test_embedding(table, activation):
 def test_embedding_wider_than_a_threadgroup():
     spec = small_spec(**types("bf16", "f32", hidden=2056, intermediate=8, model__vocab_size=11))
     run_rows(OpBench(compiled(spec)), "prefill", "embedded", 3)
+
+
+@pytest.mark.parametrize("geometry", MMA.values(), ids=MMA)
+@pytest.mark.parametrize(
+    "format", ["affine4_g32_bf16", "affine4_g64_f16", "affine4_g128_f32", "q4_0", "q4_k", "q5_k", "q6_k"]
+)
+def test_matrix_instructions(format, geometry):
+    """Columns that end in a part of a block of 512, and a whole number of blocks."""
+    changes = FORMATS | {"model__mlp": {"intermediate_size": 1280}, "weights": {"default": format}}
+    artifact = compiled(small_spec(**changes), geometry)
+    bench = OpBench(artifact)
+    for op in ALL:
+        run_rows(bench, "decode", op, 1)
+    assert all("mma_f16(" in artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label in MMA_LABELS)
+
+
+@pytest.mark.parametrize("activation", ["f16", "bf16"])
+@pytest.mark.parametrize("format", MMA_FORMATS)
+def test_matrix_instructions_on_16_bits(format, activation):
+    """Without a norm, a number of x is one f16 number but for its scale; columns of very different sizes."""
+    changes = FORMATS | types(format, activation, hidden=256, intermediate=1280)
+    bench = OpBench(compiled(small_spec(**changes), MMA["more-outputs"]))
+    for op in (QKV, OUT, DOWN):
+        run_rows(bench, "decode", op, 1)
+
+
+def test_matrix_instructions_need_codes():
+    with pytest.raises(PlanError, match=r"matvec_mma is 1 for qkv 384x256 q8_0, .* q6_k and affine4_\*; set it to 0"):
+        compiled(small_spec(**FORMATS, weights={"default": "q8_0"}), MMA["one-simdgroup"])
+    with pytest.raises(PlanError, match="expected 0, or 1 with 16 or 32 outputs"):
+        Geometry(matvec_mma=1, matvec_outputs=8)

@@ -110,3 +110,23 @@ def test_window_leaves_whole_partitions_empty():
     narrow.rng.bit_generator.state = state
     second = narrow.run("decode", [OP], batch)[OP]
     assert (first == second).all()
+
+
+@pytest.mark.parametrize(("heads", "unroll"), [(0, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(("partition", "case"), [one for one in CASES if one[1].mode == "paged"], ids=str)
+def test_many_sequences_are_one_launch(partition, case, heads, unroll):
+    """From some number of sequences on contexts are not split; below it they are as ever."""
+    sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_heads": heads, "attend_many_unroll": unroll}
+    bench = OpBench(compiled(case.spec, Geometry(partition=partition, **sizes)))
+    attends = ("attend", "attend_partition", "attend_many")
+    for histories, expected in (
+        ((partition, 3), "attend_partition"),
+        ((150, partition, 1), "attend_many"),
+        ((3,), "attend"),
+    ):
+        attend(bench, *histories)
+        dims = {"seqs": len(histories), "context": max(histories) + 1}
+        running = [
+            one for one in bench.plan.step("decode").launches if one.op == OP and one.when and one.when.holds(dims)
+        ]
+        assert [label for one in running if (label := bench.plan.kernel(one.kernel).label) in attends] == [expected]
