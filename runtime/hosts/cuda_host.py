@@ -3,41 +3,43 @@
 The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
 graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
 shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
-Prefill of a size that has been seen before is traced likewise; otherwise the GPU begins with the first layers while
-Python builds the others.
+Prefill of a size that has been seen before is traced likewise. It runs in parts: the GPU begins with the first layers
+while the CPU is busy with the others.
 """
 
 import functools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Step
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.host import Progress
-from mlxr.runtime.hosts.mlx_host import Launcher, MlxHost
+from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _MOST_TRACES = 128
-_START_EVERY = 64
-"""Launches of a step that is not traced which are given to the GPU at once."""
+_FIRST_PART, _PART = 24, 64
+"""Launches of prefill that are given to the GPU at once."""
 
 
 _Key = tuple[str | int | bool, ...]
+_Kept = TypeVar("_Kept")
 
 
 class _Trace(NamedTuple):
-    """A step as MLX compiled it, and what it launches."""
+    """A step or a part of one as MLX compiled it, and what it launches."""
 
-    run: Callable[..., tuple[mx.array, ...]]
+    run: Callable[..., Any]
     launches: Counter[str]
 
 
@@ -62,7 +64,8 @@ class CudaHost(MlxHost):
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
         self._inputs = DecodeInputs()
-        self._traces: OrderedDict[_Key, _Trace | None] = OrderedDict()
+        self._decodes: _Recent[_Trace] = _Recent()
+        self._prefills: _Recent[list[_Trace] | None] = _Recent()
 
     @classmethod
     def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
@@ -91,15 +94,18 @@ class CudaHost(MlxHost):
         packed = Packed.of(arrays)
         uploaded = packed.upload()
         key = (step.name, *dims.values(), *(place.start for place in packed.places.values()), len(others))
-        # The first of a size is not traced: it may be the only one.
-        if key in self._traces and not self._tell and not others:
-            trace = self._known(key, lambda: self._trace(step, dims, packed))
-            logits, token = trace.run(uploaded, self.arena.token)
-            self.launches.update(trace.launches)
-            return logits, token
-        self._keep(key, None)
-        inputs = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
-        return self.run(step, dims, inputs, start_every=_START_EVERY)
+        parts = self._prefills.get(key)
+        if parts is None:
+            # The first of a size is not traced: it may be the only one.
+            again = key in self._prefills and not self._tell
+            parts = self._parts(step, dims, traced=again)
+            self._prefills.keep(key, parts if again else None)
+        made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
+        for part in parts:
+            made = part.run(made)
+            self.launches.update(part.launches)
+            mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
+        return self.results_of(step, dims, made)
 
     def _decode(
         self, step: Step, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
@@ -113,29 +119,19 @@ class CudaHost(MlxHost):
             *(dims[dim] for dim in self._grid_dims),
             *(one.holds(dims) for one in self._conditions),
         )
-        trace = self._known(key, lambda: self._trace_decode(step, dims, moving, steady))
+        trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
+        self._decodes.keep(key, trace)
         logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
         self._inputs.advance(moved)
         self.launches.update(trace.launches)
         return logits, token
-
-    def _known(self, key: _Key, make: Callable[[], _Trace]) -> _Trace:
-        trace = self._traces.get(key) or make()
-        self._keep(key, trace)
-        return trace
-
-    def _keep(self, key: _Key, trace: _Trace | None) -> None:
-        self._traces[key] = trace
-        self._traces.move_to_end(key)
-        if len(self._traces) > _MOST_TRACES:
-            self._traces.popitem(last=False)
 
     def recover(self) -> None:
         """See `MlxHost.recover`."""
         super().recover()
         self._inputs.forget()
 
-    def _trace_decode(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+    def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
         """The step as a function of tokens, the packed arrays and the arena's token."""
 
         def run(tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array) -> tuple[mx.array, ...]:
@@ -145,19 +141,28 @@ class CudaHost(MlxHost):
 
         return self._compiled(run)
 
-    def _trace(self, step: Step, dims: Dims, packed: Packed) -> _Trace:
-        """The step as a function of the packed arrays and the arena's token."""
+    def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
+        """The step as functions of all arrays that the launches of a part and later ones read."""
+        launches = step.launches
+        cuts = [0, *range(_FIRST_PART, len(launches), _PART), len(launches)]
+        parts, needed = [], set(step.outputs)
+        for start, end in reversed(list(pairwise(cuts))):
+            parts.append(self._part(step, launches[start:end], dims, frozenset(needed), traced))
+            needed.update(*(self.names_read(step, launch) for launch in launches[start:end]))
+        return parts[::-1]
 
-        def run(uploaded: mx.array, token: mx.array) -> tuple[mx.array, ...]:
-            return self.run(step, dims, {**packed.unpack(uploaded), ARENA_TOKEN: token})
+    def _part(self, step: Step, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool) -> _Trace:
+        def run(arrays: Arrays) -> Arrays:
+            made = self.run_launches(step, launches, dims, arrays)
+            return {name: array for name, array in made.items() if name in needed}
 
-        return self._compiled(run)
+        return self._compiled(run) if traced else _Trace(run, Counter())
 
-    def _compiled(self, run: Callable[..., tuple[mx.array, ...]]) -> _Trace:
-        """A step, compiled by MLX; what it launches is counted when it is traced."""
+    def _compiled(self, run: Callable[..., Any]) -> _Trace:
+        """A function that launches, compiled by MLX; what it launches is counted when it is traced."""
         launches: Counter[str] = Counter()
 
-        def counted(*arrays: mx.array) -> tuple[mx.array, ...]:
+        def counted(*arrays: Any) -> Any:
             kept, self.launches = self.launches, launches
             launches.clear()
             try:
@@ -167,6 +172,17 @@ class CudaHost(MlxHost):
 
         compiled: Any = mx.compile(counted)
         return _Trace(compiled, launches)
+
+
+class _Recent(OrderedDict[_Key, _Kept]):
+    """What was made for the last sizes of steps."""
+
+    def keep(self, key: _Key, made: _Kept) -> None:
+        """Keeps it, and drops what has not been asked for longest."""
+        self[key] = made
+        self.move_to_end(key)
+        if len(self) > _MOST_TRACES:
+            self.popitem(last=False)
 
 
 def launcher(name: str, cubin: bytes) -> Launcher:

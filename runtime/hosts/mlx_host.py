@@ -116,27 +116,46 @@ class MlxHost(ArrayHost):
         inputs = {name: kernel_input(array) for name, array in batch.items()}
         return self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
 
-    def run(self, step: Step, dims: Dims, inputs: Arrays, start_every: int = 0) -> tuple[mx.array, mx.array]:
+    def run(self, step: Step, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
         """Launches a step's kernels.
 
         Args:
             step: of the plan.
             dims: the batch's.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
-            start_every: launches after which the GPU is given what has been built, while the rest is; 0: nothing is
-                started here.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
-        arrays = self._fixed | inputs
-        for number, launch in enumerate(step.launches, 1):
+        return self.results_of(step, dims, self.run_launches(step, step.launches, dims, inputs))
+
+    def run_launches(self, step: Step, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+        """Launches some of a step's kernels.
+
+        Args:
+            step: of the plan.
+            launches: of the step, in order.
+            dims: the batch's.
+            inputs: what these launches read, save weights and the arena, by the plan's buffer names.
+
+        Returns:
+            The inputs, and what was made of them.
+        """
+        arrays = {**self._fixed, **inputs}
+        for launch in launches:
             self._run(step, launch, arrays, dims)
-            if start_every and number % start_every == 0 and launch.outputs[0] in arrays:
-                mx.async_eval(arrays[launch.outputs[0]])  # type: ignore[no-untyped-call]
+        return {name: array for name, array in arrays.items() if name not in self._fixed}
+
+    def results_of(self, step: Step, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
+        """Logits [rows, vocab] f32 and the arena's new token, of all that a step made."""
         name, token_name = step.outputs
         shape = (dims["rows"], self.plan.vocab_size)
         return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
+
+    def names_read(self, step: Step, launch: Launch) -> set[str]:
+        """The buffers that a launch reads, as a kernel or as MLX ops."""
+        op = self._graphs[step.name].op(launch.op)
+        return {*launch.inputs, *op.inputs.values(), *(name for _, name in launch.mlx_inputs)}
 
     def start(self, *results: mx.array) -> None:
         """See `Host.start`; MLX compiles Metal kernels here."""

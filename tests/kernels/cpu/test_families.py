@@ -59,7 +59,7 @@ def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, mar
 
 
 def test_empty_functions_are_noticed() -> None:
-    """Each function of the C program in turn returns at once. Experts that nobody chose would be read anywhere: none here."""
+    """Each function of the C program in turn returns at once. (No experts: without a choice any would be read.)"""
     whole = artifact("olmo-like", EXACT)
     assert whole.plan.cpu is not None
     source = whole.cpu_source
