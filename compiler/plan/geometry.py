@@ -38,6 +38,7 @@ class Geometry:
         step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
             each kernel.
         step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
+        step_prefetch: KiB of the next launch's weights that each block asks for while it waits for the others; 0: none.
     """
 
     matvec_outputs: int = 4
@@ -66,6 +67,7 @@ class Geometry:
     mlx_min_tokens: int = 0
     step_threads: int = 0
     step_blocks: int = 1
+    step_prefetch: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes that no kernel is made for.

@@ -25,8 +25,8 @@ SPILLS = re.compile(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores
 NAME = re.compile(r"_ZN\d+(\w+?)_[0-9a-f]{8}_\d+3runEj")
 
 
-def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2) -> str:
-    return step_text(artifact, step_program(artifact.plan), threads, blocks).text
+def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0) -> str:
+    return step_text(artifact, step_program(artifact.plan), threads, blocks, prefetch).text
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
@@ -37,6 +37,26 @@ def test_steps_of_families_compile(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_steps_of_variants_compile(name: str) -> None:
     nvrtc.compile_cubin(name, text_of(variant(name)), FLAGS)
+
+
+@pytest.mark.parametrize("name", ["plain", "experts-shared", "gemma-like"])
+def test_steps_that_ask_for_weights_ahead_compile(name: str) -> None:
+    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry(partition=16)), 512, 1, 32), FLAGS)
+
+
+def test_what_is_asked_for_ahead_is_whole_weights() -> None:
+    artifact = variant("q4_k_m")
+    program = step_program(artifact.plan)
+    text = step_text(artifact, program, 512, 1, 32).text
+    table = text[text.index("const uint spans[") :]
+    found = [tuple(map(int, row)) for row in re.findall(r"\{ (\d+)u, (\d+)u, (\d+)u\}", table[: table.index("};")])]
+    operands = [place.argument for entry in program.entries for place in entry.operands]
+    wanted = {weight.name: weight.size_bytes for weight in artifact.plan.weights}
+    del wanted["embedding"]  # one row, and nobody knows which
+    lines = dict.fromkeys(wanted, 0)
+    for operand, _, count in found:
+        lines[operands[operand]] += count
+    assert all(lines[name] * 128 >= size > (lines[name] - 20) * 128 for name, size in wanted.items()), (lines, wanted)
 
 
 def test_the_storytellers_step_becomes_a_cubin() -> None:

@@ -80,7 +80,7 @@ class StepKernel:
             raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
         try:
             program = step_program(artifact.plan)
-            text = step_text(artifact, program, threads, wanted)
+            text = step_text(artifact, program, threads, wanted, chosen.sizes["step_prefetch"])
         except HostError as error:
             raise NoStepKernelError(str(error)) from error
         image = build_cubin(text.name, text.text, architecture)

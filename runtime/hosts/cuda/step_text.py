@@ -8,11 +8,12 @@ thing here: macros that the text defines before the prelude, and the namespace a
 
 import functools
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jinja2
 
-from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.compiler.artifact import Artifact, KernelEntry, WeightPlan, plane_row_bytes
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.build import prelude
 from mlxr.runtime.hosts.cuda.step_program import Entry, StepProgram
@@ -25,6 +26,7 @@ SHARED_BYTES = 47 << 10
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
+_LINE_BYTES = 128
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 
 
@@ -58,9 +60,12 @@ class _Row:
     waits: bool
     condition: int
     first: int
+    first_span: int = 0
+    num_spans: int = 0
+    lines: int = 0
 
 
-def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: int) -> StepText:
+def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: int, prefetch: int = 0) -> StepText:
     """The text of a program.
 
     Args:
@@ -68,6 +73,7 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
         program: of its plan.
         threads: of a block.
         blocks: that a multiprocessor shall hold at once.
+        prefetch: KiB of weights that each block asks for while it waits; 0: none.
 
     Raises:
         HostError: a kernel does not fit a block, or there are too many of anything.
@@ -84,13 +90,19 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
             f"a step of {len(program.entries)} launches and {len(arguments)} buffers leaves no room in the "
             f"{SHARED_BYTES} bytes of a block"
         )
+    weights = {weight.name: weight for weight in artifact.plan.weights}
+    spans: list[tuple[int, int, int]] = []
     first = 0
     for entry in program.entries:
         key = (entry.kernel.name, entry.grid)
         if key not in functions:
             functions[key] = _function(artifact, entry, len(functions), threads, pool)
         condition = 0 if entry.condition is None else entry.condition + 1
-        rows.append(_Row(list(functions).index(key), entry.waits, condition, first))
+        ahead = list(_spans(entry, weights, first)) if prefetch else []
+        lines = sum(count for _, _, count in ahead)
+        index = list(functions).index(key)
+        rows.append(_Row(index, entry.waits, condition, first, len(spans), len(ahead), max(1, lines)))
+        spans += ahead
         first += len(entry.operands)
     used = max(f.groups * f.group_bytes for f in functions.values())
     warps = threads // 32
@@ -103,6 +115,8 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
         "outputs": program.outputs,
         "shares": [range(warp, len(arguments), warps) for warp in range(min(warps, len(arguments)))],
         "pool_bytes": max(used, 8 * len(arguments)),
+        "prefetch": prefetch if threads > 32 else 0,
+        "spans": spans,
         "threads": threads,
         "blocks": blocks,
         "timeout_ns": TIMEOUT_SECONDS * 10**9,
@@ -110,6 +124,22 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
     template = _environment().get_template("hosts/step_on_cuda.cuh.jinja")
     name = f"step_{digest(template.render(values | {'name': 'step'}))[:8]}"
     return StepText(name, template.render(values | {"name": name}))
+
+
+def _spans(entry: Entry, weights: Mapping[str, WeightPlan], first: int) -> Iterator[tuple[int, int, int]]:
+    """What a launch reads of its weights from the first row on: operand, offset and lines of each plane of each part.
+
+    Not of experts and embeddings, of which it reads a few rows that are not known yet.
+    """
+    grid = entry.grid[0] * entry.grid[1] * entry.grid[2]
+    for i, place in enumerate(entry.operands[: entry.num_inputs]):
+        if place.argument not in weights or grid == 1 or any(port.name == "experts" for port in entry.kernel.inputs):
+            continue
+        layout = weights[place.argument].layout
+        for segment in layout.segments:
+            for plane, offset in enumerate(segment.offsets):
+                size = segment.rows * plane_row_bytes(segment.format, plane, layout.columns)
+                yield first + i, offset, -(-size // _LINE_BYTES)
 
 
 def _function(artifact: Artifact, entry: Entry, index: int, threads: int, pool: int) -> _Function:
