@@ -40,7 +40,7 @@ from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.verify import ARENA_TOKEN
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
-from mlxr.compiler.weight_layout import Segment, WeightLayout, part_places
+from mlxr.compiler.weight_layout import Segment, WeightLayout, part_places, plane_row_bytes
 
 __all__ = [
     "ARENA_TOKEN",
@@ -77,6 +77,7 @@ __all__ = [
     "is_artifact",
     "load_artifact",
     "part_places",
+    "plane_row_bytes",
 ]
 
 MANIFEST = "manifest.json"

@@ -4,6 +4,9 @@ from dataclasses import dataclass, fields
 
 from mlxr.compiler.errors import PlanError
 
+MULTIPROCESSOR_THREADS = 2048
+"""Threads that an NVIDIA multiprocessor runs at once, at most."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -37,6 +40,10 @@ class Geometry:
         mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
         unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
         mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
+        step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
+            each kernel.
+        step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
+        step_prefetch: KiB of the next launch's weights that each block asks for while it waits for the others; 0: none.
     """
 
     matvec_outputs: int = 4
@@ -68,6 +75,9 @@ class Geometry:
     mlx_min_rows_quantised: int = 0
     unpack_unroll: int = 4
     mlx_min_tokens: int = 0
+    step_threads: int = 0
+    step_blocks: int = 1
+    step_prefetch: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes that no kernel is made for.
@@ -97,6 +107,13 @@ class Geometry:
             raise PlanError(
                 f"geometry: matmul_tile {self.matmul_tile} x matmul_outputs {self.matmul_outputs} must be at most 32, "
                 "one lane each, and a tile at least 2 rows"
+            )
+        if self.step_threads % 32 or self.step_threads > 1024:
+            raise PlanError(f"geometry: step_threads is {self.step_threads}; expected a multiple of 32 up to 1024")
+        if self.step_threads * self.step_blocks > MULTIPROCESSOR_THREADS:
+            raise PlanError(
+                f"geometry: step_threads {self.step_threads} x step_blocks {self.step_blocks} must be at most "
+                f"{MULTIPROCESSOR_THREADS}, the threads of a multiprocessor"
             )
         if self.prefill_keys not in (4, 8, 16, 32):
             raise PlanError(f"geometry: prefill_keys is {self.prefill_keys}; expected 4, 8, 16 or 32, a lane each")

@@ -1,6 +1,6 @@
 """Chooses the geometry of each launch: rules match launches and set numbers, and every number keeps its reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
@@ -23,10 +23,11 @@ class Site:
     """What a launch is for, as rules see it.
 
     Attributes:
-        label: the readable part of its kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...
-        outputs: rows of the weight (of one expert's); of attention KV heads.
-        columns: of the weight; of attention head_dim.
-        formats: of the weight, in order; of attention the cache's element type.
+        label: the readable part of its kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` of a
+            whole decode step.
+        outputs: rows of the weight (of one expert's); of attention KV heads; of a step layers.
+        columns: of the weight; of attention head_dim; of a step the hidden size.
+        formats: of the weight, in order; of attention the cache's element type; of a step those of all matrices.
         bits: of a weight with its scales, on average; of attention those of a cached number.
     """
 
@@ -50,6 +51,14 @@ class Site:
         """The site of a launch that reads the cache: one for all layers, which share sizes such as the partition."""
         bits = 8 * arena.row_bytes / arena.head_dim
         return cls(label, arena.num_kv_heads, arena.head_dim, (str(arena.dtype),), bits)
+
+    @classmethod
+    def of_step(cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout]) -> "Site":
+        """The site of a whole decode step, whose matrices lie so."""
+        formats = sorted({str(format) for layout in layouts for format in layout.formats})
+        numbers = sum(layout.rows * layout.columns for layout in layouts)
+        bits = 8 * sum(layout.size_bytes for layout in layouts) / numbers
+        return cls("step", num_layers, hidden_size, tuple(formats), bits)
 
 
 class GeometryRule(Frozen):

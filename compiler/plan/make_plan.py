@@ -62,7 +62,7 @@ def make_plan(
     max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
     weights = _weights(spec, source, graphs.values())
     limits = {name: _limits(spec, name, max_tokens, max_rows) for name in STEPS}
-    metal = _make_metal(arena, graphs, table, weights, limits, origin) if "metal" in targets else _Metal()
+    metal = _make_metal(spec, arena, graphs, table, weights, limits, origin) if "metal" in targets else _Metal()
     cpu, files = None, {entry.file: metal.sources[entry.name].text for entry in metal.kernels}
     if "cpu" in targets:
         cpu, text = make_cpu(spec, arena, graphs, weights, limits, origin)
@@ -107,6 +107,7 @@ class _Metal:
 
 
 def _make_metal(
+    spec: ModelSpec,
     arena: ArenaGeometry,
     graphs: Mapping[StepName, OpGraph],
     table: GeometryTable,
@@ -119,6 +120,8 @@ def _make_metal(
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
     copies = [copy_blocks_draft(arena)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
+    matrices = [weight.layout for weight in weights if len(weight.shape) == 2]
+    site = Site.of_step(spec.model.num_layers, spec.model.hidden_size, matrices)
     tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
     steps = []
     for name in STEPS:
@@ -138,6 +141,7 @@ def _make_metal(
                 buffers=tuple(buffers),
                 activation_bytes=total,
                 outputs=graphs[name].outputs,
+                chosen=table.choose(site).part("step_") if name == "decode" else None,
             )
         )
     copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None

@@ -118,13 +118,18 @@ class Launch(Record):
 
 
 class Step(Record):
-    """One of the two programs of an artifact."""
+    """One of the two programs of an artifact.
+
+    Attributes:
+        chosen: of decode, whether and with which geometry host cuda runs one token of one sequence as a single kernel.
+    """
 
     name: Literal["decode", "prefill"]
     launches: tuple[Launch, ...]
     buffers: tuple[Buffer, ...]
     activation_bytes: int
     outputs: tuple[str, ...]
+    chosen: ChosenGeometry | None = None
 
 
 Target = Literal["metal", "cpu"]

@@ -5,6 +5,9 @@ graph in Python takes longer than a small model's step, so a decode step is trac
 shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
 Prefill of a size that has been seen before is traced likewise. It runs in parts: the GPU begins with the first layers
 while the CPU is busy with the others.
+
+Where the plan asks for it, a decode step of one token is one kernel that holds all of the plan's (see
+cuda/step_kernel.py). Where that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
 """
 
 import functools
@@ -22,15 +25,19 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepKernel
+from mlxr.runtime.hosts.cuda.step_program import fits_step
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _MOST_TRACES = 128
+AS_LAUNCHES = "step_as_launches"
+"""What steps are counted as that the plan wants as one kernel, and that are launches instead."""
 _FIRST_PART, _PART = 24, 64
 """Launches of prefill that are given to the GPU at once."""
-
 
 _Key = tuple[str | int | bool, ...]
 _Kept = TypeVar("_Kept")
@@ -58,8 +65,14 @@ class CudaHost(MlxHost):
         """See `MlxHost`."""
         super().__init__(artifact, weights, arena, progress)
         for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
-            self._fixed[name] = _on_device(self._fixed[name])
+            self._fixed[name] = on_device(self._fixed[name])
         mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
+        self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
+        self._step_kernel: StepKernel | None = None
+        try:
+            self._step_kernel = self.make_step_kernel(artifact)
+        except NoStepKernelError as error:
+            self.notes = (f"decode steps of one token are launches and not one kernel: {error}",)
         decode = self.plan.step("decode")
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
@@ -72,7 +85,7 @@ class CudaHost(MlxHost):
         """See `ArrayHost.read_arrays`; the weights lie in the GPU's own memory."""
         weights = super().read_arrays(artifact, file, progress)
         for name in weights:
-            weights[name] = _on_device(weights[name])
+            weights[name] = on_device(weights[name])
         mx.clear_cache()  # what the CPU has filled is managed memory, and would serve later arrays
         return weights
 
@@ -84,6 +97,16 @@ class CudaHost(MlxHost):
         sources = {k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.kernels}
         cubins = build_cubins(sources, architecture(), progress)
         return {name: launcher(name, cubin) for name, cubin in cubins.items()}
+
+    @classmethod
+    def make_step_kernel(cls, artifact: Artifact) -> StepKernel | None:
+        """The one kernel of a decode step of one token, if the plan asks for it.
+
+        Raises:
+            NoStepKernelError: this GPU or this plan cannot have it.
+            HostError: it cannot be built.
+        """
+        return StepKernel.build(artifact, architecture(), launcher)
 
     def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
@@ -121,7 +144,11 @@ class CudaHost(MlxHost):
         )
         trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
         self._decodes.keep(key, trace)
-        logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
+        if self._step_kernel is not None and self._step_kernel.takes(dims):
+            turn = StepKernel.take_turn()
+            logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
+        else:
+            logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
         self._inputs.advance(moved)
         self.launches.update(trace.launches)
         return logits, token
@@ -130,13 +157,22 @@ class CudaHost(MlxHost):
         """See `MlxHost.recover`."""
         super().recover()
         self._inputs.forget()
+        StepKernel.turn = None
 
     def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
-        """The step as a function of tokens, the packed arrays and the arena's token."""
+        """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""
 
-        def run(tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array) -> tuple[mx.array, ...]:
-            inputs = {"token_ids": tokens, ARENA_TOKEN: token}
-            logits, token = self.run(step, dims, inputs | moving.unpack(moved) | steady.unpack(held))
+        def run(
+            tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array, *turn: mx.array
+        ) -> tuple[mx.array, ...]:
+            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(held)
+            if self._step_kernel is not None and turn:
+                self.launches.update(self._step_kernel.counts(dims))
+                logits, token, *turns = self._step_kernel.run(self._fixed | inputs, self._layers, dims, *turn)
+                return logits, token, moved + 1, *turns
+            logits, token = self.run(step, dims, inputs)
+            if self.notes and fits_step(dims):
+                self.launches[AS_LAUNCHES] += 1
             return logits, token, moved + 1
 
         return self._compiled(run)
@@ -190,11 +226,3 @@ def launcher(name: str, cubin: bytes) -> Launcher:
     return functools.partial(
         mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False
     )
-
-
-def _on_device(array: mx.array) -> mx.array:
-    """A copy that the GPU wrote: it is in the GPU's own memory, where what the CPU fills is in managed memory."""
-    bits = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.itemsize])
-    copy = (bits | 0).view(array.dtype)
-    mx.eval(copy)
-    return copy

@@ -27,6 +27,7 @@ class Host(ABC):
 
     Attributes:
         launches: how often each kernel (or, on `reference`, each kind of op) was launched, counted where it happens.
+        notes: what is not as the plan asks on this machine, for people.
     """
 
     name: ClassVar[str]
@@ -44,6 +45,7 @@ class Host(ABC):
         self.plan = artifact.plan
         self.arena = arena
         self.launches: Counter[str] = Counter()
+        self.notes: tuple[str, ...] = ()
         self._tell = debug_level() >= 4
 
     @classmethod

@@ -228,7 +228,7 @@ class MlxHost(ArrayHost):
         options: dict[str, Any] = {
             "grid": (grid[0] * entry.threads, grid[1], grid[2]),
             "threadgroup": (entry.threads, 1, 1),
-            "output_shapes": [_bindable_shape(shapes.get(name, (8,))) for name in launch.outputs],
+            "output_shapes": [bindable_shape(shapes.get(name, (8,))) for name in launch.outputs],
             "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
         }
         try:
@@ -243,7 +243,7 @@ class MlxHost(ArrayHost):
 _MIN_ELEMENTS = 8
 
 
-def _bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape, or that of the smallest buffer which holds it where it has too few elements; kernels see no shapes."""
     return shape if math.prod(shape) >= _MIN_ELEMENTS else (_MIN_ELEMENTS,)
 
@@ -256,5 +256,5 @@ def _bindable(array: mx.array) -> mx.array:
 
 
 def _of_shape(array: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """What `_bindable_shape` stands for, as MLX's ops take it."""
+    """What `bindable_shape` stands for, as MLX's ops take it."""
     return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -21,15 +21,18 @@ typedef unsigned long uint64_t;
 #define threadgroup
 // Lanes read tables at different places, and constant memory serves one place at a time.
 #define constant static __device__ const
-#define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
 #define MLXR_SUM(x, y) mlxr::sum(x, y)
 // As it is written in C++, NVRTC makes two stores of half of these.
 #define MLXR_STORE_UINT4(p, v) mlxr::store16(p, v)
 
-#define thread_index_in_threadgroup (threadIdx.x)
 #define thread_index_in_simdgroup (threadIdx.x & 31u)
+#ifndef MLXR_THREADGROUP  // a block is a threadgroup; the step kernel's blocks run several (see step_on_cuda.cuh.jinja)
+#define MLXR_THREADGROUP(T, name, count) __shared__ T name[count]
+#define thread_index_in_threadgroup (threadIdx.x)
 #define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
 #define threadgroup_position_in_grid blockIdx
+#define threadgroup_barrier(flags) __syncthreads()
+#endif
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -180,7 +183,6 @@ __forceinline__ float4 mma_f16(uint4 a, uint2 b, uint) {
 #endif
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
-__forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
 template <typename T>

@@ -13,6 +13,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
@@ -52,6 +53,22 @@ def test_tokens_do_not_depend_on_how_mlx_sends_launches(
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [recorded["greedy_fp32"] for recorded in golden]
+
+
+@pytest.mark.parametrize(("threads", "blocks"), [(256, 1), (512, 2), (1024, 1)])
+def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
+    golden: list[dict[str, Any]], threads: int, blocks: int
+) -> None:
+    geometry = Geometry(step_threads=threads, step_blocks=blocks)
+    artifact = compile_spec(storyteller_spec(compute="exact"), geometry, ("metal",)).artifact
+    model = mlxr.load(artifact, Q8_0, host="cuda")
+    for recorded in golden:
+        model.host.launches.clear()
+        expected = recorded["greedy_fp32"]
+        (answer,) = model.start([recorded["ids"]], max_tokens=len(expected), ignore_eos=True).finish()
+        assert answer.token_ids == expected
+        steps = [count for name, count in model.host.launches.items() if name.startswith("step_")]
+        assert len(steps) == 1 and steps[0] >= len(expected) - 1, model.host.notes
 
 
 def test_forks_and_reused_blocks_give_the_tokens_of_a_fresh_run(

@@ -16,6 +16,7 @@ from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, prelude
 from mlxr.runtime.hosts.cuda.fatbin import compressed
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.has_nvrtc import has_nvrtc
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import VARIANTS, variant
 
@@ -27,15 +28,6 @@ LARGE = {
     "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
     "model__mlp": {"intermediate_size": 512},
 }
-
-
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.find_nvrtc()
-        nvrtc.find_headers()
-    except HostError:
-        return False
-    return True
 
 
 pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC; pip install nvidia-cuda-nvrtc")

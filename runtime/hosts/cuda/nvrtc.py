@@ -59,12 +59,20 @@ def version() -> tuple[int, int]:
 
 
 def compile_cubin(name: str, source: str, flags: tuple[str, ...]) -> bytes:
+    """Compiles one text; see `compile_and_tell`."""
+    return compile_and_tell(name, source, flags)[0]
+
+
+def compile_and_tell(name: str, source: str, flags: tuple[str, ...]) -> tuple[bytes, str]:
     """Compiles one text. Threads may do so at the same time.
 
     Args:
         name: what errors call it.
         source: CUDA C++ text.
         flags: NVRTC's, an `sm_` architecture among them; the folder of headers is added.
+
+    Returns:
+        The cubin, and what the compiler said.
 
     Raises:
         HostError: there is no NVRTC, or the text does not compile; the message has what the compiler said.
@@ -76,10 +84,10 @@ def compile_cubin(name: str, source: str, flags: tuple[str, ...]) -> bytes:
         raise HostError(f"cuda: kernel {name} cannot be compiled: {_reason(status)}")
     try:
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        said = _read(program, "ProgramLog").replace(b"\0", b"").decode(errors="replace").strip()
         if status:
-            said = _read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
             raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{said}")
-        return _read(program, "CUBIN")
+        return _read(program, "CUBIN"), said
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -78,6 +78,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
         "prompt_tokens": completion.prompt_tokens,
         "host": model.host.name,
         "launches": _launches(model),
+        "notes": list(model.host.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
         "decode_tokens_per_second": round(decoded / decode, 2) if decode and decoded > 0 else None,
     }
@@ -105,3 +106,7 @@ def _print_stats(stats: dict[str, object]) -> None:
     )
     for name, count in launches.items():
         print(f"  {count:6}  {name}", file=sys.stderr)
+    notes = stats["notes"]
+    assert isinstance(notes, list), "made above"
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)

@@ -127,7 +127,8 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
 
 def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
-    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen]
+    of_steps = [step.chosen for step in artifact.plan.steps if step.chosen]
+    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps
     order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
     found = {
         (order[one.site], one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()

@@ -26,6 +26,7 @@ def report_json(artifact: Artifact) -> dict[str, Any]:
         "arena": arena | {"dtype": str(plan.arena.dtype), "shape": list(plan.arena.shape)},
         "launches_per_decode_token": per_token,
         "launches_per_prefill_chunk": next(len(p.rows) for p in steps if p.name == "prefill"),
+        "decode_step": next((one.chosen.model_dump() for one in plan.steps if one.chosen), None),
         "kernels": [
             kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)} for kernel in plan.kernels
         ],

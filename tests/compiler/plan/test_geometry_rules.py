@@ -115,3 +115,34 @@ def test_the_partition_is_the_same_for_all_layers() -> None:
     assert kernel(plan, "attend_partition").chosen == kernel(plan, "attend").chosen
     conditions = {str(la.when) for la in plan.step("decode").launches if la.when and la.when.dim == "context"}
     assert conditions == {"context <= 16", "context >= 17"}
+
+
+def test_a_step_is_a_site_of_all_matrices() -> None:
+    layouts = [layout_of([(WeightFormat.BF16, 96)], 64), layout_of([(WeightFormat.F32, 32)], 64)]
+    site = Site.of_step(3, 64, layouts)
+    assert (str(site), site.bits) == ("step 3x64 bf16+f32", 20)
+    one = GeometryRule(sizes={"step_threads": 512}, labels=("step",), because="one", origin="predicted")
+    plan = plan_for(one)
+    decode, prefill = plan.step("decode").chosen, plan.step("prefill").chosen
+    assert decode and prefill is None
+    assert (dict(decode.sizes), dict(decode.why)) == (
+        {"step_threads": 512, "step_blocks": 1, "step_prefetch": 0},
+        {"step_threads": "one (predicted)"},
+    )
+    without = plan_for().step("decode").chosen
+    assert without and without.sizes["step_threads"] == 0
+    assert plan.kernels == plan_for().kernels, "the same texts either way"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"step_threads": 48}, "step_threads is 48; expected a multiple of 32 up to 1024"),
+        ({"step_threads": 1056}, "step_threads is 1056"),
+        ({"step_threads": 1024, "step_blocks": 3}, "step_threads 1024 x step_blocks 3 must be at most 2048"),
+        ({"step_threads": 512, "step_blocks": 0}, "step_blocks is 0; expected at least 1"),
+    ],
+)
+def test_steps_of_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Geometry(**sizes)

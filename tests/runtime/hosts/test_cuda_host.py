@@ -4,7 +4,7 @@ Kernels are not compiled for a GPU here (tests/kernels/test_cuda_texts.py does);
 because the sim must see numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -12,74 +12,21 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.hosts.select import resolve_host
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr.runtime.pager import Pager
+from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
-
-ARENA = ("k_arena", "v_arena")
-
-
-def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
-    """Makes MLX look as if it had a card whose launches are `launch`."""
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    info = {"architecture": "sm_90", "compute_capability_major": 9, "compute_capability_minor": 0}
-    monkeypatch.setattr(mx, "device_info", lambda *_: info)
-    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
-
-    def build(sources: dict[str, str], architecture: str, _: Any) -> dict[str, bytes]:
-        assert architecture == "sm_90a"
-        for name, text in sources.items():
-            header, body = artifact.kernel_sections(name)
-            assert header in text and body in text, "the card must get what the artifact shows"
-        return dict.fromkeys(sources, b"")
-
-    monkeypatch.setattr(cuda_host, "build_cubins", build)
-
-
-class SimLauncher:
-    """Stands in for `mx.fast.precompiled_cuda_kernel`; executed by the sim at once."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
-        self.uploads = 0
-
-    def __call__(
-        self,
-        *,
-        name: str,
-        inputs: Sequence[mx.array],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        output_shapes: Sequence[tuple[int, ...]],
-        output_dtypes: Sequence[Any],
-        ensure_row_contiguous: bool,
-        **_: Any,
-    ) -> list[mx.array]:
-        assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
-        kernel = SimKernel.load(self.artifact.kernel_text(name))
-        outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-        mx.eval(*inputs, *outputs)
-        buffers = [
-            SimBuffer.of(array, writable=i >= len(inputs) or param.name in ARENA, name=param.name)
-            for i, (array, param) in enumerate(zip([*inputs, *outputs], kernel.params, strict=True))
-        ]
-        groups = tuple(g // t for g, t in zip(grid, threadgroup, strict=True))
-        kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
-        return outputs
 
 
 @pytest.fixture

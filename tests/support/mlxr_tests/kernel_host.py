@@ -11,7 +11,9 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
+from mlxr.runtime.hosts.cuda_host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_host import Launcher
 from mlxr.runtime.hosts.sim.kernel import SimKernel
@@ -52,6 +54,13 @@ class PoisonedCudaHost(CudaHost):
         """See `CudaHost`."""
         launchers = super().make_kernels(artifact, progress)
         return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
+
+    @classmethod
+    def make_step_kernel(cls, artifact: Artifact) -> StepKernel | None:
+        """See `CudaHost`."""
+        return StepKernel.build(
+            artifact, architecture(), lambda name, image: functools.partial(launcher(name, image), init_value=POISON)
+        )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,158 @@
+"""The kernel that runs a decode step of one token, and its launch.
+
+Its blocks wait for each other, so all of them must be on the GPU at once: as many are launched as the driver says fit,
+and two such kernels never run side by side, since each could hold what the other waits for. A `turn`, which every step
+kernel of the process takes and makes, orders them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.binding import Dims
+from mlxr.runtime.hosts.cuda.build import build_cubin
+from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.occupancy import residency
+from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, fits_step, step_program
+from mlxr.runtime.hosts.cuda.step_text import StepText, step_text
+from mlxr.runtime.hosts.mlx_host import Launcher, bindable_shape
+
+LauncherOf = Callable[[str, bytes], Launcher]
+
+OLDEST = 80
+"""Compute capability (times ten) that it is made for."""
+
+
+class StepKernel:
+    """A decode step of one token in one launch.
+
+    Mutable state: `turn`, replaced with each step by who runs it.
+
+    Attributes:
+        program: what it runs.
+        name: the kernel's, under which its launches are counted.
+        turn: u32[8], made by the last step kernel of this process; the next one takes it.
+    """
+
+    turn: ClassVar[mx.array | None] = None
+
+    def __init__(
+        self, program: StepProgram, name: str, launch: Launcher, *, threads: int, blocks: int, vocab: int
+    ) -> None:
+        """Allocates what a step needs besides the host's arrays.
+
+        Args:
+            program: what it runs.
+            name: of the kernel.
+            launch: launches it.
+            threads: of a block.
+            blocks: of its grid, all of which are on the GPU at once.
+            vocab: logits of a row.
+        """
+        self.program, self.name = program, name
+        self._launch, self._threads, self._blocks, self._vocab = launch, threads, blocks, vocab
+        self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
+        self._masks: dict[int, mx.array] = {}
+
+    @classmethod
+    def build(cls, artifact: Artifact, architecture: str, launcher: LauncherOf) -> "StepKernel | None":
+        """The step kernel that an artifact's plan asks for, if it asks for one.
+
+        Args:
+            artifact: the compiled model.
+            architecture: of the GPU (`sm_90a`).
+            launcher: makes a launcher of a name and an image.
+
+        Raises:
+            NoStepKernelError: it cannot be had here; the message says why.
+            HostError: its text does not compile.
+        """
+        chosen = artifact.plan.step("decode").chosen
+        if chosen is None or not chosen.sizes["step_threads"]:
+            return None
+        threads, wanted = chosen.sizes["step_threads"], chosen.sizes["step_blocks"]
+        if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
+            raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
+        try:
+            program = step_program(artifact.plan)
+            text = step_text(artifact, program, threads, wanted, chosen.sizes["step_prefetch"])
+        except HostError as error:
+            raise NoStepKernelError(str(error)) from error
+        image = build_cubin(text.name, text.text, architecture)
+        blocks = resident_blocks(text, image, threads, wanted)
+        return cls(
+            program,
+            text.name,
+            launcher(text.name, image),
+            threads=threads,
+            blocks=blocks,
+            vocab=artifact.plan.vocab_size,
+        )
+
+    def takes(self, dims: Dims) -> bool:
+        """Whether it runs a decode step of these dims."""
+        return fits_step(dims)
+
+    @classmethod
+    def take_turn(cls) -> mx.array:
+        """The last step kernel's turn, to be bound by the next one."""
+        if cls.turn is None:
+            cls.turn = on_device(mx.zeros((8,), dtype=mx.uint32))
+        return cls.turn
+
+    def run(self, arrays: Mapping[str, mx.array], layers: mx.array, dims: Dims, turn: mx.array) -> tuple[mx.array, ...]:
+        """Launches it.
+
+        Args:
+            arrays: weights, arena and the batch, by the plan's buffer names.
+            layers: [layers, 8] u32, the constants of all layers.
+            dims: the batch's.
+            turn: of the last step kernel.
+
+        Returns:
+            Logits [1, vocab] f32, the arena's new token and the next turn.
+        """
+        program = self.program
+        inputs = [layers if name == LAYERS else arrays[name] for name in program.inputs]
+        logits, token, _, after = self._launch(
+            inputs=[*inputs, self._gate, self._mask(program.mask(dims)), turn],
+            grid=(self._blocks * self._threads, 1, 1),
+            threadgroup=(self._threads, 1, 1),
+            output_shapes=[bindable_shape((1, self._vocab)), (8,), bindable_shape((program.scratch_bytes // 4,)), (8,)],
+            output_dtypes=[mx.float32, mx.uint32, mx.float32, mx.uint32],
+        )
+        return logits, token, after
+
+    def counts(self, dims: Dims) -> Counter[str]:
+        """What a step launches: the kernel itself, and each that ran inside."""
+        inner = (entry.kernel.name for entry in self.program.running(self.program.mask(dims)))
+        return Counter([self.name, *inner])
+
+    def _mask(self, mask: int) -> mx.array:
+        if mask not in self._masks:
+            self._masks[mask] = on_device(mx.array(np.array([mask] + [0] * 7, np.uint32)))
+        return self._masks[mask]
+
+
+class NoStepKernelError(HostError):
+    """A step cannot run as one kernel here; the host launches its kernels one by one instead."""
+
+
+def resident_blocks(text: StepText, image: bytes, threads: int, wanted: int) -> int:
+    """Blocks of the grid: as many as are wanted of a multiprocessor, on each.
+
+    Raises:
+        NoStepKernelError: not one fits, or the driver does not say.
+    """
+    try:
+        found = residency(text.name, image, threads)
+    except HostError as error:
+        raise NoStepKernelError(str(error)) from error
+    if min(found) < 1:
+        raise NoStepKernelError(f"no block of {threads} threads of {text.name} fits a multiprocessor")
+    return found.multiprocessors * min(wanted, found.blocks)

@@ -1,0 +1,100 @@
+"""An NVIDIA GPU that is not there: host cuda runs on any machine, and sim executes its launches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.hosts import cuda_host
+from mlxr.runtime.hosts.cuda import step_kernel
+from mlxr.runtime.hosts.cuda.occupancy import Residency
+from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, step_program
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+
+
+def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
+    """Makes MLX look as if it had a card whose launches are `launch`."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    info = {"architecture": "sm_90", "compute_capability_major": 9, "compute_capability_minor": 0}
+    monkeypatch.setattr(mx, "device_info", lambda *_: info)
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
+
+    def build(sources: dict[str, str], architecture: str, _: Any) -> dict[str, bytes]:
+        assert architecture == "sm_90a"
+        for name, text in sources.items():
+            header, body = artifact.kernel_sections(name)
+            assert header in text and body in text, "the card must get what the artifact shows"
+        return dict.fromkeys(sources, b"")
+
+    def build_step(name: str, text: str, architecture: str) -> bytes:
+        assert name in text and architecture == "sm_90a"
+        return b""
+
+    monkeypatch.setattr(cuda_host, "build_cubins", build)
+    monkeypatch.setattr(step_kernel, "build_cubin", build_step)
+    monkeypatch.setattr(step_kernel, "residency", lambda *_: Residency(3, 2))
+
+
+class SimLauncher:
+    """Stands in for `mx.fast.precompiled_cuda_kernel`; executed by the sim at once."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.uploads = 0
+
+    def __call__(
+        self,
+        *,
+        name: str,
+        inputs: Sequence[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[Any],
+        ensure_row_contiguous: bool,
+        **_: Any,
+    ) -> list[mx.array]:
+        assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
+        if name.startswith("step_"):
+            return self._step(inputs, output_shapes, output_dtypes)
+        kernel = SimKernel.load(self.artifact.kernel_text(name))
+        outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+        mx.eval(*inputs, *outputs)
+        buffers = [
+            SimBuffer.of(array, writable=i >= len(inputs) or param.name in ARENAS, name=param.name)
+            for i, (array, param) in enumerate(zip([*inputs, *outputs], kernel.params, strict=True))
+        ]
+        groups = tuple(g // t for g, t in zip(grid, threadgroup, strict=True))
+        kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
+        return outputs
+
+    def _step(
+        self, inputs: Sequence[mx.array], output_shapes: Sequence[tuple[int, ...]], output_dtypes: Sequence[Any]
+    ) -> list[mx.array]:
+        """The program of a step kernel, one launch after the other."""
+        program = step_program(self.artifact.plan)
+        *bound, gate, mask, turn = inputs
+        made = [
+            np.full(s, 7, np.uint32 if d == mx.uint32 else np.float32)
+            for s, d in zip(output_shapes, output_dtypes, strict=True)
+        ]
+        mx.eval(*inputs)
+        assert gate.size and len(bound) == len(program.inputs) and len(made) == len(program.outputs) + 1
+        memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *made], strict=False))
+        for entry in program.running(int(mask[0])):
+            self._run_entry(entry, memory)
+        made[-1][...] = np.array(turn) + 1
+        return [mx.array(array) for array in made]
+
+    def _run_entry(self, entry: Entry, memory: dict[str, Any]) -> None:
+        kernel = SimKernel.load(self.artifact.kernel_text(entry.kernel.name))
+        buffers = []
+        for i, (place, param) in enumerate(zip(entry.operands, kernel.params, strict=True)):
+            whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
+            size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
+            writable = i >= entry.num_inputs or place.argument in ARENAS
+            buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
+        kernel.launch(buffers, entry.grid, (entry.kernel.threads, 1, 1))
