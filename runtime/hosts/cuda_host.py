@@ -13,6 +13,7 @@ cuda/step_kernel.py). Where that cannot be, its kernels are launched one by one,
 import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +28,7 @@ from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
-from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepKernel
+from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImage, StepKernel, build_step
 from mlxr.runtime.hosts.cuda.step_program import fits_step
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
@@ -36,7 +37,7 @@ from mlxr.runtime.weights.weight_file import WeightFile
 _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
 """What steps are counted as that the plan wants as one kernel, and that are launches instead."""
-_FIRST_PART, _PART = 24, 64
+_PART = 24
 """Launches of prefill that are given to the GPU at once."""
 
 _Key = tuple[str | int | bool, ...]
@@ -63,14 +64,17 @@ class CudaHost(MlxHost):
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """See `MlxHost`."""
-        super().__init__(artifact, weights, arena, progress)
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest text, compiled beside the others
+            image = beside.submit(self.build_step, artifact)
+            super().__init__(artifact, weights, arena, progress)
         for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
             self._fixed[name] = on_device(self._fixed[name])
         mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
         self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
         self._step_kernel: StepKernel | None = None
         try:
-            self._step_kernel = self.make_step_kernel(artifact)
+            found = image.result()
+            self._step_kernel = StepKernel.load(found, self.launcher_of) if found else None
         except NoStepKernelError as error:
             self.notes = (f"decode steps of one token are launches and not one kernel: {error}",)
         decode = self.plan.step("decode")
@@ -98,15 +102,15 @@ class CudaHost(MlxHost):
         cubins = build_cubins(sources, architecture(), progress)
         return {name: launcher(name, cubin) for name, cubin in cubins.items()}
 
-    @classmethod
-    def make_step_kernel(cls, artifact: Artifact) -> StepKernel | None:
-        """The one kernel of a decode step of one token, if the plan asks for it.
+    @staticmethod
+    def build_step(artifact: Artifact) -> StepImage | None:
+        """See `step_kernel.build_step`."""
+        return build_step(artifact, architecture())
 
-        Raises:
-            NoStepKernelError: this GPU or this plan cannot have it.
-            HostError: it cannot be built.
-        """
-        return StepKernel.build(artifact, architecture(), launcher)
+    @staticmethod
+    def launcher_of(name: str, image: bytes) -> Launcher:
+        """A kernel as MLX launches it; inputs are never copied."""
+        return launcher(name, image)
 
     def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
@@ -180,7 +184,7 @@ class CudaHost(MlxHost):
     def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""
         launches = step.launches
-        cuts = [0, *range(_FIRST_PART, len(launches), _PART), len(launches)]
+        cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(step.outputs)
         for start, end in reversed(list(pairwise(cuts))):
             parts.append(self._part(step, launches[start:end], dims, frozenset(needed), traced))

@@ -7,6 +7,7 @@ kernel of the process takes and makes, orders them.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
@@ -19,13 +20,34 @@ from mlxr.runtime.hosts.cuda.build import build_cubin
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
 from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, fits_step, step_program
-from mlxr.runtime.hosts.cuda.step_text import StepText, step_text
+from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr.runtime.hosts.mlx_host import Launcher, bindable_shape
 
 LauncherOf = Callable[[str, bytes], Launcher]
 
 OLDEST = 80
 """Compute capability (times ten) that it is made for."""
+
+
+@dataclass(frozen=True)
+class StepImage:
+    """A step kernel that was compiled.
+
+    Attributes:
+        program: what it runs.
+        name: of the kernel.
+        content: the image that the driver loads.
+        threads: of a block.
+        blocks: of a multiprocessor, at most.
+        vocab: logits of a row.
+    """
+
+    program: StepProgram
+    name: str
+    content: bytes
+    threads: int
+    blocks: int
+    vocab: int
 
 
 class StepKernel:
@@ -60,39 +82,19 @@ class StepKernel:
         self._masks: dict[int, mx.array] = {}
 
     @classmethod
-    def build(cls, artifact: Artifact, architecture: str, launcher: LauncherOf) -> "StepKernel | None":
-        """The step kernel that an artifact's plan asks for, if it asks for one.
+    def load(cls, image: StepImage, launcher: LauncherOf) -> "StepKernel":
+        """A kernel that was built.
 
         Args:
-            artifact: the compiled model.
-            architecture: of the GPU (`sm_90a`).
+            image: what was built.
             launcher: makes a launcher of a name and an image.
 
         Raises:
-            NoStepKernelError: it cannot be had here; the message says why.
-            HostError: its text does not compile.
+            NoStepKernelError: it does not fit the GPU.
         """
-        chosen = artifact.plan.step("decode").chosen
-        if chosen is None or not chosen.sizes["step_threads"]:
-            return None
-        threads, wanted = chosen.sizes["step_threads"], chosen.sizes["step_blocks"]
-        if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
-            raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
-        try:
-            program = step_program(artifact.plan)
-            text = step_text(artifact, program, threads, wanted, chosen.sizes["step_prefetch"])
-        except HostError as error:
-            raise NoStepKernelError(str(error)) from error
-        image = build_cubin(text.name, text.text, architecture)
-        blocks = resident_blocks(text, image, threads, wanted)
-        return cls(
-            program,
-            text.name,
-            launcher(text.name, image),
-            threads=threads,
-            blocks=blocks,
-            vocab=artifact.plan.vocab_size,
-        )
+        blocks = resident_blocks(image)
+        launch = launcher(image.name, image.content)
+        return cls(image.program, image.name, launch, threads=image.threads, blocks=blocks, vocab=image.vocab)
 
     def takes(self, dims: Dims) -> bool:
         """Whether it runs a decode step of these dims."""
@@ -143,16 +145,42 @@ class NoStepKernelError(HostError):
     """A step cannot run as one kernel here; the host launches its kernels one by one instead."""
 
 
-def resident_blocks(text: StepText, image: bytes, threads: int, wanted: int) -> int:
+def build_step(artifact: Artifact, architecture: str) -> StepImage | None:
+    """Compiles the step kernel that an artifact's plan asks for, if it asks for one; touches no GPU.
+
+    Args:
+        artifact: the compiled model.
+        architecture: of the GPU (`sm_90a`).
+
+    Raises:
+        NoStepKernelError: it cannot be had for this plan or this GPU; the message says why.
+        HostError: its text does not compile.
+    """
+    chosen = artifact.plan.step("decode").chosen
+    if chosen is None or not chosen.sizes["step_threads"]:
+        return None
+    threads, blocks, prefetch = (chosen.sizes[f"step_{name}"] for name in ("threads", "blocks", "prefetch"))
+    if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
+        raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
+    try:
+        program = step_program(artifact.plan)
+        text = step_text(artifact, program, threads, blocks, prefetch)
+    except HostError as error:
+        raise NoStepKernelError(str(error)) from error
+    content = build_cubin(text.name, text.text, architecture)
+    return StepImage(program, text.name, content, threads, blocks, artifact.plan.vocab_size)
+
+
+def resident_blocks(image: StepImage) -> int:
     """Blocks of the grid: as many as are wanted of a multiprocessor, on each.
 
     Raises:
         NoStepKernelError: not one fits, or the driver does not say.
     """
     try:
-        found = residency(text.name, image, threads)
+        found = residency(image.name, image.content, image.threads)
     except HostError as error:
         raise NoStepKernelError(str(error)) from error
     if min(found) < 1:
-        raise NoStepKernelError(f"no block of {threads} threads of {text.name} fits a multiprocessor")
-    return found.multiprocessors * min(wanted, found.blocks)
+        raise NoStepKernelError(f"no block of {image.threads} threads of {image.name} fits a multiprocessor")
+    return found.multiprocessors * min(image.blocks, found.blocks)

@@ -11,8 +11,6 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts.cuda.device import architecture
-from mlxr.runtime.hosts.cuda.step_kernel import StepKernel
 from mlxr.runtime.hosts.cuda_host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_host import Launcher
@@ -55,12 +53,10 @@ class PoisonedCudaHost(CudaHost):
         launchers = super().make_kernels(artifact, progress)
         return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
 
-    @classmethod
-    def make_step_kernel(cls, artifact: Artifact) -> StepKernel | None:
+    @staticmethod
+    def launcher_of(name: str, image: bytes) -> Launcher:
         """See `CudaHost`."""
-        return StepKernel.build(
-            artifact, architecture(), lambda name, image: functools.partial(launcher(name, image), init_value=POISON)
-        )
+        return functools.partial(launcher(name, image), init_value=POISON)
 
 
 @functools.lru_cache(maxsize=1024)
