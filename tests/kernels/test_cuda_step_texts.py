@@ -64,7 +64,7 @@ def test_the_storytellers_step_becomes_a_cubin() -> None:
     assert nvrtc.compile_cubin("storyteller", text_of(artifact, 256, 4), SM_90A)
 
 
-@pytest.mark.parametrize(("weights", "most"), [("bf16", 192), ("affine4_g64_bf16", 192)])
+@pytest.mark.parametrize(("weights", "most"), [("q8_0", 192), ("affine4_g64_bf16", 192)])
 def test_projections_stay_in_registers(weights: str, most: int) -> None:
     """With the geometry of an H200: one layer of TinyLlama, whose texts are those of all layers."""
     changes = {
