@@ -258,6 +258,21 @@ class MatrixKernel(Kernel):
                 rows.append(f"norm_bias  [{self.in_features}] {self.norm.bias}")
         return rows
 
+    def _table(self, count: str, *, gather: bool) -> str:
+        """All buffers of a projection of `count` rows, for the head of a kernel."""
+        e = self.epilogue
+        rows = self._matrix_table(f"[tokens, {self.in_features}]")
+        if e.bias:
+            rows.append(f"bias       [{self.layout.rows}] {e.bias}")
+        if e.residual:
+            rows.append(f"residual   [tokens, {self.out_features}] {e.out}")
+        if e.gate:
+            rows.append(f"gate       [tokens, 1] {e.gate}")
+        if gather:
+            rows.append("rows       [rows] i32")
+        rows.append(f"out        [{count}, {self.out_features}] {e.out}")
+        return "".join(f"//   {row}\n" for row in rows)
+
     def _weight_rows(self) -> list[str]:
         layout = self.layout
         if layout.dtype is not DType.U8:
@@ -365,15 +380,4 @@ class ProjectionKernel(MatrixKernel):
     @property
     def buffer_table(self) -> str:
         """The buffers, for the head of the kernel."""
-        e = self.epilogue
-        rows = self._matrix_table(f"[tokens, {self.in_features}]")
-        if e.bias:
-            rows.append(f"bias       [{self.layout.rows}] {e.bias}")
-        if e.residual:
-            rows.append(f"residual   [tokens, {self.out_features}] {e.out}")
-        if e.gate:
-            rows.append(f"gate       [tokens, 1] {e.gate}")
-        if self.gather:
-            rows.append("rows       [rows] i32")
-        rows.append(f"out        [{self.count}, {self.out_features}] {e.out}")
-        return "".join(f"//   {row}\n" for row in rows)
+        return self._table(self.count, gather=self.gather)

@@ -22,6 +22,9 @@ class Geometry:
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
+        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight,
+            activations and result are of one 16-bit type; 0: never.
+        mma_simdgroups: simdgroups there that share the columns of 64 rows of the weight.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
@@ -55,6 +58,9 @@ class Geometry:
     matmul_simdgroups: int = 2
     matmul_tile: int = 8
     gemm_min_rows: int = 17
+    mma_min_rows: int = 0
+    mma_max_rows: int = 64
+    mma_simdgroups: int = 8
     attend_simdgroups: int = 8
     attend_heads: int = 0
     attend_unroll: int = 1
@@ -98,6 +104,8 @@ class Geometry:
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
             )
+        if not 1 <= self.mma_simdgroups <= 14:
+            raise PlanError(f"geometry: mma_simdgroups is {self.mma_simdgroups}; expected 1 to 14, whose sums fit")
         if self.matvec_mma and (self.matvec_mma > 1 or self.matvec_outputs < 16 or self.matvec_unroll not in (1, 2, 4)):
             raise PlanError(
                 f"geometry: matvec_mma is {self.matvec_mma} with matvec_outputs {self.matvec_outputs} and "

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
+from mlxr.compiler.codegen.mma_kernels import MMA_COLUMNS, MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.codegen.projection_kernels import (
     GEMM_COLUMNS,
     GEMM_ROWS,
@@ -13,19 +15,24 @@ from mlxr.compiler.codegen.projection_kernels import (
     MMA_FORMATS,
     MMA_ROWS,
     EmbedKernel,
+    Norm,
     ProjectionKernel,
 )
+from mlxr.compiler.codegen.row_kernels import NormKernel
 from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.graph import Op, OpGraph
 from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.plan.draft import Draft, Drafting, Scratch
+from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch
 from mlxr.compiler.plan.epilogue import epilogue_of, norm_of
 from mlxr.compiler.plan.geometry_rules import Choice, GeometryTable, Site
 from mlxr.compiler.plan.lower_attention import AttentionLowering
 from mlxr.compiler.plan.plan import BatchDim, Condition, Extent
 from mlxr.compiler.weight_layout import WeightLayout
+
+_Range = tuple[ProjectionKernel | MatmulMmaKernel, int, int]
+"""A kernel, and the fewest and the most rows that it takes."""
 
 
 class Lowering(Drafting):
@@ -135,20 +142,25 @@ class Lowering(Drafting):
             counted = Extent(times=one.threadgroups, dim=None if self.step == "decode" else dim)
             self.emit(op, one, (counted,), buffers, when=when, chosen=choice.part("matvec_"))
             least = 2
-        mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
         several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
-        for kernel, low, high in ((several, least, several_most), (many, max(least, several_most + 1), most)):
-            if low > high:
-                continue
+        ranges: list[_Range] = [(several, least, several_most), (many, max(least, several_most + 1), most)]
+        by_matrix, ranges = self._by_matrix(op, one, ranges, choice)
+        mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
+        for kernel, low, high in ranges:
             # Alone, a kernel takes any number of rows.
             when = None
             if low > 1 or high < most:
                 when = Condition(dim=dim, minimum=low if low > 1 else 0, maximum=None if high == most else high)
             grid = (Extent(times=kernel.threadgroups), Extent(dim=dim, per=kernel.tile))
+            if isinstance(kernel, MatmulMmaKernel):
+                x = self._normalised(op, one.norm, kernel.tile, when, choice)
+                self.emit(op, kernel, grid, buffers | {"x": x}, when=when, chosen=choice.part("mma_"))
+                continue
             reached = mlx if mlx and mlx[0].minimum <= high else ()
-            parts = [] if kernel.gemm else ["matmul_"]
+            parts: list[str] = [] if kernel.gemm else ["matmul_"]
             parts += ["gemm_"] if tiled else []
+            parts += ["mma_"] if by_matrix else []
             parts += ["mlx_"] if reached else []
             self.emit(
                 op,
@@ -160,6 +172,68 @@ class Lowering(Drafting):
                 mlx_inputs=mlx_inputs if reached else (),
                 chosen=choice.part(*parts),
             )
+
+    def _by_matrix(
+        self, op: Op, kernel: ProjectionKernel, ranges: list[_Range], choice: Choice
+    ) -> tuple[bool, list[_Range]]:
+        """Kernels and the rows that each takes, with matrix instructions for some of these where they can be."""
+        g, layout, dtype = choice.geometry, kernel.layout, kernel.activation
+        one = MatmulMmaKernel(
+            label="",
+            in_features=kernel.in_features,
+            out_features=kernel.out_features,
+            layout=layout,
+            activation=dtype,
+            norm=None,
+            epilogue=kernel.epilogue,
+            outs=MMA_TILE_ROWS // kernel.epilogue.halves,
+            simdgroups=g.mma_simdgroups,
+            split=g.mma_simdgroups,
+            gather=kernel.gather,
+            tile=0,
+        )
+        ranges = [cut for cut in ranges if cut[1] <= cut[2]]
+        first = max(ranges[0][1], g.mma_min_rows) if ranges else 1
+        last = min(ranges[-1][2], g.mma_max_rows) if ranges else 0
+        of_one_type = dtype.is_16_bit and layout.dtype is dtype and kernel.epilogue.out is dtype
+        fits = kernel.in_features % MMA_COLUMNS == 0 and kernel.out_features >= one.outs
+        if not g.mma_min_rows or first > last or not of_one_type or not fits:
+            return False, ranges
+        below: list[_Range] = [(other, low, min(high, first - 1)) for other, low, high in ranges]
+        above: list[_Range] = [(other, max(low, last + 1), high) for other, low, high in ranges]
+        within: list[_Range] = [
+            (replace(one, label=f"{kernel.label}_mma{tile}", tile=tile), max(first, less + 1), min(last, tile))
+            for less, tile in pairwise((0, *MMA_TILES))
+        ]
+        if last > MMA_TILES[-1]:
+            within[-1] = (within[-1][0], within[-1][1], last)
+        return True, [cut for cut in (*below, *within, *above) if cut[1] <= cut[2]]
+
+    def _normalised(self, op: Op, norm: Norm | None, tile: int, when: Condition | None, choice: Choice) -> str:
+        """The buffer of a projection's x after its norm, for which there is a launch under the same condition."""
+        x = self.value(op, "x")
+        if norm is None:
+            return op.inputs["x"]
+        made, width = f"{op.name}.normalised{tile}", x.shape[1]
+        assert isinstance(width, int), "only rows are symbolic"
+        self.scratch.append(Scratch(made, x.shape, x.dtype))
+        kernel = NormKernel(
+            "normalise",
+            width=width,
+            groups=1,
+            kind=norm.kind,
+            eps=norm.eps,
+            shared=False,
+            weight=norm.weight,
+            bias=norm.bias,
+            residual=False,
+            residual_scale=1.0,
+            activation=x.dtype,
+        )
+        names = {"weight": op.inputs["norm"], "bias": op.inputs.get("norm_bias", ""), "out": made}
+        rows: BatchDim = "tokens" if x.shape[0] == "tokens" else "rows"
+        self.emit(op, kernel, (ONE, Extent(dim=rows)), names, when=when, chosen=choice.part("mma_"))
+        return made
 
     def _for_mlx(
         self, op: Op, kernel: ProjectionKernel, dim: BatchDim, least: int, choice: Choice

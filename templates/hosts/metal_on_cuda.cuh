@@ -167,12 +167,17 @@ __forceinline__ To as_type(From from) {
 
 #if __CUDA_ARCH__ >= 800
 #define MLXR_MMA  // see templates/metal/mma.jinja
-__forceinline__ float4 mma_f16(uint4 a, uint2 b, float4 c, uint) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
-    return c;
-}
+#define MLXR_PRODUCT(type)                                                                                       \
+    __forceinline__ float4 mma_##type(uint4 a, uint2 b, float4 c, uint) {                                       \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type                                            \
+            ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                              \
+            : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)                                                        \
+            : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));                                      \
+        return c;                                                                                               \
+    }
+MLXR_PRODUCT(f16)
+MLXR_PRODUCT(bf16)
+#undef MLXR_PRODUCT
 __forceinline__ float4 mma_f16(uint4 a, uint2 b, uint) {
     float4 c;
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"

@@ -185,3 +185,39 @@ def test_matrix_instructions_need_codes():
         compiled(small_spec(**FORMATS, weights={"default": "q8_0"}), MMA["one-simdgroup"])
     with pytest.raises(PlanError, match="expected 0, or 1 with 16 or 32 outputs"):
         Geometry(matvec_mma=1, matvec_outputs=8)
+
+
+ROWS_BY_MATRIX = Geometry(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
+MATRIX_CASES = {
+    "bf16": {"weights": {"default": "bf16", "norm": "f32"}, "activation_dtype": "bf16", **BIASES},
+    "f16": {"weights": {"default": "f16", "norm": "f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
+    "tied": {"weights": {"default": "bf16"}, "activation_dtype": "bf16", "model__tie_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("case", MATRIX_CASES)
+@pytest.mark.parametrize("rows", [2, 9, 16, 27, 64, 65, 90])
+def test_several_rows_by_matrix_instructions(case, rows):
+    """Outputs and rows that are no whole number of tiles. After a norm, x is rounded to 16 bits."""
+    changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
+    artifact = compiled(small_spec(**changes), ROWS_BY_MATRIX)
+    labels = {k.label for k in artifact.plan.kernels}
+    layer = ("qkv", "o", "gate_up", "down")
+    assert {f"{label}_mma{tile}" for label in layer for tile in (8, 16, 32, 64)} | {"normalise"} <= labels
+    for op in (OUT, DOWN):
+        run_rows(OpBench(artifact), "prefill", op, rows)
+    for op in (QKV, GATED, LOGITS):
+        run_rows(OpBench(artifact, sum_error=4e-3), "prefill", op, rows, "all")
+
+
+def test_matrix_instructions_take_only_their_rows():
+    plan = compiled(small_spec(**FORMATS | MATRIX_CASES["bf16"]), Geometry(mma_min_rows=4, mma_max_rows=6)).plan
+    taken = {
+        rows: [
+            plan.kernel(one.kernel).label
+            for one in plan.step("prefill").launches
+            if one.op == DOWN and (one.when is None or one.when.holds({"tokens": rows}))
+        ]
+        for rows in (3, 4, 6, 7)
+    }
+    assert taken == {3: ["down_rows"], 4: ["down_mma8"], 6: ["down_mma8"], 7: ["down_rows"]}
