@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Step
 from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts.binding import BatchArrays, Dims
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import on_device
@@ -183,7 +183,7 @@ class CudaHost(MlxHost):
 
     def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""
-        launches = step.launches
+        launches = [launch for launch in step.launches if grid_of(launch, dims) is not None]
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(step.outputs)
         for start, end in reversed(list(pairwise(cuts))):
