@@ -4,7 +4,7 @@ Kernels are not compiled for a GPU here (tests/kernels/test_cuda_texts.py does);
 because the sim must see numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlxr
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
@@ -96,35 +97,68 @@ def test_a_failed_step_uploads_all_again() -> None:
     assert inputs.bind(arrays)[1][1] is not steady[1]
 
 
-@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
-def test_a_step_is_traced_once_for_its_shapes_and_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches are sums here: `mx.compile` must take the graph as the host makes it, and give the same numbers."""
-    calls: list[str] = []
+class Sums:
+    """Stands in for `mx.fast.precompiled_cuda_kernel`: launches are sums, lazy as MLX's own, which may be traced."""
 
-    def launch(*, name: str, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
-        calls.append(name)
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, *, name: str, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+        self.calls.append(name)
         total = sum((x.reshape(-1)[0].astype(mx.float32) for x in inputs), mx.array(0.0))
         return [mx.broadcast_to(total, s).astype(d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
 
-    artifact = compiled(small_spec(), Geometry(partition=16))
+
+def with_and_without_traces(
+    monkeypatch: pytest.MonkeyPatch, artifact: Artifact, batches: Callable[[Pager], Iterator[Batch]]
+) -> list[bool]:
+    """Runs batches with `mx.compile` and without, which must give the same numbers and count the same launches.
+
+    Returns:
+        Of each batch, whether Python launched anything.
+    """
+    launch, found = Sums(), []
     use_card(monkeypatch, artifact, launch)
-    found = []
     for compiles in (True, False):
         (mx.enable_compile if compiles else mx.disable_compile)()
-        pager = Pager.from_geometry(artifact.plan.arena)
         host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
-        seq_id, logits, traced = pager.add_sequence(), [], []
-        for position in range(20):
-            batch = Batch.build([BatchRequest(seq_id, [5], position)], pager, 8)
-            calls.clear()
+        logits, launched = [], []
+        for batch in batches(Pager.from_geometry(artifact.plan.arena)):
+            launch.calls.clear()
             logits.append(host.read(host.step(batch)))
-            traced.append(bool(calls))
-        found.append((logits, host.launches))
-        if compiles:
-            assert traced == [position in (0, 16) for position in range(20)], "the second partition is another launch"
+            launched.append(bool(launch.calls))
+        found.append((logits, launched, host.launches))
     mx.enable_compile()
-    assert np.isfinite(found[0][0]).all() and np.array_equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
+    assert all(
+        np.isfinite(one).all() and np.array_equal(one, other) for one, other in zip(*(f[0] for f in found), strict=True)
+    )
+    assert found[0][2] == found[1][2]
+    return found[0][1]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_a_step_is_traced_once_for_its_shapes_and_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(pager: Pager) -> Iterator[Batch]:
+        seq_id = pager.add_sequence()
+        for position in range(20):
+            yield Batch.build([BatchRequest(seq_id, [5], position)], pager, 8)
+
+    traced = with_and_without_traces(monkeypatch, compiled(small_spec(), Geometry(partition=16)), batches)
+    assert traced == [position in (0, 16) for position in range(20)], "the second partition is another launch"
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, of which each takes what earlier ones made: six layers are more launches than one part has."""
+
+    def batches(pager: Pager) -> Iterator[Batch]:
+        for length in (5, 7, 5, 5, 7, 5):
+            seq_id = pager.add_sequence()
+            yield Batch.build([BatchRequest(seq_id, list(range(length)), 0)], pager, 8)
+            pager.free(seq_id)
+
+    traced = with_and_without_traces(monkeypatch, compiled(small_spec(model__num_layers=6)), batches)
+    assert traced == [True, True, True, False, True, False]
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="there is a GPU here")
