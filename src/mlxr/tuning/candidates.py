@@ -7,7 +7,7 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.geometry_rules import GeometryRule
 
 _VALUES: dict[str, tuple[int, ...]] = {
-    "matvec_outputs": (1, 2, 4, 8, 16),
+    "matvec_outputs": (1, 2, 4, 8, 16, 32),
     "matvec_simdgroups": (1, 2, 4, 8, 16),
     "matvec_split": (1, 2, 4, 8),
     "matvec_unroll": (1, 2, 4),
@@ -16,6 +16,7 @@ _VALUES: dict[str, tuple[int, ...]] = {
     "matmul_split": (1, 2, 4, 8),
     "matmul_unroll": (1, 2, 4),
     "matmul_tile": (2, 4, 8, 16),
+    "mma_simdgroups": (4, 6, 8, 12),
     "attend_simdgroups": (1, 2, 4, 8, 16),
     "attend_heads": (1, 2, 4, 8),
     "attend_unroll": (1, 2, 4),
@@ -85,10 +86,10 @@ def scenarios(max_sequences: int, max_tokens: int, context: int) -> tuple[Scenar
         context: tokens of a sequence in decode.
     """
     few = min(8, max_tokens)
-    several = Scenario(f"a prompt of {few} tokens", ("matmul_",), 0, few)
+    several = Scenario(f"a prompt of {few} tokens", ("matmul_", "mma_"), 0, few)
     if max_sequences > 1:
         count = min(8, max_sequences)
-        several = Scenario(f"{count} sequences", ("matmul_",), count, context)
+        several = Scenario(f"{count} sequences", ("matmul_", "mma_"), count, context)
     return (
         Scenario(f"1 sequence of {context} tokens", ("matvec_", "attend_", "partition"), 1, context),
         several,
