@@ -195,7 +195,7 @@ class Lowering(Drafting):
         ranges = [cut for cut in ranges if cut[1] <= cut[2]]
         first = max(ranges[0][1], g.mma_min_rows) if ranges else 1
         last = min(ranges[-1][2], g.mma_max_rows) if ranges else 0
-        of_one_type = dtype.is_16_bit and layout.dtype is dtype and kernel.epilogue.out is dtype
+        of_one_type = dtype.is_16_bit and layout.dtype is dtype
         fits = kernel.in_features % MMA_COLUMNS == 0 and kernel.out_features >= one.outs
         if not g.mma_min_rows or first > last or not of_one_type or not fits:
             return False, ranges

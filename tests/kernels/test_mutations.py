@@ -11,10 +11,11 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.emptied import emptied
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.op_bench import OpBench
-from mlxr_tests.specs import compiled, random_weights, small_spec
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch
 
 SPLIT = Geometry(partition=16)
@@ -27,17 +28,9 @@ def with_text(artifact, label, text):
     return Artifact({**artifact.files, entry.file: text})
 
 
-def emptied(artifact, entry):
-    """A kernel's text with nothing in its function."""
-    _, body = artifact.kernel_sections(entry.name)
-    text = artifact.kernel_text(entry.name)
-    assert text.endswith(body + "}\n")
-    return text.removesuffix(body + "}\n") + "}\n"
-
-
-def every_kernel(artifact, weights=None):
+def every_kernel(artifact):
     """A few steps that launch all kernels."""
-    pair = HostPair(artifact, weights or random_weights(SMALL.plan))
+    pair = HostPair(artifact)
     a = pair.add()
     pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
     pair.step([(a, [3])])
@@ -56,7 +49,7 @@ def test_unharmed():
 @pytest.mark.parametrize("label", [k.label for k in SMALL.plan.kernels])
 def test_empty_kernel_is_noticed(label):
     with pytest.raises(NOTICED):
-        every_kernel(with_text(SMALL, label, emptied(SMALL, SMALL.kernel_entry(label))))
+        every_kernel(emptied(SMALL, SMALL.kernel_entry(label)))
 
 
 # Kernels that only some families have: a spec, and those of its kernels.
@@ -69,13 +62,48 @@ OF_FAMILIES = {
 @pytest.mark.parametrize(("name", "label"), [(name, label) for name in OF_FAMILIES for label in OF_FAMILIES[name]])
 def test_empty_kernel_of_a_family_is_noticed(name, label):
     artifact = compiled(family_spec(name, cache__dtype="f32"), SPLIT)
-    every_kernel(artifact, random_weights(artifact.plan))
+    every_kernel(artifact)
     entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
     assert entries, f"{name} has no kernel {label}"
     for entry in entries:
-        without = Artifact({**artifact.files, entry.file: emptied(artifact, entry)})
         with pytest.raises(NOTICED):
-            every_kernel(without, random_weights(artifact.plan))
+            every_kernel(emptied(artifact, entry))
+
+
+LARGER = {
+    "model__hidden_size": 128,
+    "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 96},
+    "model__vocab_size": 80,
+}
+# Kernels that only some geometries have: weights and geometry, and those of its kernels.
+OF_GEOMETRIES = {
+    "codes-by-matrix": (
+        {"weights": {"default": "affine4_g32_f16"}},
+        Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
+        ("qkv", "o", "gate_up", "down", "logits"),
+    ),
+    "rows-by-matrix": (
+        {"weights": {"default": "bf16"}, "activation_dtype": "bf16"},
+        Geometry(mma_min_rows=2, mma_simdgroups=2),
+        ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
+    ),
+    "many-sequences": ({}, Geometry(attend_many=2), ("attend_many",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [(name, label) for name, (_, _, labels) in OF_GEOMETRIES.items() for label in labels]
+)
+def test_empty_kernel_of_a_geometry_is_noticed(name, label):
+    changes, geometry, _ = OF_GEOMETRIES[name]
+    artifact = compiled(small_spec(**LARGER, **changes), geometry)
+    every_kernel(artifact)
+    entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
+    assert entries, f"{name} has no kernel {label}"
+    for entry in entries:
+        with pytest.raises(NOTICED):
+            every_kernel(emptied(artifact, entry))
 
 
 @dataclass(frozen=True)

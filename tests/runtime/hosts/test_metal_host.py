@@ -21,11 +21,13 @@ from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr_tests.emptied import emptied
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr_tests.tolerances import Mismatch
 
 ARENA = ("k_arena", "v_arena")
 
@@ -287,6 +289,27 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
     assert mlx_launches(pair) == {"mlx.rope_attention": 8}
     pair.step([(a, [3, 1])])
     assert mlx_launches(pair) == {"mlx.rope_attention": 9}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("label", ["qkv_unpack", "o_unpack", "gate_up_unpack", "down_unpack"])
+def test_weights_that_are_not_unpacked_are_noticed(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_min_rows_quantised=24))
+    for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == label):
+        pair = metal_pair(monkeypatch, emptied(artifact, entry))
+        with pytest.raises(Mismatch):
+            pair.step([(pair.add(), list(range(1, 42)))])
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.parametrize("label", ["rotate_queries", "gather_context"])
+def test_what_attention_by_mlx_takes_is_made(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    options: dict[str, Any] = {"activation_dtype": "f16", "weights": {"default": "f16", "norm": "f16"}}
+    spec = family_spec("plain", **options, cache={"dtype": "f16", "block_size": 4, "max_sequences": 3})
+    artifact = compiled(spec, Geometry(partition=16, mlx_min_rows=0, mlx_min_tokens=4))
+    pair = metal_pair(monkeypatch, emptied(artifact, artifact.kernel_entry(label)))
+    with pytest.raises(Mismatch):
+        pair.step([(pair.add(), [3, 1, 4, 1, 5, 9, 2, 6, 5])])
 
 
 def metal_pair(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> HostPair:
