@@ -22,8 +22,8 @@ class Geometry:
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
-        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight and
-            activations are of one 16-bit type; 0: never.
+        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight
+            and activations are of one 16-bit type; 0: never.
         mma_simdgroups: simdgroups there that share the columns of 64 rows of the weight.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
