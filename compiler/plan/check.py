@@ -104,7 +104,7 @@ def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> Non
     if len(conditions) == 1 and (conditions[0] is None or (readers and all(r.when == conditions[0] for r in readers))):
         return
     parts = [part for one in conditions if one for part in one.parts]
-    # Where a number of some dim changes what runs; a batch has at least one of each.
+    # Where a number of some dim changes what runs. Without rows of logits nothing runs that makes or reads them.
     borders: dict[BatchDim, set[int]] = {part.dim: {1} for part in parts}
     for part in parts:
         borders[part.dim] |= {max(1, part.minimum)} | ({part.maximum + 1} if part.maximum is not None else set())

@@ -23,14 +23,14 @@ class Geometry:
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
         mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight
-            and activations are of one 16-bit type; 0: never.
+            and activations are of one 16-bit type; mma_min_rows 0: never.
         mma_simdgroups: simdgroups there that share the columns of 64 rows of the weight.
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
         attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
-        attend_many: sequences from which decode attention is one launch whatever the contexts, since there are
-            threadgroups enough; 0: never.
+        attend_many: sequences (two or more) from which decode attention is one launch whatever the contexts, since
+            there are threadgroups enough; 0: never.
         attend_many_simdgroups, attend_many_heads, attend_many_unroll: as in attend_, there.
         partition: positions of the shortest split-KV partition.
         partitions: most partitions of a context; longer ones have longer partitions.
@@ -103,6 +103,12 @@ class Geometry:
             raise PlanError(
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
+            )
+        if self.attend_many == 1:
+            raise PlanError("geometry: attend_many is 1; expected 0, or at least 2 sequences")
+        if self.mma_min_rows > self.mma_max_rows:
+            raise PlanError(
+                f"geometry: mma_min_rows {self.mma_min_rows} must be at most mma_max_rows, {self.mma_max_rows}"
             )
         if not 1 <= self.mma_simdgroups <= 14:
             raise PlanError(f"geometry: mma_simdgroups is {self.mma_simdgroups}; expected 1 to 14, whose sums fit")

@@ -281,6 +281,10 @@ class Lowering(Drafting):
         return self.table.choose(Site.of_weight(label, layout, int(str(op.attrs["num_experts"]))))
 
     def _expert_fields(self, op: Op, choice: Choice) -> dict[str, object]:
+        if choice.geometry.matvec_mma:
+            raise PlanError(
+                f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0"
+            )
         layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry
         num_experts, top_k = (int(str(op.attrs[name])) for name in ("num_experts", "top_k"))
         return {

@@ -94,7 +94,7 @@ class AttentionLowering:
                 heads=math.gcd(g.attend_many_heads, gqa_ratio),
                 unroll=g.attend_many_unroll,
             )
-            enough = Condition(dim="seqs", minimum=max(2, g.attend_many))
+            enough = Condition(dim="seqs", minimum=g.attend_many)
             few = Condition(dim="seqs", maximum=enough.minimum - 1)
             self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=chosen)
         grid, longest = self._attend_grid(whole), g.attend_whole or partition

@@ -141,7 +141,8 @@ class Plan(Record):
 
     `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
     `memory` is the metal target's where there is one; the hosts of each target hold the weights as theirs says.
-    Contexts of up to `whole_context` tokens are attended to in one launch in decode.
+    Contexts of up to `whole_context` tokens are attended to in one launch in decode; all are in batches of as many
+    sequences as the geometry calls many.
     """
 
     targets: tuple[Target, ...]

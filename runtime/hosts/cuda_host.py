@@ -127,11 +127,14 @@ class CudaHost(MlxHost):
             again = key in self._prefills and not self._tell
             parts = self._parts(step, dims, traced=again)
             self._prefills.keep(key, parts if again else None)
+        else:
+            self._prefills.keep(key, parts)
         made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
-        for part in parts:
-            made = part.run(made)
-            self.launches.update(part.launches)
-            mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
+        with self.failures():
+            for part in parts:
+                made = part.run(made)
+                self.launches.update(part.launches)
+                mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
         return self.results_of(step, dims, made)
 
     def _decode(
@@ -149,8 +152,9 @@ class CudaHost(MlxHost):
         trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
         self._decodes.keep(key, trace)
         if self._step_kernel is not None and self._step_kernel.takes(dims):
-            turn = StepKernel.take_turn()
-            logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
+            with StepKernel.order:
+                turn = StepKernel.take_turn()
+                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
         else:
             logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
         self._inputs.advance(moved)
@@ -161,7 +165,8 @@ class CudaHost(MlxHost):
         """See `MlxHost.recover`."""
         super().recover()
         self._inputs.forget()
-        StepKernel.turn = None
+        with StepKernel.order:
+            StepKernel.turn = None
 
     def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
         """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""

@@ -99,7 +99,8 @@ class MlxHost(ArrayHost):
         arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[step.name]}
         logits, self.arena.token = self.launch_step(step, dims, arrays)
         if not dims["rows"]:
-            mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
+            with self.failures():
+                mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
         return logits
 
     def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
@@ -159,12 +160,12 @@ class MlxHost(ArrayHost):
 
     def start(self, *results: mx.array) -> None:
         """See `Host.start`; MLX compiles Metal kernels here."""
-        with self._failures():
+        with self.failures():
             super().start(*results)
 
     def read(self, result: Logits) -> npt.NDArray[Any]:
         """See `Host.read`."""
-        with self._failures():
+        with self.failures():
             return super().read(result)
 
     def recover(self) -> None:
@@ -177,10 +178,13 @@ class MlxHost(ArrayHost):
         self.arena.token = mx.zeros((8,), dtype=mx.uint32)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Reports MLX's errors as the host's."""
+    def failures(self) -> Iterator[None]:
+        """Reports MLX's errors as the host's, after which later steps can run."""
         try:
             yield
+        except HostError:
+            self.recover()
+            raise
         except (RuntimeError, ValueError) as error:
             self.recover()
             raise HostError(f"the step failed on the GPU: {error}") from error

@@ -210,6 +210,15 @@ def test_several_rows_by_matrix_instructions(case, rows):
         run_rows(OpBench(artifact, sum_error=4e-3), "prefill", op, rows, "all")
 
 
+@pytest.mark.parametrize("rows", [3, 30])
+def test_more_simdgroups_than_columns_for_them(rows):
+    changes = types("bf16", "bf16", hidden=64, intermediate=96)
+    bench = OpBench(compiled(small_spec(**changes), Geometry(mma_min_rows=2, mma_simdgroups=12)), sum_error=4e-3)
+    assert {"o_mma8", "down_mma32"} <= {kernel.label for kernel in bench.plan.kernels}
+    for op in (QKV, OUT, GATED, DOWN):
+        run_rows(bench, "prefill", op, rows)
+
+
 def test_matrix_instructions_take_only_their_rows():
     plan = compiled(small_spec(**FORMATS | MATRIX_CASES["bf16"]), Geometry(mma_min_rows=4, mma_max_rows=6)).plan
     taken = {
@@ -221,3 +230,32 @@ def test_matrix_instructions_take_only_their_rows():
         for rows in (3, 4, 6, 7)
     }
     assert taken == {3: ["down_rows"], 4: ["down_mma8"], 6: ["down_mma8"], 7: ["down_rows"]}
+
+
+MIXED = {
+    "default": "q4_k",
+    "tensors": {
+        "*.k": "affine4_g32_f16",
+        "*.v": "q6_k",
+        "*.up": "q6_k",
+        "*.o": "affine4_g64_bf16",
+        "*.down": "q5_k",
+    },
+}
+MIXED_CASES = {
+    "f32": {},
+    "layer-norm": {"activation_dtype": "bf16", "model__norm": {"kind": "layer"}, "model__mlp__bias": True},
+    "soft-cap": {"activation_dtype": "f16", "model__logit_soft_cap": 5.0},
+}
+
+
+@pytest.mark.parametrize("case", MIXED_CASES)
+@pytest.mark.parametrize("geometry", MMA.values(), ids=MMA)
+def test_formats_side_by_side_by_matrix_instructions(case, geometry):
+    """Several formats in one launch: of outputs, and of gates and ups."""
+    attention = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 40, "qkv_bias": True}
+    changes = {"model__hidden_size": 256, "model__attention": attention, "model__mlp": {"intermediate_size": 768}}
+    spec = small_spec(**changes | {"model__vocab_size": 131, "weights": MIXED} | MIXED_CASES[case])
+    bench = OpBench(compiled(spec, geometry))
+    for op in ALL:
+        run_rows(bench, "decode", op, 1)

@@ -5,6 +5,7 @@ and two such kernels never run side by side, since each could hold what the othe
 kernel of the process takes and makes, orders them.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,9 +60,11 @@ class StepKernel:
         program: what it runs.
         name: the kernel's, under which its launches are counted.
         turn: u32[8], made by the last step kernel of this process; the next one takes it.
+        order: held by who takes the turn, until there is the next one.
     """
 
     turn: ClassVar[mx.array | None] = None
+    order: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self, program: StepProgram, name: str, launch: Launcher, *, threads: int, blocks: int, vocab: int

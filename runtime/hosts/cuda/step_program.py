@@ -142,7 +142,7 @@ def step_program(plan: Plan) -> StepProgram:
     outputs = (logits, token, SCRATCH)
     inputs = tuple(name for name in arguments if name not in outputs)
     program = StepProgram(tuple(entries), inputs, outputs, tuple(conditions), scratch_bytes)
-    return with_barriers(program, {program.mask({"context": context}) for context in contexts})
+    return with_barriers(program, {program.mask({**_ONE, "context": context}) for context in contexts})
 
 
 def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:

@@ -138,16 +138,24 @@ class Tuner:
             }
             if not wanted:
                 continue
-            try:
-                artifact = self._compiled(best | {site: best[site] | {name: value} for site in wanted})
-                pieces = self._pieces(artifact, scenario, {site: ops[site] for site in wanted})
-            except (PlanError, HostError) as error:
-                self._tell(f"{name} {value} is left out: {error}")
-                continue
-            for site, sizes in wanted.items():
-                candidates[site].append((sizes, pieces[site]))
+            for site, pieces in self._made(scenario, best, wanted, {site: ops[site] for site in wanted}).items():
+                candidates[site].append((wanted[site], pieces))
         for site, one in mine.items():
             self._choose(one, candidates[site])
+
+    def _made(
+        self, scenario: Scenario, best: Mapping[str, Sizes], wanted: Mapping[str, Sizes], ops: Ops
+    ) -> dict[str, list[Piece]]:
+        """The launches of sites with the wanted sizes; those of which there is no such kernel are left out."""
+        try:
+            changes = {site: best[site] | sizes for site, sizes in wanted.items()}
+            return self._pieces(self._compiled({**best, **changes}), scenario, ops)
+        except (PlanError, HostError) as error:
+            if len(wanted) == 1:
+                self._tell(f"{' and '.join(wanted)} with {next(iter(wanted.values()))} is left out: {error}")
+                return {}
+        alone = [self._made(scenario, best, {site: wanted[site]}, {site: ops[site]}) for site in wanted]
+        return {site: pieces for one in alone for site, pieces in one.items()}
 
     def _choose(self, one: SiteTuning, candidates: Sequence[Candidate]) -> None:
         trials = self._timed(candidates)

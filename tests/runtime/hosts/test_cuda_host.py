@@ -161,6 +161,26 @@ def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyP
     assert traced == [True, True, True, False, True, False]
 
 
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_a_failure_within_prefill_is_the_hosts_and_later_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec())
+    use_card(monkeypatch, artifact, Sums())
+    pager = Pager.from_geometry(artifact.plan.arena)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    seq_id, before = pager.add_sequence(), host.arena.token
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("[malloc] out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(mx, "async_eval", fail)
+        with pytest.raises(HostError, match=r"the step failed on the GPU: .* out of memory"):
+            host.step(Batch.build([BatchRequest(seq_id, [1, 2, 3], 0)], pager, 8))
+    assert host.arena.token is not before, "a new chain of accesses"
+    pager.truncate(seq_id, 0)
+    assert np.isfinite(host.read(host.step(Batch.build([BatchRequest(seq_id, [1, 2, 3], 0)], pager, 8)))).all()
+
+
 @pytest.mark.skipif(device.has_cuda(), reason="there is a GPU here")
 def test_without_a_card_the_cuda_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostError, match="CUDA build of MLX"):

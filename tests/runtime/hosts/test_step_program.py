@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, BatchDim
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
@@ -34,7 +34,8 @@ CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
 
 
 def masks_of(artifact: Artifact, program: StepProgram) -> list[int]:
-    return [program.mask({"context": context}) for context in range(1, artifact.plan.arena.context + 1)]
+    one: dict[BatchDim, int] = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1}
+    return [program.mask({**one, "context": context}) for context in range(1, artifact.plan.arena.context + 1)]
 
 
 @pytest.fixture
@@ -45,9 +46,10 @@ def eager() -> Iterator[None]:
     mx.enable_compile()
 
 
+@pytest.mark.parametrize("attend_many", [0, 2])
 @pytest.mark.parametrize("name", ALL_SPECS)
-def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str) -> None:
-    artifact = compiled(family_spec(name), Geometry(partition=16))
+def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
+    artifact = compiled(family_spec(name), Geometry(partition=16, attend_many=attend_many))
     program, step = step_program(artifact.plan), artifact.plan.step("decode")
     for context in range(1, artifact.plan.arena.context + 1):
         dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": context}
