@@ -201,6 +201,26 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("experts", "experts_down", "down"),
     ),
+    "codes-by-matrix": (
+        small_spec(
+            **_BLOCKS,
+            weights={"default": "affine4_g64_bf16", "tensors": {"*.down": "q4_k", "*.up": "q6_k"}, "norm": "f32"},
+            activation_dtype="bf16",
+        ),
+        Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
+        ("qkv", "gate_up", "down"),
+    ),
+    "rows-by-matrix": (
+        small_spec(
+            **_BLOCKS,
+            model__vocab_size=80,
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
+        ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
+    ),
 }
 
 
@@ -214,4 +234,6 @@ def variant(name: str) -> Artifact:
 def kernels_of(name: str) -> list[str]:
     """Labels of the kernels that a variant is about."""
     labels = VARIANTS[name][2]
-    return [k.label for k in variant(name).plan.kernels if not labels or k.label in labels]
+    found = [k.label for k in variant(name).plan.kernels if not labels or k.label in labels]
+    assert set(labels) <= set(found), f"{name} has no {set(labels) - set(found)}"
+    return found
