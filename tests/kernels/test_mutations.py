@@ -41,6 +41,16 @@ def every_kernel(artifact):
     return pair
 
 
+def assert_emptiness_is_noticed(artifact, label):
+    """The artifact passes, and with none of its kernels of this label empty."""
+    every_kernel(artifact)
+    entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
+    assert entries, f"there is no kernel {label}"
+    for entry in entries:
+        with pytest.raises(NOTICED):
+            every_kernel(emptied(artifact, entry))
+
+
 def test_unharmed():
     pair = every_kernel(SMALL)
     assert set(pair.host.launches) == {k.name for k in SMALL.plan.kernels}
@@ -62,12 +72,7 @@ OF_FAMILIES = {
 @pytest.mark.parametrize(("name", "label"), [(name, label) for name in OF_FAMILIES for label in OF_FAMILIES[name]])
 def test_empty_kernel_of_a_family_is_noticed(name, label):
     artifact = compiled(family_spec(name, cache__dtype="f32"), SPLIT)
-    every_kernel(artifact)
-    entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
-    assert entries, f"{name} has no kernel {label}"
-    for entry in entries:
-        with pytest.raises(NOTICED):
-            every_kernel(emptied(artifact, entry))
+    assert_emptiness_is_noticed(artifact, label)
 
 
 LARGER = {
@@ -98,12 +103,7 @@ OF_GEOMETRIES = {
 def test_empty_kernel_of_a_geometry_is_noticed(name, label):
     changes, geometry, _ = OF_GEOMETRIES[name]
     artifact = compiled(small_spec(**LARGER, **changes), geometry)
-    every_kernel(artifact)
-    entries = [kernel for kernel in artifact.plan.kernels if kernel.label == label]
-    assert entries, f"{name} has no kernel {label}"
-    for entry in entries:
-        with pytest.raises(NOTICED):
-            every_kernel(emptied(artifact, entry))
+    assert_emptiness_is_noticed(artifact, label)
 
 
 @dataclass(frozen=True)
