@@ -1,20 +1,21 @@
 """`mlxr tune`: with a GPU whose costs are known, the winners are known too, and what is written says so."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.artifact import KernelEntry, load_artifact
+from mlxr.compiler.artifact import Artifact, KernelEntry, load_artifact
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.tuning.record import SiteTuning
+from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr.tuning.tune import Tuner, Tuning
 from mlxr_tests.fake_gpu import FakeGpu
@@ -197,3 +198,30 @@ def test_without_a_gpu_tuning_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["tune", "storyteller", "-o", str(tmp_path / "two")]) == 1
     assert "there is nothing to time" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
+
+
+class Steps(StepTimes):
+    """Steps whose times are known: launches 900 us, one kernel 700 of 512 threads and more of others, none of 1024."""
+
+    def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+        found: list[float | HostError] = []
+        for artifact in artifacts:
+            chosen = artifact.plan.step("decode").chosen
+            assert chosen is not None
+            threads = chosen.sizes["step_threads"]
+            known = {0: 900.0, 1024: HostError("it does not fit")}
+            found.append(known.get(threads, 700.0 + abs(threads - 512)))
+        return found
+
+
+def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:
+    gpu = FakeGpu(lambda entry: 1.0, compute=False)
+    artifact = compile_spec(SPEC, targets=("metal",)).artifact
+    watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
+    tuner = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", lambda _: None, Steps("cuda"))
+    found = tuner.tune(20)
+    one = of(found, "step", "whole steps of 1 sequence")
+    assert one.changed == {"step_threads": 512}
+    assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 20 tokens on Toy"
+    chosen = found.artifact.plan.step("decode").chosen
+    assert chosen is not None and chosen.sizes["step_threads"] == 512

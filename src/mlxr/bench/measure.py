@@ -11,15 +11,19 @@ launched before anyone has read them.
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.model import Model
+from mlxr.runtime.pager import Pager
 from mlxr.runtime.pipeline import Draws, launch_step
 from mlxr.runtime.sampling import Sampler, Sampling
 
@@ -137,10 +141,26 @@ def _check_fits(model: Model, work: Workload) -> None:
         )
 
 
+class Running(Protocol):
+    """What sequences need of a model."""
+
+    @property
+    def artifact(self) -> Artifact:
+        """What runs."""
+
+    @property
+    def host(self) -> Host:
+        """Where."""
+
+    @property
+    def pager(self) -> Pager:
+        """Of the host's arena."""
+
+
 class Sequences:
     """Sequences of equal length that grow together, with random tokens."""
 
-    def __init__(self, model: Model, count: int) -> None:
+    def __init__(self, model: Running, count: int) -> None:
         """Holds nothing in the arena until it is resized."""
         self._host, self._pager, self._plan = model.host, model.pager, model.artifact.plan
         self._count = count

@@ -9,6 +9,7 @@ from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.tuning.pieces import device_name, kernel_maker
 from mlxr.tuning.record import tuning_json, tuning_text
+from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr.tuning.tune import Tuner
 
@@ -27,7 +28,8 @@ def tune(args: argparse.Namespace) -> int:
     chip = _chip(args.chip, artifact, device)
     context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
     with ProgressLine() as line:
-        tuner = Tuner(artifact, chip, make_kernels, Stopwatch(), device, line.show)
+        steps = StepTimes(host) if host == "cuda" else None
+        tuner = Tuner(artifact, chip, make_kernels, Stopwatch(), device, line.show, steps)
         tuning = tuner.tune(context)
     about = {
         "artifact": artifact.digest,

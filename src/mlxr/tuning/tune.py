@@ -3,7 +3,8 @@
 For each kind of launch (a site of the geometry rules) one size after the other is varied while the others keep their
 best values so far; all values of a size are timed interleaved, the current one among them, and another one wins only
 by a margin. Two passes, since sizes depend on each other; the second is left out where the first changed nothing. Then
-thresholds: both sides of each are timed at several numbers of rows.
+thresholds: both sides of each are timed at several numbers of rows. Last, on hosts that can run a decode step as one
+kernel, whole steps: as launches, and as kernels of several sizes.
 
 Winners become rules of the artifact's chip, one for each site, behind those that the chip has.
 """
@@ -21,6 +22,7 @@ from mlxr.tuning.candidates import THRESHOLD_ROWS, THRESHOLDS, Scenario, is_poss
 from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.record import SiteTuning, Sizes, Trial
+from mlxr.tuning.step_times import THREADS, StepTimes
 from mlxr.tuning.stopwatch import Piece, Stopwatch
 
 MARGIN = 0.02
@@ -53,6 +55,7 @@ class Tuner:
         stopwatch: Stopwatch,
         device: str,
         tell: Callable[[str], None],
+        step_times: StepTimes | None = None,
     ) -> None:
         """Allocates the arena.
 
@@ -63,11 +66,13 @@ class Tuner:
             stopwatch: times launches.
             device: what the GPU calls itself, for the reasons.
             tell: told of progress.
+            step_times: times whole steps, on hosts that can run one as one kernel.
 
         Raises:
             ArenaError: the arena does not fit into this machine's memory.
         """
         self._make, self._watch, self._device, self._tell = make_kernels, stopwatch, device, tell
+        self._step_times = step_times
         self._spec, self._chip, self._targets = artifact.spec, chip, artifact.plan.targets
         cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
         self._inputs = RandomInputs(artifact, round(cache_mib * 2**20))
@@ -90,6 +95,7 @@ class Tuner:
             done += self._tune_scenario(scenario)
         for threshold in THRESHOLDS:
             done += self._tune_threshold(threshold)
+        done += self._tune_step(context)
         rules = [rule_for(one.site, one.changed, one.because) for one in done if one.changed]
         return Tuning(self._with_rules(rules, self._targets), tuple(done))
 
@@ -141,7 +147,7 @@ class Tuner:
             for site, pieces in self._made(scenario, best, wanted, {site: ops[site] for site in wanted}).items():
                 candidates[site].append((wanted[site], pieces))
         for site, one in mine.items():
-            self._choose(one, candidates[site])
+            self._choose(one, self._timed(candidates[site]))
 
     def _made(
         self, scenario: Scenario, best: Mapping[str, Sizes], wanted: Mapping[str, Sizes], ops: Ops
@@ -157,8 +163,26 @@ class Tuner:
         alone = [self._made(scenario, best, {site: wanted[site]}, {site: ops[site]}) for site in wanted]
         return {site: pieces for one in alone for site, pieces in one.items()}
 
-    def _choose(self, one: SiteTuning, candidates: Sequence[Candidate]) -> None:
-        trials = self._timed(candidates)
+    def _tune_step(self, context: int) -> list[SiteTuning]:
+        """Whether a step of one token is one kernel, and of how many threads."""
+        chosen = self._compiled({}).plan.step("decode").chosen
+        if self._step_times is None or chosen is None:
+            return []
+        self._tell("whole steps: step_threads")
+        now = dict(chosen.sizes)
+        one = SiteTuning(f"whole steps of 1 sequence of {context} tokens", chosen.site, now, now)
+        others = [now | {"step_threads": threads} for threads in THREADS if threads != now["step_threads"]]
+        candidates = [now, *(sizes for sizes in others if is_possible(sizes))]
+        times = self._step_times.times_us([self._compiled({one.site: sizes}) for sizes in candidates], context)
+        trials = [
+            Trial(sizes, None, str(time)) if isinstance(time, HostError) else Trial(sizes, time)
+            for sizes, time in zip(candidates, times, strict=True)
+        ]
+        self._choose(one, trials)
+        self._found[one.site] = one.changed
+        return [one]
+
+    def _choose(self, one: SiteTuning, trials: list[Trial]) -> None:
         one.rounds.append(trials)
         first = _time(one, trials[0])
         best = min((trial for trial in trials if trial.time_us is not None), key=lambda trial: trial.time_us or 0.0)

@@ -1,0 +1,94 @@
+"""Times whole decode steps of one sequence as generation runs them: what `mlxr tune` chooses the step kernel by.
+
+Single launches would not do: what a step kernel saves is the CPU's work, which generation does while the GPU is busy.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxr.bench.measure import Sequences
+from mlxr.compiler.artifact import Artifact, DType
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.select import host_class
+from mlxr.runtime.mlx_ops import MLX_DTYPES
+from mlxr.runtime.pager import Pager
+from mlxr.tuning.random_inputs import at_least_8
+
+THREADS = (0, 256, 384, 512, 640, 768, 1024)
+"""What is tried of `step_threads`."""
+_STD = 0.02
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """See `mlxr.bench.measure.Running`."""
+
+    artifact: Artifact
+    host: Host
+    pager: Pager
+
+
+class StepTimes:
+    """Times artifacts that differ in geometry alone, with the same random weights and one arena."""
+
+    def __init__(self, host: str, *, rounds: int = 5, steps: int = 32) -> None:
+        """Prepares.
+
+        Args:
+            host: its name.
+            rounds: turns of each artifact.
+            steps: of a turn; the median of all counts.
+        """
+        self._host, self._rounds, self._steps = host, rounds, steps
+
+    def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+        """The time of a step of each artifact, in turns, or why it cannot run as it asks to.
+
+        Args:
+            artifacts: one or more.
+            context: tokens of the sequence; fewer where it could not grow by a turn's steps.
+        """
+        weights, arena = _random_weights(artifacts[0]), Arena(artifacts[0].plan.arena)
+        steps = min(self._steps, arena.geometry.context - 1)
+        context = max(1, min(context, arena.geometry.context - steps))
+        found: list[float | HostError] = []
+        running: dict[int, Sequences] = {}
+        for number, artifact in enumerate(artifacts):
+            found.append(0.0)
+            try:
+                host = host_class(self._host)(artifact, weights, arena)  # type: ignore[call-arg, arg-type]
+                if host.notes:
+                    raise HostError("; ".join(host.notes))
+                running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(artifact.plan.arena)), 1)
+                running[number].restart(context)
+                running[number].decode(steps)
+            except HostError as error:
+                found[-1] = error
+                running.pop(number, None)
+        samples: dict[int, list[float]] = {number: [] for number in running}
+        for _ in range(self._rounds):
+            for number, sequences in running.items():
+                sequences.resize(context)
+                samples[number] += sequences.decode(steps)
+        for number, seconds in samples.items():
+            found[number] = 1e6 * statistics.median(seconds)
+        return found
+
+
+def _random_weights(artifact: Artifact) -> dict[str, mx.array]:
+    """A buffer for each weight: a step that finds them in the cache would be too fast."""
+    made = {}
+    for weight in artifact.plan.weights:
+        layout = weight.layout
+        if layout.dtype is DType.U8:
+            array = mx.random.randint(0, 64, (layout.size_bytes,)).astype(mx.uint8)
+        else:
+            array = (_STD * mx.random.normal(weight.shape)).astype(MLX_DTYPES[str(layout.dtype)])
+        made[weight.name] = at_least_8(array)
+        mx.eval(made[weight.name])
+    return made

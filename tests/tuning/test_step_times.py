@@ -1,0 +1,31 @@
+"""Whole steps are timed as generation runs them, on the cuda host's own code with the sim in MLX's place."""
+
+import mlx.core as mx
+import pytest
+
+from mlxr.compiler.errors import HostError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr.tuning.step_times import StepTimes
+from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.specs import compiled, small_spec
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+@pytest.mark.parametrize("weights", ["f32", "q8_0"])
+def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    attention = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    sizes = {"model__hidden_size": 64, "model__attention": attention, "model__mlp": {"intermediate_size": 96}}
+    spec = small_spec(**sizes, weights={"default": weights})
+    artifacts = [compiled(spec, Geometry(step_threads=threads)) for threads in (0, 512, 32)]
+    launcher = SimLauncher(artifacts[0])
+    called: list[str] = []
+    use_card(monkeypatch, artifacts[0], lambda **options: called.append(options["name"]) or launcher(**options))
+    mx.disable_compile()
+    try:
+        as_launches, as_kernel, too_small = StepTimes("cuda", rounds=2, steps=3).times_us(artifacts, 5)
+    finally:
+        mx.enable_compile()
+    assert isinstance(as_launches, float) and isinstance(as_kernel, float) and min(as_launches, as_kernel) > 0
+    assert isinstance(too_small, HostError) and "32" in str(too_small)
+    assert sum(name.startswith("step_") for name in called) == 3 + 2 * 3, "a warm-up and two turns"
