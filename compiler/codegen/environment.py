@@ -1,4 +1,4 @@
-"""The one Jinja2 environment, and the filters through which numbers reach a kernel."""
+"""The compiler's Jinja2 environment, and the filters through which numbers reach a kernel."""
 
 import functools
 import math
@@ -7,6 +7,7 @@ import struct
 import jinja2
 
 from mlxr.compiler.dtypes import DType
+from mlxr.templates.environment import environment as plain_environment
 
 
 def float_literal(value: float) -> str:
@@ -25,15 +26,8 @@ def metal_type(dtype: str) -> str:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Templates of `mlxr.templates`; an undefined name is an error."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("mlxr.templates", ""),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    """Templates of `mlxr.templates` with these filters."""
+    env = plain_environment()
     env.filters["float_literal"] = float_literal
     env.filters["metal_type"] = metal_type
     return env

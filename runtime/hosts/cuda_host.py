@@ -197,9 +197,11 @@ class CudaHost(MlxHost):
         return parts[::-1]
 
     def _part(self, step: Step, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool) -> _Trace:
+        passed = [name for name in needed if name not in self._fixed]
+
         def run(arrays: Arrays) -> Arrays:
             made = self.run_launches(step, launches, dims, arrays)
-            return {name: array for name, array in made.items() if name in needed}
+            return {name: made[name] for name in passed if name in made}
 
         return self._compiled(run) if traced else _Trace(run, Counter())
 

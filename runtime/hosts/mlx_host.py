@@ -140,12 +140,12 @@ class MlxHost(ArrayHost):
             inputs: what these launches read, save weights and the arena, by the plan's buffer names.
 
         Returns:
-            The inputs, and what was made of them.
+            All arrays: weights, arena, the inputs, and what was made of them.
         """
         arrays = {**self._fixed, **inputs}
         for launch in launches:
             self._run(step, launch, arrays, dims)
-        return {name: array for name, array in arrays.items() if name not in self._fixed}
+        return arrays
 
     def results_of(self, step: Step, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
         """Logits [rows, vocab] f32 and the arena's new token, of all that a step made."""

@@ -1,7 +1,7 @@
 """`mlxr tune`: with a GPU whose costs are known, the winners are known too, and what is written says so."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -225,3 +225,20 @@ def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:
     assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 20 tokens on Toy"
     chosen = found.artifact.plan.step("decode").chosen
     assert chosen is not None and chosen.sizes["step_threads"] == 512
+
+
+def test_what_one_site_cannot_have_others_may() -> None:
+    """Sizes are tried of all sites at once, and of each alone where one of them cannot have its own."""
+    gpu = FakeGpu(cost_us, compute=False)
+    make = gpu.make_kernels
+
+    def refuse(artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
+        for kernel in artifact.plan.kernels:
+            if kernel.label == "down" and kernel.chosen and kernel.chosen.sizes["matvec_outputs"] == 2:
+                raise HostError("no such kernel")
+        return make(artifact)
+
+    gpu.make_kernels = refuse  # type: ignore[method-assign]
+    found = tuned(gpu, SPEC)
+    assert of(found, "qkv", "1 sequence").changed == WANTED["qkv"]
+    assert of(found, "down", "1 sequence").changed == WANTED["down"]

@@ -6,18 +6,16 @@ Bodies are the artifact's own. What they call a threadgroup's position, its thre
 thing here: macros that the text defines before the prelude, and the namespace around each kernel.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-import jinja2
 
 from mlxr.compiler.artifact import Artifact, KernelEntry, WeightPlan, plane_row_bytes
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.build import prelude
 from mlxr.runtime.hosts.cuda.step_program import Entry, StepProgram
 from mlxr.runtime.hosts.library_cache import digest
+from mlxr.templates.environment import environment
 
 TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel."""
@@ -121,7 +119,7 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
         "blocks": blocks,
         "timeout_ns": TIMEOUT_SECONDS * 10**9,
     }
-    template = _environment().get_template("hosts/step_on_cuda.cuh.jinja")
+    template = environment().get_template("hosts/step_on_cuda.cuh.jinja")
     name = f"step_{digest(template.render(values | {'name': 'step'}))[:8]}"
     return StepText(name, template.render(values | {"name": name}))
 
@@ -157,15 +155,3 @@ def _function(artifact: Artifact, entry: Entry, index: int, threads: int, pool: 
     groups = min(groups, pool // size) if size else groups
     macros = tuple(dict.fromkeys(_DEFINE.findall(header + body)))
     return _Function(f"{kernel.name}_{index}", kernel, entry.grid, groups, size, header, body, macros)
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("mlxr.templates", ""),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )

@@ -141,8 +141,18 @@ def test_a_step_is_a_site_of_all_matrices() -> None:
         ({"step_threads": 1056}, "step_threads is 1056"),
         ({"step_threads": 1024, "step_blocks": 3}, "step_threads 1024 x step_blocks 3 must be at most 2048"),
         ({"step_threads": 512, "step_blocks": 0}, "step_blocks is 0; expected at least 1"),
+        ({"attend_many": 1}, "attend_many is 1; expected 0, or at least 2"),
+        ({"mma_min_rows": 10, "mma_max_rows": 4}, "mma_min_rows 10 must be at most mma_max_rows, 4"),
+        ({"mma_simdgroups": 15}, "mma_simdgroups is 15; expected 1 to 14"),
+        ({"matvec_mma": 1, "matvec_outputs": 16, "matvec_unroll": 8}, "16 or 32 outputs and 1, 2 or 4 steps"),
     ],
 )
-def test_steps_of_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
+def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Geometry(**sizes)
+
+
+def test_experts_by_matrix_instructions_are_refused() -> None:
+    wrong = rule(sizes={"matvec_mma": 1, "matvec_outputs": 16}, labels=("experts",))
+    with pytest.raises(PlanError, match=r"matvec_mma is 1 for experts .* experts have no such kernel; set it to 0"):
+        plan_for(wrong, name="experts-shared-gate")

@@ -18,6 +18,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda_host import CudaHost
@@ -159,6 +160,20 @@ def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyP
 
     traced = with_and_without_traces(monkeypatch, compiled(small_spec(model__num_layers=6)), batches)
     assert traced == [True, True, True, False, True, False]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_traces_that_are_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_host, "_MOST_TRACES", 3)
+
+    def batches(pager: Pager) -> Iterator[Batch]:
+        for length in (5, 5, 5, 6, 5, 7, 5, 8, 5, 6):
+            seq_id = pager.add_sequence()
+            yield Batch.build([BatchRequest(seq_id, list(range(length)), 0)], pager, 8)
+            pager.free(seq_id)
+
+    traced = with_and_without_traces(monkeypatch, compiled(small_spec()), batches)
+    assert traced == [True, True, False, True, False, True, False, True, False, True]
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
