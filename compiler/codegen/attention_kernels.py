@@ -8,6 +8,8 @@ from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel,
 from mlxr.compiler.dtypes import DType
 
 LOG2_E = 1.4426950408889634
+MMA_HEADS, MMA_KEYS = 8, 16
+"""Query heads and keys of a matrix instruction."""
 _MOST_QUADS = 16  # float4 registers of queries, and again of values, that a lane may hold
 
 
@@ -140,6 +142,16 @@ class AttendKernel(AttentionKernel):
         return SIMD_WIDTH // self.lanes
 
     @property
+    def newest_apart(self) -> bool:
+        """Whether the new token's score and value are added when simdgroups are merged, and not before."""
+        return False
+
+    @property
+    def value_stride(self) -> int:
+        """Numbers from one head's values to the next one's in threadgroup memory."""
+        return self.head_dim
+
+    @property
     def merge_heads(self) -> int:
         """Query heads merged between two barriers, as many as threadgroup memory holds."""
         stats = 2 * 4 * self.simdgroups * self.heads
@@ -150,6 +162,51 @@ class AttendKernel(AttentionKernel):
     def threadgroup_bytes(self) -> int:
         """Maxima, sums and values of the simdgroups."""
         return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.head_dim)
+
+
+@dataclass(frozen=True)
+class AttendMmaKernel(AttendKernel):
+    """Decode attention by matrix instructions, for at most 8 query heads on a KV head; `unroll` has no meaning."""
+
+    template = "attend_mma.metal.jinja"
+
+    @staticmethod
+    def takes(kernel: AttendKernel) -> bool:
+        """Whether there is a kernel by matrix instructions for what this one does."""
+        of_one_type = kernel.activation.is_16_bit and kernel.cache is kernel.activation
+        return of_one_type and kernel.head_dim in (64, 128) and kernel.gqa_ratio <= MMA_HEADS
+
+    @property
+    def newest_apart(self) -> bool:
+        """They are: all keys of a simdgroup are read in the same way."""
+        return True
+
+    @property
+    def one_block(self) -> bool:
+        """Whether 16 keys from the first on are in one block always."""
+        whole = self.partition % MMA_KEYS == 0 and self.window is None
+        return whole and self.arena.block_size % MMA_KEYS == 0
+
+    @property
+    def value_stride(self) -> int:
+        """Heads begin in different banks."""
+        return self.head_dim + 4
+
+    @property
+    def merge_heads(self) -> int:
+        """As many in each turn, as few turns as threadgroup memory allows."""
+        one = 4 * self.simdgroups * self.value_stride
+        turns = -(-self.heads // max(1, (THREADGROUP_BYTES - self._fixed_bytes) // one))
+        return -(-self.heads // turns)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Queries, the new token, and what simdgroups found."""
+        return self._fixed_bytes + 4 * self.simdgroups * self.merge_heads * self.value_stride
+
+    @property
+    def _fixed_bytes(self) -> int:
+        return 4 * (self.heads * self.head_dim + self.head_dim + self.heads + 2 * self.simdgroups * self.heads)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class Geometry:
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
         attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
+        attend_mma: 1: decode attention by matrix instructions, where activations and cache are of one 16-bit type, heads
+            of 64 or 128 elements and at most 8 on a KV head: then attend_heads and attend_unroll mean nothing.
         attend_many: sequences (two or more) from which decode attention is one launch whatever the contexts, since
             there are threadgroups enough; 0: never.
         attend_many_simdgroups, attend_many_heads, attend_many_unroll: as in attend_, there.
@@ -65,6 +67,7 @@ class Geometry:
     attend_heads: int = 0
     attend_unroll: int = 1
     attend_whole: int = 0
+    attend_mma: int = 0
     attend_many: int = 0
     attend_many_simdgroups: int = 8
     attend_many_heads: int = 0
@@ -104,6 +107,8 @@ class Geometry:
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
             )
+        if self.attend_mma > 1:
+            raise PlanError(f"geometry: attend_mma is {self.attend_mma}; expected 0 or 1")
         if self.attend_many == 1:
             raise PlanError("geometry: attend_many is 1; expected 0, or at least 2 sequences")
         if self.mma_min_rows > self.mma_max_rows:

@@ -1,12 +1,18 @@
 """Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
-from mlxr.compiler.codegen.attention_kernels import AttendKernel, AttendPrefillKernel, AttendReduceKernel
+from mlxr.compiler.codegen.attention_kernels import (
+    AttendKernel,
+    AttendMmaKernel,
+    AttendPrefillKernel,
+    AttendReduceKernel,
+)
 from mlxr.compiler.codegen.context_kernels import GatherContextKernel, RotateQueriesKernel
 from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES
 from mlxr.compiler.codegen.row_kernels import NormKernel, QkNormKernel, RouteKernel
@@ -94,9 +100,12 @@ class AttentionLowering:
                 heads=math.gcd(g.attend_many_heads, gqa_ratio),
                 unroll=g.attend_many_unroll,
             )
+            many = _by_matrix(many) if g.attend_mma else many
             enough = Condition(dim="seqs", minimum=g.attend_many)
             few = Condition(dim="seqs", maximum=enough.minimum - 1)
             self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=chosen)
+        if g.attend_mma:
+            whole = _by_matrix(whole)
         grid, longest = self._attend_grid(whole), g.attend_whole or partition
         if self._arena.context <= longest:
             self._to.emit(op, whole, grid, buffers, when=few, chosen=chosen)
@@ -115,6 +124,7 @@ class AttentionLowering:
             max_partitions=partitions,
             sinks=None,
         )
+        part = _by_matrix(part) if g.attend_mma else part
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
@@ -252,6 +262,15 @@ class AttentionLowering:
             scale=_float(op, "scale"),
         )
         self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
+
+
+def _by_matrix(kernel: AttendKernel) -> AttendKernel:
+    """The same by matrix instructions, where they can do it."""
+    if not AttendMmaKernel.takes(kernel):
+        return kernel
+    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    changed = {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1}
+    return AttendMmaKernel(**fields | changed)
 
 
 def _rows(value: Value) -> Extent:

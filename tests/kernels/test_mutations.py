@@ -94,6 +94,16 @@ OF_GEOMETRIES = {
         ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
     ),
     "many-sequences": ({}, Geometry(attend_many=2), ("attend_many",)),
+    "attention-by-matrix": (
+        {
+            "weights": {"default": "bf16"},
+            "activation_dtype": "bf16",
+            "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+            "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        },
+        Geometry(attend_mma=1, partition=32, attend_many=3),
+        ("attend_mma", "attend_partition_mma", "attend_many_mma"),
+    ),
 }
 
 

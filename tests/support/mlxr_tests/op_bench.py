@@ -5,6 +5,7 @@ other slot makes NaN, and everything that an op writes is compared with what it 
 the slots of the new tokens.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,11 +57,15 @@ class OpBench:
         seed: of all random numbers.
         scale: size of the activations that ops take.
         sum_error: see the tolerance table; more than its default where large numbers cancel.
+
+    Attributes:
+        launches: how often kernels of each label were launched.
     """
 
     def __init__(self, artifact: Artifact, seed: int = 0, *, scale: float = 1.0, sum_error: float = SUM_ERROR) -> None:
         self.scale = scale
         self.sum_error = sum_error
+        self.launches: Counter[str] = Counter()
         self.artifact = artifact
         self.plan = artifact.plan
         self.rng = np.random.default_rng(varied(seed))
@@ -201,6 +206,7 @@ class OpBench:
             kernel = load_kernel(self.artifact.kernel_text(launch.kernel), launch.kernel, num_threads)
             bound = [buffers[name] for name in (*launch.inputs, *launch.outputs)]
             kernel.launch(bound, grid, (num_threads, 1, 1), seed=int(self.rng.integers(1 << 32)))
+            self.launches[self.plan.kernel(launch.kernel).label] += 1
             launched += 1
         assert launched, f"no launch of {op.name} runs for {dict(dims)}"
 

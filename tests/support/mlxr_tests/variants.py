@@ -221,6 +221,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
+    "attention-by-matrix": (
+        small_spec(
+            **_BLOCKS,
+            model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+            weights={"default": "bf16"},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(attend_mma=1, partition=32, attend_many=3),
+        ("attend_mma", "attend_partition_mma", "attend_many_mma"),
+    ),
 }
 
 

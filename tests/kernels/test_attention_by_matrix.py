@@ -1,0 +1,80 @@
+"""Decode attention by matrix instructions: whole contexts, partitions and many sequences."""
+
+import pytest
+
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.attention_cases import Case
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled
+
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+OP = "layers.1.attention.attended"
+CASES = [
+    Case(8, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+    Case(8, 2, 128, "bf16", "bf16", "layer", "contiguous", 16, None, "llama3"),
+    Case(16, 2, 64, "f16", "f16", "block", "paged", 32, None, "interleaved"),
+    Case(4, 4, 128, "f16", "f16", "block", "paged", 4, 20, "half"),
+    Case(14, 2, 64, "bf16", "bf16", "block", "contiguous", 16, None, "half-of-it"),
+    Case(12, 2, 64, "bf16", "bf16", "layer", "paged", 16, 16, "none", extras="softcap"),
+    Case(8, 2, 64, "f16", "f16", "layer", "paged", 16, None, "none", extras="sinks"),
+    Case(6, 2, 128, "bf16", "bf16", "block", "paged", 8, 40, "yarn-half-of-it", extras="everything"),
+]
+PAGED = [case for case in CASES if case.mode == "paged"]
+
+
+def attend(bench, *histories):
+    """One new token for sequences that have this many; the attention kernels that ran."""
+    seq_ids = bench.sequences(*histories)
+    bench.launches.clear()
+    bench.run("decode", [OP], bench.batch([(s, 1) for s in seq_ids]))
+    bench.clear(seq_ids)
+    return set(bench.launches)
+
+
+@pytest.mark.parametrize("simdgroups", [1, 3, 16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_whole_contexts(case, simdgroups):
+    """Of no keys, of less than one turn of a simdgroup, of one and of several; heads are merged in turns."""
+    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=simdgroups)))
+    for length in (0, 1, 16, 17, 48, 49, case.context - 1):
+        assert attend(bench, length) == {"attend_mma"}
+    if case.mode == "paged":
+        assert attend(bench, 3, 0, case.context - 1) == {"attend_mma"}
+
+
+@pytest.mark.parametrize("partition", [16, 24])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_partitions(case, partition):
+    """At their borders; with three of them they become longer."""
+    sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2}
+    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, **sizes)))
+    for length in sorted(n * partition + d for n in (1, 2, 3, 6) for d in (-1, 0, 1)):
+        whole = length < partition
+        assert attend(bench, length) == ({"attend_mma"} if whole else {"attend_partition_mma", "attend_reduce"})
+    if case.mode == "paged":
+        attend(bench, 3, case.context - 1, 0)
+
+
+@pytest.mark.parametrize("case", PAGED, ids=str)
+def test_many_sequences(case):
+    """Of any lengths, in one launch."""
+    sizes = {"partition": 16, "attend_many": 3, "attend_many_simdgroups": 2}
+    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, **sizes)))
+    assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(16, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+        Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
+        Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
+        Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+    ],
+    ids=str,
+)
+def test_others_are_not(case):
+    """Where there is no such kernel, there is the ordinary one."""
+    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1)))
+    assert attend(bench, 20) == {"attend"}
