@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.codegen.kernels import Kernel, Port
+from mlxr.compiler.codegen.kernels import SIMD_WIDTH, Kernel, Port
 from mlxr.compiler.codegen.projection_kernels import PIECE
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.weight_layout import Segment, WeightLayout
+
+CHUNK = 8
+"""Elements of a 16-bit type in 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -14,16 +17,20 @@ class UnpackSpan:
     """Threadgroups [first, end) of a launch, which unpack one segment.
 
     Attributes:
-        pieces: of the segment; row_pieces: of one of its rows.
+        pieces: of the segment, whose rows follow each other; piece: elements of one.
         exact: whether they fill the threadgroups.
+        tile_chunks: times 16 bytes that a simdgroup makes at once; chunks, first_chunk: the segment's in `out`.
     """
 
     segment: Segment
     first: int
     end: int
     pieces: int
-    row_pieces: int
+    piece: int
     exact: bool
+    tile_chunks: int
+    chunks: int
+    first_chunk: int
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,43 @@ class UnpackKernel(Kernel):
         return 256
 
     @property
+    def simdgroups(self) -> int:
+        """Of a threadgroup."""
+        return self.threads // SIMD_WIDTH
+
+    @property
     def spans(self) -> tuple[UnpackSpan, ...]:
         """The threadgroups' division."""
         spans: list[UnpackSpan] = []
+        columns, size = self.layout.columns, self.threads * self.unroll
         for segment in self.layout.segments:
-            row_pieces = self.layout.columns // _piece(segment.format)
-            pieces, size = segment.rows * row_pieces, self.threads * self.unroll
+            piece = _piece(segment.format)
+            pieces = segment.rows * (columns // piece)
             first = spans[-1].end if spans else 0
-            spans.append(UnpackSpan(segment, first, first + -(-pieces // size), pieces, row_pieces, pieces % size == 0))
+            spans.append(
+                UnpackSpan(
+                    segment,
+                    first,
+                    end=first + -(-pieces // size),
+                    pieces=pieces,
+                    piece=piece,
+                    exact=pieces % size == 0,
+                    tile_chunks=SIMD_WIDTH * piece // CHUNK,
+                    chunks=segment.rows * columns // CHUNK,
+                    first_chunk=segment.first_row * columns // CHUNK,
+                )
+            )
         return tuple(spans)
+
+    @property
+    def tile_chunks(self) -> int:
+        """Times 16 bytes of the largest tile."""
+        return max(span.tile_chunks for span in self.spans)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """A tile for each simdgroup."""
+        return 16 * self.simdgroups * self.tile_chunks
 
     @property
     def threadgroups(self) -> int:

@@ -1,8 +1,10 @@
-// qkv_unpack_ff63c4a4
+// qkv_unpack_29dcd95d
 // small spec of a test
 //
 // The weight's rows as numbers, for a matmul that takes one type.
-// A thread takes 4 pieces of a row, one 256 after another; it stores 16 bytes at a time where the format allows.
+// A thread takes 4 pieces, 256 apart; rows follow each other, so it need not know theirs. The pieces of a simdgroup's
+// lanes are a tile of neighbouring numbers. It turns them in threadgroup memory: the lanes that store at once then store
+// neighbouring 16 bytes.
 // Grid: 6 threadgroups of 256 threads.
 //   weight     [59520] u8
 //     rows 0 to 319: [320, 256] q4_k, threadgroups 0 to 4
@@ -18,19 +20,11 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
-#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
-#endif
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
-inline void store_bf16_4(device bfloat16_t* p, float4 a) {
-  *(device uint2*)p = uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w));
-}
-inline void store_bf16_8(device bfloat16_t* p, float4 a, float4 b) {
-  MLXR_STORE_UINT4(
-      p, uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)));
-}
+inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
+inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 #ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
 #define MLXR_SUM(x, y) ((x) + (y))
 #endif
@@ -127,60 +121,80 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   }
 }
 
+#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
+#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
+#endif
+// Where a chunk of a tile lies: 16 bytes in one of eight sets of banks, a different one for each of the eight chunks that
+// are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
+inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void qkv_unpack_ff63c4a4(
+[[kernel]] void qkv_unpack_29dcd95d(
   const device uint8_t* weight [[buffer(0)]],
   device bfloat16_t* out [[buffer(1)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  MLXR_THREADGROUP(uint4, tiles, 512);
   const uint group = threadgroup_position_in_grid.x;
+  const uint place = thread_index_in_threadgroup;
+  const uint lane = thread_index_in_simdgroup;
+  threadgroup uint4* tile = tiles + simdgroup_index_in_threadgroup * 64u;
   if (group < 5u) {
     // Rows 0 to 319.
-    const uint first = group * 1024u + thread_index_in_threadgroup;
+    const uint first = group * 4u;
     Raw_q4_k raw[4];
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      const uint piece = first + i * 256u;
-      const uint row = piece / 16u;
-      const Row_q4_k w = Row_q4_k{weight + (ulong)row * 144u};
-      raw[i] = raw_q4_k(w, piece % 16u);
+      const uint part = first + i;
+      const Row_q4_k w = Row_q4_k{weight + (ulong)part * 2304u};
+      raw[i] = raw_q4_k(w, place);
     }
+    const uint column = lane / 4u * 64u + lane % 4u * 8u;
+    const uint bank = bank_of(column / 8);
+    const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
+    device uint4* target = (device uint4*)out + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      const uint piece = first + i * 256u;
-      const uint row = piece / 16u;
-      const uint in_row = piece % 16u;
-      device bfloat16_t* target = out + (ulong)row * 256u + in_row / 4u * 64u + in_row % 4u * 8u;
+      // All loads are on their way, and nobody reads the last tile any more.
+      simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
         float4 v[2];
         values_q4_k(raw[i], run, v);
-        store_bf16_8(target + run * 32u, v[0], v[1]);
+        tile[bank ^ bank_of(run * 4u + 0)] = pack_bf16_8(v[0], v[1]);
       }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
+      MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
     }
   } else {
     // Rows 320 to 383.
-    const uint first = (group - 5u) * 1024u + thread_index_in_threadgroup;
+    const uint first = (group - 5u) * 4u;
     Raw_q6_k raw[4];
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      const uint piece = first + i * 256u;
-      const uint row = piece / 16u;
-      const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)row * 210u};
-      raw[i] = raw_q6_k(w, piece % 16u);
+      const uint part = first + i;
+      const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)part * 3360u};
+      raw[i] = raw_q6_k(w, place);
     }
+    const uint column = lane / 8u * 128u + lane % 8u * 4u;
+    const uint bank = bank_of(column / 8);
+    const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
+    device uint4* target = (device uint4*)out + 10240ul + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      const uint piece = first + i * 256u;
-      const uint row = piece / 16u + 320u;
-      const uint in_row = piece % 16u;
-      device bfloat16_t* target = out + (ulong)row * 256u + in_row / 8u * 128u + in_row % 8u * 4u;
+      // All loads are on their way, and nobody reads the last tile any more.
+      simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 4u; run++) {
         float4 v[1];
         values_q6_k(raw[i], run, v);
-        store_bf16_4(target + run * 32u, v[0]);
+        ((threadgroup uint2*)(tile + (bank ^ bank_of(run * 4u))))[column / 4 % 2] = pack_bf16_4(v[0]);
       }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
+      MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
     }
   }
 }

@@ -1,4 +1,4 @@
-// rotate_queries_2b5c3cb9
+// rotate_queries_6d0cf26e
 // small spec of a test
 //
 // Queries rotated, for MLX's attention. A thread has two neighbouring elements of every head that it takes.
@@ -40,21 +40,13 @@ inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
-#ifndef MLXR_STORE_UINT4  // a host's compiler may need telling to store 16 bytes at once
-#define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
-#endif
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
-inline void store_bf16_4(device bfloat16_t* p, float4 a) {
-  *(device uint2*)p = uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w));
-}
-inline void store_bf16_8(device bfloat16_t* p, float4 a, float4 b) {
-  MLXR_STORE_UINT4(
-      p, uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)));
-}
+inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
+inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 // ---- kernel
-[[kernel]] void rotate_queries_2b5c3cb9(
+[[kernel]] void rotate_queries_6d0cf26e(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   device bfloat16_t* queries [[buffer(2)]],

@@ -1,0 +1,69 @@
+"""The kernel that unpacks a weight for MLX's matmul: spans that end within a tile, and mistakes that are noticed.
+
+That each format's numbers are right, `test_weight_formats.py` says.
+"""
+
+from contextlib import suppress
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.codegen.render import KernelSource
+from mlxr.compiler.errors import KernelFault
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests import matrix_bench
+from mlxr_tests.matrix_bench import MatrixBench
+from mlxr_tests.specs import floats
+
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+MIXED = [("q6_k", 43), ("affine4_g64_f16", 77)]
+
+
+def is_right(parts, columns, unroll, activation="bf16"):
+    bench = MatrixBench(parts, columns, seed=8, activation=activation)
+    want = floats(mx.array(bench.numbers).astype(MLX_DTYPES[activation]))
+    return np.array_equal(bench.unpacked(unroll), want)
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 3])
+@pytest.mark.parametrize("activation", ["f16", "bf16"])
+def test_spans_that_end_within_a_tile(unroll, activation):
+    """By their chunks: after a whole tile, in its middle, after its first; and threadgroups with no piece left."""
+    assert is_right(MIXED, 768, unroll, activation)
+    assert is_right([("f32", 5), ("bf16", 29), ("f32", 3), ("f16", 57)], 72, unroll, activation)
+    assert is_right([("affine8_g32_f32", 257), ("q8_0", 1), ("mxfp4", 16)], 32, unroll, activation)
+
+
+MISTAKES = [
+    ("tile + (bank ^ bank_of(run * 4u))", "tile + bank_of(run * 4u)"),
+    ("tile[bank ^ bank_of(run * 2u + 1)]", "tile[bank ^ bank_of(run * 2u)]"),
+    ("tile[bank_of(lane) + 32u]", "tile[lane + 32u]"),
+    ("tiles + simdgroup_index_in_threadgroup * 64u", "tiles"),
+    ("min(place, ", "max(place, "),
+    ("own + i * 512u < 7392u", "own + i * 512u < 7391u"),
+    ("own + i * 512u + 32u < 7392u", "own + i * 512u + 32u < 7393u"),
+    ("+ 4128ul + own", "+ 4129ul + own"),
+    (
+        "      // All loads are on their way, and nobody reads the last tile any more.\n      simdgroup_barrier",
+        "      (void)",
+    ),
+    ("      }\n      simdgroup_barrier", "      }\n      (void)"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), MISTAKES)
+def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
+    if kernel_host == "cuda":
+        pytest.skip("a card may not show a race or a read out of bounds")
+    render = matrix_bench.render
+
+    def mistaken(kernel, origin):
+        source = render(kernel, origin)
+        assert old in source.text, "the mistake can be planted"
+        return KernelSource(source.name, source.text.replace(old, new))
+
+    monkeypatch.setattr(matrix_bench, "render", mistaken)
+    with suppress(KernelFault):
+        assert not is_right(MIXED, 768, 2)
