@@ -29,7 +29,7 @@ class Geometry:
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
         attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
-        attend_mma: 1: decode attention by matrix instructions, where activations and cache are of one 16-bit type, heads
+        attend_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type, heads
             of 64 or 128 elements and at most 8 on a KV head: then attend_heads and attend_unroll mean nothing.
         attend_many: sequences (two or more) from which decode attention is one launch whatever the contexts, since
             there are threadgroups enough; 0: never.

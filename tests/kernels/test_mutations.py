@@ -81,6 +81,12 @@ LARGER = {
     "model__mlp": {"intermediate_size": 96},
     "model__vocab_size": 80,
 }
+BY_MATRIX = {
+    "weights": {"default": "bf16"},
+    "activation_dtype": "bf16",
+    "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+    "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+}
 # Kernels that only some geometries have: weights and geometry, and those of its kernels.
 OF_GEOMETRIES = {
     "codes-by-matrix": (
@@ -94,16 +100,8 @@ OF_GEOMETRIES = {
         ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
     ),
     "many-sequences": ({}, Geometry(attend_many=2), ("attend_many",)),
-    "attention-by-matrix": (
-        {
-            "weights": {"default": "bf16"},
-            "activation_dtype": "bf16",
-            "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
-            "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 4},
-        },
-        Geometry(attend_mma=1, partition=32, attend_many=3),
-        ("attend_mma", "attend_partition_mma", "attend_many_mma"),
-    ),
+    "attention-by-matrix": (BY_MATRIX, Geometry(attend_mma=1, attend_many=2), ("attend_mma", "attend_many_mma")),
+    "partitions-by-matrix": (BY_MATRIX, Geometry(attend_mma=1, partition=4), ("attend_partition_mma",)),
 }
 
 
@@ -112,7 +110,7 @@ OF_GEOMETRIES = {
 )
 def test_empty_kernel_of_a_geometry_is_noticed(name, label):
     changes, geometry, _ = OF_GEOMETRIES[name]
-    artifact = compiled(small_spec(**LARGER, **changes), geometry)
+    artifact = compiled(small_spec(**LARGER | changes), geometry)
     assert_emptiness_is_noticed(artifact, label)
 
 

@@ -223,7 +223,6 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
     ),
     "attention-by-matrix": (
         small_spec(
-            **_BLOCKS,
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
             weights={"default": "bf16"},
             activation_dtype="bf16",

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,17 +181,22 @@ def test_threads_and_memory_go_with_the_model(tmp_path: Path) -> None:
     def tasks() -> int:
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
+    def are(expected: int) -> bool:
+        """In a moment: Python joins its threads a little before they have ended."""
+        return any(tasks() == expected or time.sleep(0.01) for _ in range(1000))
+
     file = write(tmp_path, artifact_of(**MIXED))
     Model(artifact_of(**MIXED), file, host="cpu", threads=1).logits(PROMPT)  # starts what MLX keeps
     gc.collect()
+    time.sleep(0.1)
     before = tasks()
     model = Model(artifact_of(**MIXED), file, host="cpu", threads=min(2, thread_counts.usable_cpus()))
-    assert tasks() == before + model.host.threads - 1
+    assert are(before + model.host.threads - 1)
     assert str(file) in Path("/proc/self/maps").read_text("utf-8")
     model.logits(PROMPT)
     del model
     gc.collect()
-    assert tasks() == before
+    assert are(before)
     assert str(file) not in Path("/proc/self/maps").read_text("utf-8")
 
 
