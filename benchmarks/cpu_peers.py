@@ -26,7 +26,7 @@ from peers.report import Report
 from peers.worker import EngineError, Worker
 
 from mlxr.runtime.cache_folder import cache_folder
-from mlxr.runtime.hosts.cpu.threads import usable_cpus
+from mlxr.runtime.threads import usable_cpus
 
 _LONG = 2000
 _BUSY = 0.5

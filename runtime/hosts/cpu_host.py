@@ -22,8 +22,8 @@ from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.tensors import FileReader, MemoryReader, TensorReader, place_tensors
-from mlxr.runtime.hosts.cpu.threads import num_threads
 from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.threads import num_threads
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.weight_file import WeightFile
 

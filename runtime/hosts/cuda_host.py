@@ -26,13 +26,12 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
-from mlxr.runtime.hosts.cuda.device_array import on_device
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImage, StepKernel, build_step
 from mlxr.runtime.hosts.cuda.step_program import fits_step
-from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
-from mlxr.runtime.weights.weight_file import WeightFile
+from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
@@ -84,14 +83,10 @@ class CudaHost(MlxHost):
         self._decodes: _Recent[_Trace] = _Recent()
         self._prefills: _Recent[list[_Trace] | None] = _Recent()
 
-    @classmethod
-    def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
-        """See `ArrayHost.read_arrays`; the weights lie in the GPU's own memory."""
-        weights = super().read_arrays(artifact, file, progress)
-        for name in weights:
-            weights[name] = on_device(weights[name])
-        mx.clear_cache()  # what the CPU has filled is managed memory, and would serve later arrays
-        return weights
+    @staticmethod
+    def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+        """See `ArrayHost.make_array`; the weights lie in the GPU's own memory."""
+        return filled_on_device(shape, dtype, fill)
 
     @classmethod
     def make_kernels(

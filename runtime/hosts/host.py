@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
-from mlxr.runtime.weights.load_weights import load_buffers, load_weights
+from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Logits = mx.array | npt.NDArray[np.float32]
@@ -161,4 +161,9 @@ class ArrayHost(Host):
             assert progress is not None, "only called where there is one"
             progress("weights", done, total)
 
-        return load(plan.weights, plan.ignored_tensors, file, tell if progress else None)
+        return load(plan.weights, plan.ignored_tensors, file, tell if progress else None, cls.make_array)
+
+    @staticmethod
+    def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+        """Makes a weight where this host wants it; see `MakeArray`."""
+        return in_place(shape, dtype, fill)

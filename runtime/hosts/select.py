@@ -58,8 +58,8 @@ def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | 
     if threads is not None and name != "cpu":
         raise HostError(f"the number of threads is for host cpu; host {name} takes none")
     if name == "cpu":
-        from mlxr.runtime.hosts.cpu.threads import num_threads  # noqa: PLC0415 (only where it is used)
         from mlxr.runtime.hosts.cpu.toolchain import find_compilers, no_compiler  # noqa: PLC0415
+        from mlxr.runtime.threads import num_threads  # noqa: PLC0415 (only where it is used)
 
         num_threads(threads)
         if not find_compilers():

@@ -1,31 +1,51 @@
 """Load the weights of an artifact: as numbers, for hosts that compute with arrays, or as kernels read them.
 
 Invariants: everything that can be told from the headers is checked before the first array is made. Each packed array
-is allocated once and filled in place through a numpy view, slab by slab, so that the peak of memory is the arrays
-themselves plus one slab. Quantised weights that kernels read keep the bytes of the file.
+is allocated once and filled through a numpy view, slab by slab, by several threads, so that the peak of memory is the
+arrays themselves plus one slab a thread (and on a GPU with memory of its own, one weight). Quantised weights that
+kernels read, and numbers that are of the wanted type already, keep the bytes of the file.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import DType, TensorSource, WeightPlan, part_places
+from mlxr.compiler.artifact import DType, WeightPlan, part_places
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.threads import usable_cpus
 from mlxr.runtime.weights.check_tensors import check_tensors
-from mlxr.runtime.weights.element_types import Array, encode
+from mlxr.runtime.weights.element_types import STORAGE, Array
+from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.tensor_rows import open_tensor
+from mlxr.runtime.weights.tensor_rows import TensorRows, open_tensor
 from mlxr.runtime.weights.weight_file import SLAB_ELEMENTS, WeightFile
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and the bytes in all."""
 
+Fill = Callable[[Array], None]
+"""Writes a whole array through a NumPy view, which it does not keep."""
+MakeArray = Callable[[tuple[int, ...], mx.Dtype, Fill], mx.array]
+"""Makes an evaluated array of a shape and type, and has it filled once. What the filling raises, it raises."""
+
+_MOST_THREADS = 16
+"""More would wait for memory, not for each other."""
 _CARRIERS = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.uint16, "u8": mx.uint8}
+
+
+def in_place(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+    """See `MakeArray`: an array of MLX's that the CPU fills where it lies."""
+    array = mx.zeros(shape, dtype)
+    mx.eval(array)
+    fill(np.array(array, copy=False))  # shares the array's memory; nothing else reads it before it is full
+    return array
 
 
 def load_weights(
@@ -33,6 +53,7 @@ def load_weights(
     ignored_tensors: Sequence[str],
     weights: str | Path | WeightFile,
     progress: Progress | None = None,
+    make: MakeArray = in_place,
 ) -> dict[str, mx.array]:
     """Load weights as numbers, of the types and shapes that the graph has them in.
 
@@ -40,7 +61,8 @@ def load_weights(
         plan_weights: the weights to make; a weight is its parts one after the other along axis 0.
         ignored_tensors: regular expressions; a tensor whose whole name matches one may be in the file unused.
         weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these, opened.
-        progress: called after each piece.
+        progress: called after each piece, in this thread.
+        make: makes each array; bf16 as its bits, u16.
 
     Returns:
         One evaluated, row-contiguous array per weight, by the weight's name.
@@ -50,7 +72,7 @@ def load_weights(
             wrong shape or type; a number does not fit into the weight's type.
     """
     jobs = [(weight, weight.dtype) for weight in plan_weights]
-    return _load(jobs, ignored_tensors, weights, progress)
+    return _load(jobs, ignored_tensors, weights, progress, make)
 
 
 def load_buffers(
@@ -58,6 +80,7 @@ def load_buffers(
     ignored_tensors: Sequence[str],
     weights: str | Path | WeightFile,
     progress: Progress | None = None,
+    make: MakeArray = in_place,
 ) -> dict[str, mx.array]:
     """Load weights as the kernels of the metal target read them: see `WeightPlan.layout`.
 
@@ -66,6 +89,7 @@ def load_buffers(
         ignored_tensors: as of `load_weights`.
         weights: likewise.
         progress: likewise.
+        make: likewise.
 
     Returns:
         One evaluated array per weight: as `load_weights` makes it where all its parts have one float format, else
@@ -75,7 +99,7 @@ def load_buffers(
         WeightsError: as `load_weights`; or a quantised part has another format in the file.
     """
     jobs = [(weight, weight.layout.dtype) for weight in plan_weights]
-    return _load(jobs, ignored_tensors, weights, progress)
+    return _load(jobs, ignored_tensors, weights, progress, make)
 
 
 def _load(
@@ -83,80 +107,107 @@ def _load(
     ignored_tensors: Sequence[str],
     weights: str | Path | WeightFile,
     progress: Progress | None,
+    make: MakeArray,
 ) -> dict[str, mx.array]:
     file = weights if isinstance(weights, WeightFile) else open_weights(weights)
     plan_weights = [weight for weight, _ in jobs]
     check_tensors(file, plan_weights, [re.compile(pattern) for pattern in ignored_tensors])
-    total_bytes = sum(weight.size_bytes if t == "u8" else prod(weight.shape) * t.size_bytes for weight, t in jobs)
-    done_bytes = 0
-    mapped = MappedWeights(file)
+    sizes = [weight.size_bytes if t == "u8" else prod(weight.shape) * t.size_bytes for weight, t in jobs]
+    mapped, told, end = MappedWeights(file), _Told(progress, sum(sizes)), 0
     loaded: dict[str, mx.array] = {}
-    for weight, dtype in jobs:
-        rows = sum(part.shape[0] for part in weight.parts)
-        assert weight.shape[0] == rows, f"weight {weight.name} has {weight.shape[0]} rows, its parts {rows}"
-        packed = mx.zeros((weight.size_bytes,) if dtype == "u8" else weight.shape, _CARRIERS[dtype])
-        mx.eval(packed)
-        view = np.array(packed, copy=False)  # shares the array's memory; nothing else reads it before it is full
-        for count in _fill_bytes(view, weight, mapped) if dtype == "u8" else _fill_numbers(view, weight, dtype, mapped):
-            done_bytes += count
-            if progress is not None:
-                progress(done_bytes, total_bytes)
-        del view
-        if dtype == "bf16":
-            packed = packed.view(mx.bfloat16)
-            mx.eval(packed)
-        loaded[weight.name] = packed
+    with ThreadPoolExecutor(min(usable_cpus(), _MOST_THREADS), "load weights") as pool:
+        for (weight, dtype), size in zip(jobs, sizes, strict=True):
+            loaded[weight.name] = _load_one(weight, dtype, mapped, pool, told.add, make)
+            end += size
+            told.reach(end)  # a buffer may have gaps between its planes
     return loaded
 
 
-def _fill_numbers(view: Array, weight: WeightPlan, dtype: str, mapped: MappedWeights) -> Iterator[int]:
-    """Read a weight's parts, yielding the bytes written by each slab."""
-    row = 0
-    for part in weight.parts:
-        target = view[row : row + part.shape[0]]
-        for start, stop, stored in _encoded(part, dtype, mapped):
-            target[start:stop] = stored.reshape(target[start:stop].shape)
-            yield stored.nbytes
-        row += part.shape[0]
+class _Told:
+    """Tells of the bytes that are loaded."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._done, self._total = progress, 0, total
+
+    def add(self, count: int) -> None:
+        """So many more."""
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def reach(self, done: int) -> None:
+        """So many in all; says nothing where that is known."""
+        if done != self._done:
+            self.add(done - self._done)
 
 
-def _fill_bytes(view: Array, weight: WeightPlan, mapped: MappedWeights) -> Iterator[int]:
-    """Copy a weight's planes to where its layout has them, yielding the bytes written by each slab."""
-    columns = weight.shape[1]
-    places = part_places([(part.format, part.shape[0]) for part in weight.parts], columns)
-    for part, offsets in zip(weight.parts, places, strict=True):
-        if not part.format.is_quantised:
-            for start, _, stored in _encoded(part, str(part.format), mapped):
-                first = offsets[0] + start * part.format.row_bytes(columns)
-                view[first : first + stored.nbytes] = stored.reshape(-1).view(np.uint8)
-                yield stored.nbytes
-            continue
-        tensor = open_tensor(mapped, part)
-        if tensor.format != part.format:
+def _load_one(
+    weight: WeightPlan,
+    dtype: DType,
+    mapped: MappedWeights,
+    pool: Executor,
+    tell: Callable[[int], None],
+    make: MakeArray,
+) -> mx.array:
+    rows = sum(part.shape[0] for part in weight.parts)
+    assert weight.shape[0] == rows, f"weight {weight.name} has {weight.shape[0]} rows, its parts {rows}"
+    tensors = [open_tensor(mapped, part) for part in weight.parts]
+    if is_bytes := dtype == "u8":
+        _check_formats(weight, tensors)
+
+    def fill(view: Array) -> None:
+        tasks = _byte_tasks(view, weight, tensors) if is_bytes else _number_tasks(view, dtype, tensors)
+        run_tasks(pool, list(tasks), tell)
+
+    packed = make((weight.size_bytes,) if is_bytes else weight.shape, _CARRIERS[dtype], fill)
+    if dtype == "bf16":
+        packed = packed.view(mx.bfloat16)
+        mx.eval(packed)
+    return packed
+
+
+def _check_formats(weight: WeightPlan, tensors: Sequence[TensorRows]) -> None:
+    for part, tensor in zip(weight.parts, tensors, strict=True):
+        if part.format.is_quantised and tensor.format != part.format:
             raise WeightsError(
                 f"{tensor.where} is {tensor.format}, the artifact reads {part.format}: quantised weights are read as "
                 "they are. Compile for the file's own formats: mlxr import FILE"
             )
-        step = max(1, SLAB_ELEMENTS // columns)
-        for start in range(0, tensor.num_rows, step):
-            stop = min(start + step, tensor.num_rows)
-            for plane, offset in enumerate(offsets):
-                rows = tensor.plane_rows(plane, start, stop)
-                first = offset + start * rows.shape[1]
-                view[first : first + rows.nbytes] = rows.reshape(-1)
-                yield rows.nbytes
-            tensor.forget(start, stop)
 
 
-def _encoded(part: TensorSource, dtype: str, mapped: MappedWeights) -> Iterator[tuple[int, int, Array]]:
-    """Slabs of a part's rows in a float type: (first row, last + 1, [rows, ...] in the type's carrier)."""
-    tensor = open_tensor(mapped, part)
-    step = max(1, SLAB_ELEMENTS // max(1, tensor.columns))
-    for start in range(0, tensor.num_rows, step):
-        stop = min(start + step, tensor.num_rows)
-        try:
-            stored = encode(tensor.numbers(start, stop), dtype)
-        except WeightsError as error:
-            raise WeightsError(f"{tensor.where}: {error}") from error
-        yield start, stop, np.ascontiguousarray(stored)
-        tensor.forget(start, stop)
+def _number_tasks(view: Array, dtype: str, tensors: Sequence[TensorRows]) -> Iterator[Task]:
+    """Tasks that write a weight's parts one after the other: view [rows, ...] in the type's carrier."""
+    row = 0
+    for tensor in tensors:
+        target = view[row : row + tensor.num_rows].reshape(tensor.num_rows, -1)
+        yield from number_tasks(tensor, target, dtype, _rows_per_task(tensor))
+        row += tensor.num_rows
+
+
+def _byte_tasks(view: Array, weight: WeightPlan, tensors: Sequence[TensorRows]) -> Iterator[Task]:
+    """Tasks that copy a weight's planes to where its layout has them: view [bytes] u8."""
+    columns = weight.shape[1]
+    places = part_places([(part.format, part.shape[0]) for part in weight.parts], columns)
+    for part, tensor, offsets in zip(weight.parts, tensors, places, strict=True):
+        if part.format.is_quantised:
+            yield from tasks_of(partial(_copy_planes, tensor, view, offsets), tensor.num_rows, _rows_per_task(tensor))
+            continue
+        size = tensor.num_rows * part.format.row_bytes(columns)
+        numbers = view[offsets[0] : offsets[0] + size].view(STORAGE[str(part.format)]).reshape(tensor.num_rows, -1)
+        yield from number_tasks(tensor, numbers, str(part.format), _rows_per_task(tensor))
+
+
+def _copy_planes(tensor: TensorRows, view: Array, offsets: Sequence[int], first: int, last: int) -> int:
+    """Copies rows [first, last) of each plane, which begins at its offset, and returns their bytes."""
+    count = 0
+    for plane, offset in enumerate(offsets):
+        rows = tensor.plane_rows(plane, first, last)
+        start = offset + first * rows.shape[1]
+        view[start : start + rows.nbytes] = rows.reshape(-1)
+        count += rows.nbytes
+    tensor.forget(first, last)
+    return count
+
+
+def _rows_per_task(tensor: TensorRows) -> int:
+    return max(1, SLAB_ELEMENTS // max(1, tensor.columns))

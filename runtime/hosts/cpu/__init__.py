@@ -3,7 +3,6 @@
 Only `tensors` knows plans: to the others a program is text, and a step a batch.
 
     processor      what this CPU is, and what the compiler may use of it
-    threads        how many threads this process should run
     toolchain      which C compilers there are, and how to call them
     build          text -> shared library, cached by content
     library        the library through ctypes: a program, opened on tensors and an arena

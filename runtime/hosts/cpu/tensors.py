@@ -7,7 +7,7 @@ pieces, and pages of the file that were read for that are given back.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_void_p
 from dataclasses import dataclass, field
 from math import prod
@@ -20,7 +20,8 @@ from mlxr.compiler.artifact import CpuProgram, CpuTensor, TensorSource, WeightFo
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
-from mlxr.runtime.weights.element_types import STORAGE, decode, encode, gguf_type_named
+from mlxr.runtime.weights.element_types import STORAGE, decode, gguf_type_named
+from mlxr.runtime.weights.fill_tasks import Rows, Task, number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.tensor_rows import open_tensor
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -33,16 +34,8 @@ _PIECE_BYTES = 4 << 20
 _MAX_LISTED = 8
 
 
-class NativeTensor(Protocol):
-    """A tensor as a file or a test has it, its rows in the model's order; of a vector, an element is a row."""
-
-    @property
-    def where(self) -> str:
-        """What to call it in messages."""
-
-    @property
-    def format(self) -> str:
-        """The name of its format, or of an element type that no program has, such as `f64`."""
+class NativeTensor(Rows, Protocol):
+    """A tensor that the program may read where it lies."""
 
     @property
     def num_rows(self) -> int:
@@ -51,19 +44,6 @@ class NativeTensor(Protocol):
     @property
     def is_plain(self) -> bool:
         """Whether its rows can be used where they lie."""
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether its numbers are not those of its bytes."""
-
-    def plane_rows(self, plane: int, first: int, last: int, /) -> Bytes:
-        """Rows [first, last) of one plane of its format: [rows, bytes of a row], contiguous."""
-
-    def numbers(self, first: int, last: int, /) -> Floats:
-        """Rows [first, last) as numbers: [rows, columns]."""
-
-    def forget(self, first: int, last: int, /) -> None:
-        """Says that some of its rows are not needed any more."""
 
 
 class TensorReader(Protocol):
@@ -176,7 +156,7 @@ def place_tensors(
             placed.own_bytes += aligned(tensor.size_bytes)
     memory = reserve(placed.own_bytes)
     placed.owners.append(memory)
-    tasks: list[Callable[[], int]] = []
+    tasks: list[Task] = []
     for index, offset in offsets.items():
         tensor, parts = program.tensors[index], sources[index]
         target = memory[offset : offset + tensor.size_bytes]
@@ -186,23 +166,16 @@ def place_tensors(
         else:
             tasks += _convert_tasks(tensor, parts, target)
     done = placed.mapped_bytes
-    for count in _run(tasks, threads):
+
+    def tell(count: int) -> None:
+        nonlocal done
         done += count
         if progress is not None:
             progress(done, total)
-    return placed
 
-
-def _run(tasks: Sequence[Callable[[], int]], threads: int) -> Iterator[int]:
-    """Runs all tasks, and yields what each returns as it ends. The first error ends all."""
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        futures = [pool.submit(task) for task in tasks]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        run_tasks(pool, tasks, tell)
+    return placed
 
 
 def _in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> Bytes | None:
@@ -230,9 +203,7 @@ def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[Nativ
         )
 
 
-def _pack_tasks(
-    library: Library, index: int, tensor: CpuTensor, part: NativeTensor, target: Bytes
-) -> Iterator[Callable[[], int]]:
+def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: NativeTensor, target: Bytes) -> Iterator[Task]:
     rows, row_bytes = tensor.shape[0], tensor.format.row_bytes(tensor.shape[1])
     panels, per_task = -(-rows // PANEL_ROWS), max(1, _PIECE_BYTES // (PANEL_ROWS * row_bytes))
 
@@ -245,39 +216,15 @@ def _pack_tasks(
         part.forget(start, stop)
         return int((last - first) * PANEL_ROWS * row_bytes)
 
-    for start in range(0, panels, per_task):
-        yield _bound(pack, start, min(panels, start + per_task))
+    return tasks_of(pack, panels, per_task)
 
 
-def _convert_tasks(tensor: CpuTensor, parts: Sequence[NativeTensor], target: Bytes) -> Iterator[Callable[[], int]]:
+def _convert_tasks(tensor: CpuTensor, parts: Sequence[NativeTensor], target: Bytes) -> Iterator[Task]:
     width = prod(tensor.shape[1:])
     numbers = target.view(STORAGE[str(tensor.format)]).reshape(tensor.shape)
     row = 0
     for part, source in zip(parts, tensor.parts, strict=True):
         rows = source.shape[0]
-        yield from _part_tasks(part, numbers[row : row + rows].reshape(rows, width), str(tensor.format))
+        lines = numbers[row : row + rows].reshape(rows, width)
+        yield from number_tasks(part, lines, str(tensor.format), max(1, _PIECE_BYTES // lines[:1].nbytes))
         row += rows
-
-
-def _part_tasks(part: NativeTensor, target: npt.NDArray[Any], dtype: str) -> Iterator[Callable[[], int]]:
-    """Fills a target of [rows, elements of a row] from one tensor."""
-    rows, is_vector = target.shape[0], target.shape[1] == 1  # the blocks of a quantised vector span rows
-    per_task = rows if is_vector else max(1, _PIECE_BYTES // target[:1].nbytes)
-
-    def convert(first: int, last: int) -> int:
-        if part.format == dtype and not part.is_changed:
-            target[first:last].view(np.uint8)[...] = part.plane_rows(0, first, last)
-        else:
-            try:
-                target[first:last] = encode(part.numbers(first, last), dtype).reshape(last - first, -1)
-            except WeightsError as error:
-                raise WeightsError(f"{part.where}: {error}") from error
-        part.forget(first, last)
-        return int(target[first:last].nbytes)
-
-    for start in range(0, rows, per_task):
-        yield _bound(convert, start, min(rows, start + per_task))
-
-
-def _bound(work: Callable[[int, int], int], first: int, last: int) -> Callable[[], int]:
-    return lambda: work(first, last)

@@ -1,6 +1,27 @@
-"""Arrays in the GPU's own memory: what the CPU fills, MLX keeps in managed memory."""
+"""Arrays in the GPU's own memory: what the CPU fills, MLX keeps in managed memory.
+
+Source: MLX's `load` (mlx/io/load.cpp, mlx/backend/cuda/load.cpp). It reads an .npy stream's header a few bytes at a
+time, then, when the array is evaluated, its content by one `readinto` of memory of its own. From there it copies to
+the device, and frees that memory before the evaluation ends.
+"""
+
+import io
+from math import prod
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.weights.load_weights import Fill
+
+_NUMPY: dict[mx.Dtype, npt.DTypeLike] = {
+    mx.float32: np.float32,
+    mx.float16: np.float16,
+    mx.uint16: np.uint16,
+    mx.uint8: np.uint8,
+}
 
 
 def on_device(array: mx.array) -> mx.array:
@@ -9,3 +30,77 @@ def on_device(array: mx.array) -> mx.array:
     copy = (bits | 0).view(array.dtype)
     mx.eval(copy)
     return copy
+
+
+def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+    """An evaluated array in the GPU's own memory; where MLX has no GPU, in the CPU's.
+
+    Args:
+        shape: the array's.
+        dtype: f32, f16, u16 or u8.
+        fill: writes the array, once; on the CPU it is called from a thread of MLX's.
+
+    Raises:
+        HostError: MLX read the stream otherwise than at once.
+        BaseException: whatever `fill` raised.
+    """
+    stream = _ArrayStream(shape, np.dtype(_NUMPY[dtype]), fill)
+    array = mx.load(stream, format="npy")  # type: ignore[arg-type]  # it has what MLX asks of a file
+    assert isinstance(array, mx.array), "an .npy stream is one array"
+    mx.eval(array)
+    if stream.error is not None:
+        raise stream.error
+    return array
+
+
+class _ArrayStream:
+    """An .npy file as MLX reads one, whose content is written where it is read to.
+
+    Nothing is raised through MLX, which would leave its memory and its stream as they are at that moment: the array's
+    content is undefined after an error.
+
+    Attributes:
+        error: what kept the content from being written.
+        closed: part of what MLX takes for a file.
+    """
+
+    closed = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Fill) -> None:
+        header = io.BytesIO()
+        described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)  # MLX knows its fields by their places
+        self._header, self._place = header.getvalue(), 0
+        self._shape, self._dtype, self._fill = shape, dtype, fill
+        self.error: BaseException | None = HostError("cuda: MLX did not read a weight that it was given")
+
+    def tell(self) -> int:
+        """Where the next `readinto` begins."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Goes to a place, from the beginning alone, which is all that MLX asks for."""
+        assert whence == io.SEEK_SET, "a stream of unread content has no end to count from"
+        self._place = offset
+        return offset
+
+    def readinto(self, memory: memoryview) -> int:
+        """Writes a piece of the header, or the whole content."""
+        size, start = len(memory), self._place
+        self._place += size
+        if start < len(self._header):
+            piece = self._header[start : self._place]
+            memory[: len(piece)] = piece
+            return len(piece)
+        try:
+            self._write(memory, start - len(self._header))
+        except BaseException as error:
+            self.error = error
+        return size
+
+    def _write(self, memory: memoryview, offset: int) -> None:
+        size_bytes = prod(self._shape) * self._dtype.itemsize
+        if offset or len(memory) != size_bytes:
+            raise HostError(f"cuda: MLX reads {len(memory)} bytes at {offset} of a weight of {size_bytes}, not all")
+        self._fill(np.frombuffer(memory, self._dtype).reshape(self._shape))
+        self.error = None

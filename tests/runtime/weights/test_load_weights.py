@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 from math import prod
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 
 from mlxr.compiler.artifact import DType, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device
 from mlxr.runtime.weights import load_weights, open_weights, weight_file
 
 TESTS = Path(__file__).parents[2]
@@ -156,6 +158,10 @@ def test_one_tensor_may_serve_two_weights(pair):
     assert mx.array_equal(loaded["w"], loaded["v"][2:])
 
 
+def loading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("load weights")]
+
+
 def test_progress_counts_every_byte(monkeypatch):
     monkeypatch.setattr(LOADER, "SLAB_ELEMENTS", 1 << 16)
     calls = []
@@ -166,9 +172,40 @@ def test_progress_counts_every_byte(monkeypatch):
     assert len(calls) > 100 and calls == sorted(calls)
 
 
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_threads_do_not_show(monkeypatch, dtype):
+    """Weights in small slabs by many threads; and arrays that MLX reads from a stream, as on an NVIDIA GPU."""
+    monkeypatch.setattr(LOADER, "SLAB_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(LOADER, "usable_cpus", lambda: 1)
+    weights = [*storyteller_weights(dtype)[:3], storyteller_weights(dtype)[-1]]
+    expected = load_weights(weights, [".*"], STORYTELLER)
+    monkeypatch.setattr(LOADER, "usable_cpus", lambda: 40)
+    for make in (LOADER.in_place, filled_on_device):
+        found = load_weights(weights, [".*"], STORYTELLER, make=make)
+        for name, array in expected.items():
+            assert found[name].dtype == array.dtype and mx.array_equal(found[name], array), name
+        assert not loading_threads()
+
+
+def test_a_load_that_is_broken_off_leaves_nothing_running(monkeypatch):
+    monkeypatch.setattr(LOADER, "SLAB_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(LOADER, "usable_cpus", lambda: 8)
+
+    def fail(done, total):
+        assert loading_threads()
+        if done > total // 10:
+            raise KeyboardInterrupt
+
+    for make in (LOADER.in_place, filled_on_device):
+        with pytest.raises(KeyboardInterrupt):
+            load_weights(storyteller_weights(DType.F16), [], STORYTELLER, fail, make)
+        assert not loading_threads()
+
+
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("path", [STORYTELLER, STORYTELLER_Q8_0], ids=["safetensors", "gguf"])
-def test_memory_stays_near_the_final_size(dtype, path):
+def test_memory_stays_near_the_final_size(monkeypatch, dtype, path):
+    monkeypatch.setattr(LOADER, "usable_cpus", lambda: 2)
     weights = storyteller_weights(dtype)
     total = sum(dtype.size_bytes * prod(weight.shape) for weight in weights)
     mx.clear_cache()
@@ -179,13 +216,14 @@ def test_memory_stays_near_the_final_size(dtype, path):
     _, numpy_peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert mx.get_peak_memory() - before < 1.02 * total
-    assert numpy_peak < 16 * 4 * weight_file.SLAB_ELEMENTS  # a few temporaries of a slab; far from a large model
+    assert numpy_peak < 16 * 4 * weight_file.SLAB_ELEMENTS  # a few temporaries of slabs; far from a large model
     del loaded
 
 
 def test_a_slab_bounds_the_temporaries(monkeypatch):
     monkeypatch.setattr(LOADER, "SLAB_ELEMENTS", 1 << 14)
-    weights = [storyteller_weights(DType.BF16)[0]]
+    monkeypatch.setattr(LOADER, "usable_cpus", lambda: 2)
+    weights = [storyteller_weights(DType.F16)[0]]
     open_weights(STORYTELLER_Q8_0)
     tracemalloc.start()
     load_weights(weights, [".*"], STORYTELLER)
@@ -242,6 +280,9 @@ def test_a_number_that_does_not_fit(tmp_path):
     values = np.ones((3, 4), np.float32)
     values[1, 2] = -65536
     save_file({"a": values}, tmp_path / "x.safetensors")
-    with pytest.raises(WeightsError, match=r"tensor 'a' \(x\.a\): the number 65536 is beyond the largest one of f16"):
-        load_weights([tiny("w", ("a", 3), dtype=DType.F16)], [], tmp_path)
+    for make in (LOADER.in_place, filled_on_device):
+        with pytest.raises(
+            WeightsError, match=r"tensor 'a' \(x\.a\): the number 65536 is beyond the largest one of f16"
+        ):
+            load_weights([tiny("w", ("a", 3), dtype=DType.F16)], [], tmp_path, make=make)
     assert load_weights([tiny("w", ("a", 3), dtype=DType.BF16)], [], tmp_path)["w"][1, 2].item() == -65536

@@ -1,0 +1,118 @@
+"""Filling memory with a tensor's rows, in tasks that several threads share.
+
+Invariants: tasks of one list write to places that do not overlap; none runs any more once `run_tasks` has returned or
+raised, so that the memory may be lent.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, as_completed, wait
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.element_types import encode
+
+Task = Callable[[], int]
+"""Fills a piece of memory, and returns its bytes."""
+
+
+class Rows(Protocol):
+    """A tensor as a file or a test has it, its rows in the model's order; of a vector, an element is a row."""
+
+    @property
+    def where(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def format(self) -> str:
+        """The name of its format, or of an element type that no program has, such as `f64`."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its numbers are not those of its bytes."""
+
+    def plane_rows(self, plane: int, first: int, last: int, /) -> npt.NDArray[np.uint8]:
+        """Rows [first, last) of one plane of its format: [rows, bytes of a row], contiguous."""
+
+    def numbers(self, first: int, last: int, /) -> npt.NDArray[np.float32]:
+        """Rows [first, last) as numbers: [rows, columns]."""
+
+    def forget(self, first: int, last: int, /) -> None:
+        """Says that some of its rows are not needed any more."""
+
+
+def number_tasks(tensor: Rows, target: npt.NDArray[Any], dtype: str, rows_per_task: int) -> Iterator[Task]:
+    """Tasks that write a tensor's numbers.
+
+    Bytes that are of the type already are copied as they are, so that NaNs keep their payloads; a conversion makes
+    them quiet.
+
+    Args:
+        tensor: what to write.
+        target: [rows, elements of a row] in the carrier of the type, row-major.
+        dtype: f32, f16 or bf16.
+        rows_per_task: at most; a vector is one task, because blocks of a quantised one span its rows.
+
+    Raises:
+        WeightsError: (a task) a number does not fit into the type, or the file cannot be read.
+    """
+    most = len(target) if target.shape[1] == 1 else rows_per_task
+    return tasks_of(partial(_write_numbers, tensor, target, dtype), len(target), most)
+
+
+def tasks_of(work: Callable[[int, int], int], rows: int, rows_per_task: int) -> Iterator[Task]:
+    """Work on rows [first, last) as tasks that cover all rows."""
+    for first in range(0, rows, rows_per_task):
+        yield partial(work, first, min(rows, first + rows_per_task))
+
+
+def _write_numbers(tensor: Rows, target: npt.NDArray[Any], dtype: str, first: int, last: int) -> int:
+    if tensor.format == dtype and not tensor.is_changed:
+        target[first:last].view(np.uint8)[...] = tensor.plane_rows(0, first, last)
+    else:
+        try:
+            target[first:last] = encode(tensor.numbers(first, last), dtype).reshape(last - first, -1)
+        except WeightsError as error:
+            raise WeightsError(f"{tensor.where}: {error}") from error
+    tensor.forget(first, last)
+    return int(target[first:last].nbytes)
+
+
+def run_tasks(pool: Executor, tasks: Sequence[Task], tell: Callable[[int], None]) -> None:
+    """Runs all tasks; all have ended when it returns or raises.
+
+    Args:
+        pool: begins tasks in their order.
+        tasks: what to run.
+        tell: called in this thread with what each task returned, as they end.
+
+    Raises:
+        Exception: of the first task in order that failed, which is the one that a single thread would have met; those
+            that had not begun are dropped then. Or whatever `tell` raised.
+    """
+    futures: list[Future[int]] = []
+    try:
+        futures += (pool.submit(task) for task in tasks)
+        for future in as_completed(futures):
+            if future.exception() is not None:
+                break
+            tell(future.result())
+    finally:
+        _end(futures)
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+
+
+def _end(futures: Sequence[Future[int]]) -> None:
+    """Drops tasks that have not begun, and waits for the others; an interruption waits too, for the memory is lent."""
+    try:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    except BaseException:
+        _end(futures)
+        raise

@@ -1,0 +1,69 @@
+"""Arrays that MLX reads from a stream: what an array filled in place holds. Here MLX's own memory is the CPU's."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.errors import HostError, WeightsError
+from mlxr.runtime.hosts.cuda import device_array
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device
+from mlxr.runtime.weights.element_types import Array
+from mlxr.runtime.weights.load_weights import in_place
+
+SHAPES = [(1,), (3,), (8,), (1, 1), (1, 5), (5, 1), (3, 7), (129, 64), (2048, 1025), (12345678,)]
+
+
+def fill(view: Array) -> None:
+    """Random bytes."""
+    rng = np.random.default_rng(view.size)
+    view.reshape(-1).view(np.uint8)[...] = rng.integers(0, 256, view.nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.uint16, mx.uint8], ids=str)
+def test_a_stream_gives_what_is_filled_in_place(dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+    got, expected = filled_on_device(shape, dtype, fill), in_place(shape, dtype, fill)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype) == (shape, dtype)
+    assert np.array(got).tobytes() == np.array(expected).tobytes()
+    if dtype == mx.uint16:  # as bf16 travels
+        bits = got.view(mx.bfloat16).view(mx.uint16)
+        assert np.array(bits).tobytes() == np.array(expected).tobytes()
+
+
+def test_the_whole_array_is_filled_once() -> None:
+    views: list[tuple[tuple[int, ...], bool, bool]] = []
+
+    def count(view: Array) -> None:
+        views.append((view.shape, view.flags.c_contiguous, view.flags.writeable))
+        view[...] = 3
+
+    array = filled_on_device((300, 7000), mx.float16, count)
+    assert views == [((300, 7000), True, True)]
+    assert mx.all(array == 3).item()
+
+
+@pytest.mark.parametrize("error", [WeightsError("x.gguf: tensor 'a' is bad"), KeyboardInterrupt(), SystemExit(3)])
+def test_what_fill_raises_is_raised(error: BaseException) -> None:
+    def fail(view: Array) -> None:
+        view[...] = 0
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        filled_on_device((64, 3), mx.float32, fail)
+    assert caught.value is error
+    assert filled_on_device((2,), mx.uint8, lambda view: view.fill(7)).tolist() == [7, 7], "MLX goes on"
+
+
+@pytest.mark.parametrize(("pieces", "message"), [(2, "reads 8 bytes at 8 of a weight of 16"), (0, "did not read")])
+def test_reading_in_pieces_is_refused(monkeypatch: pytest.MonkeyPatch, pieces: int, message: str) -> None:
+    """MLX may change how it reads streams: no array may then look as if it had been filled."""
+
+    def load(stream: device_array._ArrayStream, format: str) -> mx.array:
+        stream.readinto(memoryview(bytearray(len(stream._header))))
+        for _ in range(pieces):
+            assert stream.readinto(memoryview(bytearray(8))) == 8
+        return mx.zeros((4,))
+
+    monkeypatch.setattr(mx, "load", load)
+    with pytest.raises(HostError, match=message):
+        filled_on_device((4,), mx.float32, fill)
