@@ -20,6 +20,7 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, kernel_input
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
+from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
 from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -61,6 +62,7 @@ class MlxHost(ArrayHost):
         }
         self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
         self._fixed |= {"k_arena": arena.k, "v_arena": arena.v}
+        self._norms = norms_for_mlx(artifact, weights)
 
     @classmethod
     def from_file(
@@ -211,6 +213,7 @@ class MlxHost(ArrayHost):
             op = self._graphs[step.name].op(launch.op)
             names = {**op.inputs, **dict(launch.mlx_inputs)}
             inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
+            inputs |= self._norms.get((step.name, launch.op), {})
             arrays[op.out] = _bindable(LARGE_OPS[op.kind](inputs, op.attrs))
             self.count(f"mlx.{op.kind}", launch.op)
             return

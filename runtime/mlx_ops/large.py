@@ -32,7 +32,7 @@ def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
     """
     attrs = {**_PLAIN, **attrs}
     x, weight, out = inputs["x"], inputs["weight"], MLX_DTYPES[attrs["dtype"]]
-    compute = x.dtype if x.dtype == weight.dtype == out else mx.float32
+    compute = compute_type(x.dtype, weight.dtype, out)
     x = _normalised((x[inputs["rows"]] if "rows" in inputs else x).astype(compute), inputs, attrs)
     columns = weight.astype(compute).T
     added = _added_by_matmul(inputs, attrs, compute)
@@ -52,6 +52,11 @@ def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
     sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
     biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
     return finish(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
+
+
+def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
+    """The type in which a projection normalises x and multiplies it: theirs if all three are of one, else f32."""
+    return x if x == weight == out else mx.float32
 
 
 def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
@@ -88,7 +93,7 @@ def _normalised(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
     """The norm of x in one pass, in fp32 and rounded to x's type; its weight and bias are rounded to that before."""
     if "norm" not in inputs:
         return x
-    weight = inputs["norm"].astype(x.dtype)
+    weight = inputs["norm"].astype(x.dtype)  # a host's is of that type: see hosts/mlx_norms.py
     if attrs["norm_kind"] != "layer":
         assert "norm_bias" not in inputs, "only a layer norm has a bias"
         return mx.fast.rms_norm(x, weight, attrs["eps"])

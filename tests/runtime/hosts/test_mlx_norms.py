@@ -1,0 +1,86 @@
+"""Norms of large batches: cast once for a host, and the same arrays in every step and trace."""
+
+import io
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts import mlx_host
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
+from mlxr.runtime.mlx_ops import LARGE_OPS
+from mlxr.runtime.pager import Pager
+from mlxr_tests.fake_card import use_card
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import compiled, small_spec
+
+LAYER = {"model__norm": {"kind": "layer", "bias": True}, "model__tensor_names": "canonical"}
+
+
+def spec_of(**changes: Any) -> Any:
+    base = {"activation_dtype": "bf16", "weights": {"default": "bf16", "norm": "f32"}, "cache__dtype": "bf16"}
+    return small_spec(**{**base, **changes})
+
+
+def is_computed(array: mx.array) -> bool:
+    text = io.StringIO()
+    mx.export_to_dot(text, array)
+    return "label" not in text.getvalue()
+
+
+def launched(*, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+    """A kernel that reads its inputs and makes ones."""
+    total = sum((x.reshape(-1)[0].astype(mx.float32) * 0 for x in inputs), mx.array(1.0))
+    return [mx.broadcast_to(total, s).astype(d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="a stand-in for its launches")
+@pytest.mark.parametrize("changes", [{}, LAYER], ids=["rms", "layer"])
+def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    artifact = compiled(spec_of(**changes), Geometry(mlx_min_rows=4))
+    use_card(monkeypatch, artifact, launched)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    calls: list[list[mx.array]] = []
+    ports = ("norm", "norm_bias") if changes else ("norm",)
+
+    def projection(inputs: dict[str, mx.array], attrs: Any) -> mx.array:
+        if "norm" in inputs:
+            norms = [inputs[port] for port in ports]
+            assert all(norm.dtype == inputs["x"].dtype == mx.bfloat16 and is_computed(norm) for norm in norms)
+            calls[-1] += norms
+        return LARGE_OPS["projection"](inputs, attrs)
+
+    monkeypatch.setattr(mlx_host, "LARGE_OPS", {**LARGE_OPS, "projection": projection})
+    pager = Pager.from_geometry(artifact.plan.arena)
+    for _ in range(3):
+        calls.append([])
+        seq_id = pager.add_sequence()
+        host.read(host.step(Batch.build([BatchRequest(seq_id, [1, 2, 3, 4, 5, 6], 0)], pager, 8)))
+        pager.free(seq_id)
+    first, traced, again = calls
+    assert len(first) == 2 * len(ports) * artifact.plan.num_layers, "of attention and of the mlp"
+    assert all(one is other for one, other in zip(first, traced, strict=True))
+    assert not again, "the trace has them"
+
+
+@pytest.mark.parametrize(("activations", "norm", "dtype"), [("bf16", "f32", mx.bfloat16), ("f32", "f16", mx.float32)])
+def test_a_norm_has_the_type_that_its_op_computes_in(activations: str, norm: str, dtype: mx.Dtype) -> None:
+    spec = spec_of(activation_dtype=activations, weights={"default": activations, "norm": norm})
+    artifact = compiled(spec, Geometry(mlx_min_rows=4))
+    loaded = random_buffers(artifact.plan)[0]
+    found = norms_for_mlx(artifact, loaded)
+    assert len(found) >= 2 * artifact.plan.num_layers, "and the last, where logits are computed in f32 anyway"
+    for (step, name), norms in found.items():
+        weight = loaded[artifact.graph(step).op(name).inputs["norm"]]
+        assert norms["norm"].dtype == dtype and is_computed(norms["norm"])
+        assert mx.array_equal(norms["norm"], weight.astype(dtype))
+
+
+def test_kernels_alone_need_none() -> None:
+    artifact = compiled(spec_of(), Geometry(mlx_min_rows=0))
+    assert not norms_for_mlx(artifact, random_buffers(artifact.plan)[0])
