@@ -179,7 +179,6 @@ def test_a_closed_host_says_so() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_threads_and_memory_go_with_the_model(tmp_path: Path) -> None:
     def tasks() -> int:
-        time.sleep(0.1)  # a thread that has been joined is listed until the system has ended it
         return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
     def are(expected: int) -> bool:
@@ -189,7 +188,7 @@ def test_threads_and_memory_go_with_the_model(tmp_path: Path) -> None:
     file = write(tmp_path, artifact_of(**MIXED))
     Model(artifact_of(**MIXED), file, host="cpu", threads=1).logits(PROMPT)  # starts what MLX keeps
     gc.collect()
-    time.sleep(0.1)
+    time.sleep(0.1)  # a thread that has been joined is listed until the system has ended it
     before = tasks()
     model = Model(artifact_of(**MIXED), file, host="cpu", threads=min(2, thread_counts.usable_cpus()))
     assert are(before + model.host.threads - 1)
