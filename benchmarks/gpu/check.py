@@ -17,8 +17,9 @@ from gpu.weights import RandomWeights
 from gpu.work import Row, spec_document
 
 LAYERS = 2
-TOLERANCE = 2e-2
-"""Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 5e-3."""
+TOLERANCE = 3e-2
+"""Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 9e-3 in decode, and 2.1e-2 after
+4096 random tokens, whose values attention averages nearly to nothing. What is wrong differs by about 1."""
 PEER_TOLERANCE = 0.3
 """Of the relative norm between two bf16 implementations of all layers; unrelated logits differ by 1.4."""
 CHOICE_TOLERANCE = 0.25

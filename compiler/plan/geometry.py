@@ -29,14 +29,15 @@ class Geometry:
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
         attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
-        attend_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type, heads
-            of 64 or 128 elements and at most 8 on a KV head: then attend_heads and attend_unroll mean nothing.
+        attend_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type, heads of 64 or
+            128 elements and at most 8 on a KV head: then attend_heads and attend_unroll mean nothing.
         attend_many: sequences (two or more) from which decode attention is one launch whatever the contexts, since
             there are threadgroups enough; 0: never.
-        attend_many_simdgroups, attend_many_heads, attend_many_unroll: as in attend_, there.
+        attend_many_simdgroups, attend_many_heads, attend_many_unroll, attend_many_mma: as in attend_, there.
         partition: positions of the shortest split-KV partition.
         partitions: most partitions of a context; longer ones have longer partitions.
         partition_simdgroups, partition_heads, partition_unroll: as in attend_, of a partition; 0: the same.
+        partition_mma: as in attend_, of a partition.
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
@@ -72,11 +73,13 @@ class Geometry:
     attend_many_simdgroups: int = 8
     attend_many_heads: int = 0
     attend_many_unroll: int = 1
+    attend_many_mma: int = 0
     partition: int = 1024
     partitions: int = 32
     partition_simdgroups: int = 0
     partition_heads: int = 0
     partition_unroll: int = 0
+    partition_mma: int = 0
     prefill_rows: int = 32
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
@@ -107,8 +110,9 @@ class Geometry:
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
             )
-        if self.attend_mma > 1:
-            raise PlanError(f"geometry: attend_mma is {self.attend_mma}; expected 0 or 1")
+        for name in ("attend_mma", "attend_many_mma", "partition_mma"):
+            if getattr(self, name) > 1:
+                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 0 or 1")
         if self.attend_many == 1:
             raise PlanError("geometry: attend_many is 1; expected 0, or at least 2 sequences")
         if self.mma_min_rows > self.mma_max_rows:

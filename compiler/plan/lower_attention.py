@@ -100,18 +100,16 @@ class AttentionLowering:
                 heads=math.gcd(g.attend_many_heads, gqa_ratio),
                 unroll=g.attend_many_unroll,
             )
-            many = _by_matrix(many) if g.attend_mma else many
+            many = _by_matrix(many) if g.attend_many_mma else many
             enough = Condition(dim="seqs", minimum=g.attend_many)
             few = Condition(dim="seqs", maximum=enough.minimum - 1)
             self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=chosen)
-        if g.attend_mma:
-            whole = _by_matrix(whole)
-        grid, longest = self._attend_grid(whole), g.attend_whole or partition
+        short, longest = _by_matrix(whole) if g.attend_mma else whole, g.attend_whole or partition
         if self._arena.context <= longest:
-            self._to.emit(op, whole, grid, buffers, when=few, chosen=chosen)
+            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=chosen)
             return
-        short = Condition(dim="context", maximum=longest, also=few)
-        self._to.emit(op, whole, grid, buffers, when=short, chosen=chosen)
+        when = Condition(dim="context", maximum=longest, also=few)
+        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=chosen)
         long = Condition(dim="context", minimum=longest + 1, also=few)
         # The reduction counts the sinks, once.
         part = replace(
@@ -124,7 +122,7 @@ class AttentionLowering:
             max_partitions=partitions,
             sinks=None,
         )
-        part = _by_matrix(part) if g.attend_mma else part
+        part = _by_matrix(part) if g.partition_mma else part
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))

@@ -47,7 +47,7 @@ def test_whole_contexts(case, simdgroups):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_partitions(case, partition):
     """At their borders; with three of them they become longer."""
-    sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2}
+    sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2, "partition_mma": 1}
     bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, **sizes)))
     for length in sorted(n * partition + d for n in (1, 2, 3, 6) for d in (-1, 0, 1)):
         whole = length < partition
@@ -59,8 +59,8 @@ def test_partitions(case, partition):
 @pytest.mark.parametrize("case", PAGED, ids=str)
 def test_many_sequences(case):
     """Of any lengths, in one launch."""
-    sizes = {"partition": 16, "attend_many": 3, "attend_many_simdgroups": 2}
-    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, **sizes)))
+    sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_mma": 1}
+    bench = OpBench(compiled(case.spec, Geometry(partition=16, **sizes)))
     assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
 
 

@@ -100,8 +100,12 @@ OF_GEOMETRIES = {
         ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
     ),
     "many-sequences": ({}, Geometry(attend_many=2), ("attend_many",)),
-    "attention-by-matrix": (BY_MATRIX, Geometry(attend_mma=1, attend_many=2), ("attend_mma", "attend_many_mma")),
-    "partitions-by-matrix": (BY_MATRIX, Geometry(attend_mma=1, partition=4), ("attend_partition_mma",)),
+    "attention-by-matrix": (
+        BY_MATRIX,
+        Geometry(attend_mma=1, attend_many=2, attend_many_mma=1),
+        ("attend_mma", "attend_many_mma"),
+    ),
+    "partitions-by-matrix": (BY_MATRIX, Geometry(partition_mma=1, partition=4), ("attend_partition_mma",)),
 }
 
 
