@@ -67,7 +67,8 @@ class Draws:
         self._tokens = draw_tokens(logits, sampling, uniforms)
         # Nothing waits for this but `read`, which refuses broken logits as `Sampler.sample` does.
         self._greatest = mx.max(logits, axis=-1)
-        host.start(self._tokens, self._greatest, host.arena.token)
+        self._tokens_to_read = host.copy_to_read(self._tokens)
+        host.start(self._tokens, self._tokens_to_read, self._greatest, host.arena.token)
 
     def __len__(self) -> int:
         """How many tokens are drawn."""
@@ -88,7 +89,7 @@ class Draws:
         if not self._host.pipelines:
             logits = self._host.read(self._logits)
             return [sampler.sample(logits[row]) for row, sampler in zip(self._rows, self._samplers, strict=True)]
-        tokens: list[int] = self._host.read(self._tokens).tolist()
+        tokens: list[int] = self._host.read(self._tokens_to_read).tolist()
         if not np.isfinite(self._host.read(self._greatest)).all():
             for row in self._host.read(self._logits):
                 likeliest(row)

@@ -67,8 +67,15 @@ class DecodeInputs:
         """A step's arrays, those that move and those that do not, as they are packed and on the GPU."""
         moving = Packed.of({name: array for name, array in arrays.items() if name in self.MOVING})
         steady = Packed.of({name: array for name, array in arrays.items() if name not in self.MOVING})
-        self._moving = _same_or_new(self._moving, moving)
-        self._steady = _same_or_new(self._steady, steady)
+        moves, stays = _holds(self._moving, moving), _holds(self._steady, steady)
+        if not (moves or stays):  # one page fault for both
+            both = Packed(np.concatenate([moving.numbers, steady.numbers]), {}).upload()
+            self._moving, self._steady = (moving, both[: len(moving.numbers)]), (steady, both[len(moving.numbers) :])
+        elif not moves:
+            self._moving = moving, moving.upload()
+        elif not stays:
+            self._steady = steady, steady.upload()
+        assert self._moving and self._steady, "held or uploaded"
         return self._moving, self._steady
 
     def advance(self, moving: mx.array) -> None:
@@ -82,11 +89,9 @@ class DecodeInputs:
         self._moving = self._steady = None
 
 
-def _same_or_new(held: tuple[Packed, mx.array] | None, wanted: Packed) -> tuple[Packed, mx.array]:
-    if (
-        held
+def _holds(held: tuple[Packed, mx.array] | None, wanted: Packed) -> bool:
+    return (
+        held is not None
         and held[0].places == wanted.places
         and all(np.array_equal(held[0].numbers[place], wanted.numbers[place]) for place in wanted.places.values())
-    ):
-        return held
-    return wanted, wanted.upload()
+    )
