@@ -1,4 +1,4 @@
-"""Context of the kernel that unpacks a quantised weight for MLX's matmul."""
+"""Context of the kernel that unpacks quantised weights for MLX's matmul."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,15 @@ class UnpackSpan:
     """Threadgroups [first, end) of a launch, which unpack one segment.
 
     Attributes:
+        weight, out: the ports of its weight, which lies as `layout` says.
         pieces: of the segment, whose rows follow each other; piece: elements of one.
         exact: whether they fill the threadgroups.
         tile_chunks: times 16 bytes that a simdgroup makes at once; chunks, first_chunk: the segment's in `out`.
     """
 
+    weight: str
+    out: str
+    layout: WeightLayout
     segment: Segment
     first: int
     end: int
@@ -35,26 +39,35 @@ class UnpackSpan:
 
 @dataclass(frozen=True)
 class UnpackKernel(Kernel):
-    """A whole weight as numbers of a 16-bit type, row by row.
+    """Whole weights as numbers of a 16-bit type, row by row.
 
     Attributes:
+        layouts: of each weight.
         unroll: pieces of a thread, whose loads are on the way at once.
     """
 
     template = "unpack.metal.jinja"
-    layout: WeightLayout
+    layouts: tuple[WeightLayout, ...]
     activation: DType
     unroll: int
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The weight."""
-        return (("weight", self.layout.dtype),)
+        """The weights."""
+        return tuple((self._port("weight", i), layout.dtype) for i, layout in enumerate(self.layouts))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Its numbers."""
-        return (("out", self.activation),)
+        """Their numbers."""
+        return tuple((self._port("out", i), self.activation) for i in range(len(self.layouts)))
+
+    def _port(self, name: str, index: int) -> str:
+        return f"{name}_{index}" if len(self.layouts) > 1 else name
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """The weights' formats, each once, in order."""
+        return tuple(dict.fromkeys(format for layout in self.layouts for format in layout.formats))
 
     @property
     def threads(self) -> int:
@@ -68,15 +81,19 @@ class UnpackKernel(Kernel):
 
     @property
     def spans(self) -> tuple[UnpackSpan, ...]:
-        """The threadgroups' division."""
+        """The threadgroups' division: one weight after the other, segment by segment."""
         spans: list[UnpackSpan] = []
-        columns, size = self.layout.columns, self.threads * self.unroll
-        for segment in self.layout.segments:
+        size = self.threads * self.unroll
+        parts = [(i, layout, segment) for i, layout in enumerate(self.layouts) for segment in layout.segments]
+        for i, layout, segment in parts:
             piece = _piece(segment.format)
-            pieces = segment.rows * (columns // piece)
+            pieces = segment.rows * (layout.columns // piece)
             first = spans[-1].end if spans else 0
             spans.append(
                 UnpackSpan(
+                    self._port("weight", i),
+                    self._port("out", i),
+                    layout,
                     segment,
                     first,
                     end=first + -(-pieces // size),
@@ -84,8 +101,8 @@ class UnpackKernel(Kernel):
                     piece=piece,
                     exact=pieces % size == 0,
                     tile_chunks=SIMD_WIDTH * piece // CHUNK,
-                    chunks=segment.rows * columns // CHUNK,
-                    first_chunk=segment.first_row * columns // CHUNK,
+                    chunks=segment.rows * layout.columns // CHUNK,
+                    first_chunk=segment.first_row * layout.columns // CHUNK,
                 )
             )
         return tuple(spans)

@@ -18,8 +18,9 @@ def check_plan(plan: Plan) -> None:
     1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
     2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
     3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
-    4. What MLX ops take instead of a launch is made by launches that feed them: of the same op, under the same
-       conditions. These make nothing else, save what the launch makes too.
+    4. What MLX ops take instead of a launch is made before it by launches that feed them, under the same conditions.
+       These make nothing else, save what the launch makes too. All launches of an op under these conditions take the
+       same.
 
     Raises:
         PlanError: naming the step, the launch and the rule.
@@ -80,22 +81,26 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
 
 def _check_feeds(step: Step) -> None:
     """Raises PlanError unless rule 4 holds."""
-    feeding: dict[tuple[str, tuple[Condition, ...]], set[str]] = {}
+    made: dict[tuple[Condition, ...], set[str]] = {}
+    used: dict[tuple[Condition, ...], set[str]] = {}
+    taken: dict[tuple[str, tuple[Condition, ...]], set[str]] = {}
     for launch in step.launches:
-        key, who = (launch.op, launch.mlx), f"launch of {launch.kernel} for {launch.op}"
+        who = f"launch of {launch.kernel} for {launch.op}"
         if launch.feeds_mlx:
             if not launch.mlx or launch.when is not None:
                 raise PlanError(f"{who} feeds MLX ops, so its conditions must be theirs")
-            feeding.setdefault(key, set()).update(launch.outputs)
+            made.setdefault(launch.mlx, set()).update(launch.outputs)
         elif launch.mlx:
-            taken, fed = {name for _, name in launch.mlx_inputs}, feeding.get(key, set())
-            if taken - fed:
-                raise PlanError(f"{who} gives MLX ops {sorted(taken - fed)}, which nothing made for them")
-            if fed - taken - set(launch.outputs):
-                raise PlanError(f"{who} leaves {sorted(fed - taken)} unread, which was made for MLX ops")
-    computed = {(launch.op, launch.mlx) for launch in step.launches if not launch.feeds_mlx}
-    for op, _ in feeding.keys() - computed:
-        raise PlanError(f"no launch for {op} takes what was made for MLX ops")
+            names = {name for _, name in launch.mlx_inputs}
+            if unmade := names - made.get(launch.mlx, set()):
+                raise PlanError(f"{who} gives MLX ops {sorted(unmade)}, which nothing made for them")
+            before = taken.setdefault((launch.op, launch.mlx), names)
+            if before != names:
+                raise PlanError(f"{who} gives MLX ops {sorted(names)}, and a launch before it {sorted(before)}")
+            used.setdefault(launch.mlx, set()).update(names, launch.outputs)
+    for mlx, names in made.items():
+        if unread := names - used.get(mlx, set()):
+            raise PlanError(f"no MLX op takes {sorted(unread)}, which was made for one")
 
 
 def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> None:

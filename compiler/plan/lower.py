@@ -28,6 +28,7 @@ from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch
 from mlxr.compiler.plan.epilogue import epilogue_of, norm_of
 from mlxr.compiler.plan.geometry_rules import Choice, GeometryTable, Site
 from mlxr.compiler.plan.lower_attention import AttentionLowering
+from mlxr.compiler.plan.merge_unpacks import merge_unpacks
 from mlxr.compiler.plan.plan import BatchDim, Condition, Extent
 from mlxr.compiler.weight_layout import WeightLayout
 
@@ -65,7 +66,7 @@ class Lowering(Drafting):
         }
 
     def run(self) -> list[Draft]:
-        """Lowers every op.
+        """Lowers every op; what unpacks the weights of one layer is one launch (see merge_unpacks.py).
 
         Raises:
             PlanError: an op has no kernel; a pass that should have fused it did not fire.
@@ -75,7 +76,7 @@ class Lowering(Drafting):
             if rule is None:
                 raise PlanError(f"op {op.name!r} ({op.kind}) has no kernel in step {self.step}; was it not fused?")
             rule(op)
-        return self.drafts
+        return merge_unpacks(self.drafts)
 
     def _embed(self, op: Op) -> None:
         layout = self.layouts[op.inputs["table"]]
@@ -258,7 +259,7 @@ class Lowering(Drafting):
             return mlx, ()
         unpacked = f"{op.name}.unpacked"
         self.scratch.append(Scratch(unpacked, (layout.rows, layout.columns), kernel.activation))
-        unpack = UnpackKernel(f"{kernel.label}_unpack", layout, kernel.activation, g.unpack_unroll)
+        unpack = UnpackKernel(f"{kernel.label}_unpack", (layout,), kernel.activation, g.unpack_unroll)
         grid = (Extent(times=unpack.threadgroups),)
         chosen = choice.part("mlx_", "unpack_")
         self.emit(op, unpack, grid, {"out": unpacked}, mlx=mlx, feeds_mlx=True, chosen=chosen)

@@ -93,7 +93,7 @@ class Launch(Record):
     """One launch of a kernel.
 
     Attributes:
-        op: the graph's op that it computes, wholly or in part.
+        op: the graph's op that it computes, wholly or in part; of one that feeds several ops the first of them.
         inputs, outputs: buffers for the kernel's ports, in order.
         when: runs only if it holds.
         mlx: when all of these hold, hosts whose kernels MLX launches run the op as MLX ops instead (large matmuls and

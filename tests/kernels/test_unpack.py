@@ -13,7 +13,7 @@ from mlxr.compiler.codegen.render import KernelSource
 from mlxr.compiler.errors import KernelFault
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests import matrix_bench
-from mlxr_tests.matrix_bench import MatrixBench
+from mlxr_tests.matrix_bench import MatrixBench, unpacked_together
 from mlxr_tests.specs import floats
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
@@ -21,10 +21,18 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 MIXED = [("q6_k", 43), ("affine4_g64_f16", 77)]
 
 
+SEVERAL = [(MIXED, 768), ([("affine4_g64_f16", 16)] * 2, 256), ([("q8_0", 77)], 32), ([("q4_k", 33)], 512)]
+
+
+def are_right(matrices, unroll, activation="bf16"):
+    """Whether one launch unpacks all of these: parts and columns of each."""
+    benches = [MatrixBench(parts, columns, seed=8, activation=activation) for parts, columns in matrices]
+    wanted = [floats(mx.array(bench.numbers).astype(MLX_DTYPES[activation])) for bench in benches]
+    return all(map(np.array_equal, unpacked_together(benches, unroll), wanted))
+
+
 def is_right(parts, columns, unroll, activation="bf16"):
-    bench = MatrixBench(parts, columns, seed=8, activation=activation)
-    want = floats(mx.array(bench.numbers).astype(MLX_DTYPES[activation]))
-    return np.array_equal(bench.unpacked(unroll), want)
+    return are_right([(parts, columns)], unroll, activation)
 
 
 @pytest.mark.parametrize("unroll", [1, 2, 3])
@@ -34,6 +42,15 @@ def test_spans_that_end_within_a_tile(unroll, activation):
     assert is_right(MIXED, 768, unroll, activation)
     assert is_right([("f32", 5), ("bf16", 29), ("f32", 3), ("f16", 57)], 72, unroll, activation)
     assert is_right([("affine8_g32_f32", 257), ("q8_0", 1), ("mxfp4", 16)], 32, unroll, activation)
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 3])
+@pytest.mark.parametrize("activation", ["f16", "bf16"])
+def test_several_weights(unroll, activation):
+    """Of other formats, rows and columns each; each begins with threadgroups of its own and at its own first number."""
+    assert are_right(SEVERAL, unroll, activation)
+    assert are_right(SEVERAL[::-1], unroll, activation)
+    assert are_right([([("q8_0", 3)], 32)] * 12, unroll, activation), "more than ten, in their order"
 
 
 MISTAKES = [
@@ -53,8 +70,29 @@ MISTAKES = [
 ]
 
 
+MISTAKES_OF_SEVERAL = [
+    ("{weight_1 + ", "{weight_0 + "),
+    ("(device uint4*)out_3 + own", "(device uint4*)out_2 + own"),
+    ("if (group < 16u)", "if (group < 15u)"),
+    ("(group - 15u) * 2u", "group * 2u"),
+]
+
+
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
+    plant(monkeypatch, kernel_host, old, new)
+    with suppress(KernelFault):
+        assert not is_right(MIXED, 768, 2)
+
+
+@pytest.mark.parametrize(("old", "new"), MISTAKES_OF_SEVERAL)
+def test_mistake_with_several_weights_is_noticed(monkeypatch, kernel_host, old, new):
+    plant(monkeypatch, kernel_host, old, new)
+    with suppress(KernelFault):
+        assert not are_right(SEVERAL, 2)
+
+
+def plant(monkeypatch, kernel_host, old, new):
     if kernel_host == "cuda":
         pytest.skip("a card may not show a race or a read out of bounds")
     render = matrix_bench.render
@@ -65,5 +103,3 @@ def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
         return KernelSource(source.name, source.text.replace(old, new))
 
     monkeypatch.setattr(matrix_bench, "render", mistaken)
-    with suppress(KernelFault):
-        assert not is_right(MIXED, 768, 2)

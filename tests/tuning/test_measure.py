@@ -20,6 +20,7 @@ from mlxr.tuning.stopwatch import Piece, Stopwatch
 from mlxr_tests.fake_gpu import FakeGpu
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.variants import variant
 
 SPECS = {
     "f32": (small_spec(), Geometry(partition=16)),
@@ -56,6 +57,23 @@ def test_every_launch_of_both_batches_is_timed_and_runs(name: str) -> None:
         one = kernels[key]
         expected = cost_us(one.row.kernel) if one.runs_as == one.row.launch.kernel else 0.01
         assert time == pytest.approx(expected), one.row.kernel.label
+
+
+def test_ops_whose_weights_one_launch_unpacks() -> None:
+    """That launch is timed for itself; an op that it is not named for is given numbers in place of its weight."""
+    artifact, gpu = variant("for-mlx"), FakeGpu(cost_us)
+    found = measure_launches(artifact, gpu.make_kernels, 1 << 10, 20, 2, stopwatch(gpu, rounds=1))
+    unpack = artifact.kernel_entry("unpack")
+    assert found["prefill", unpack.name] == pytest.approx(cost_us(unpack))
+    batch = prefill_batch(artifact, 64)
+    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    step, graph = artifact.plan.step("prefill"), artifact.graph("prefill")
+    for op in ("layers.0.attention.qkv_projected", "layers.0.attention.out", "layers.0.mlp.gated", "layers.0.mlp.out"):
+        gpu.launched.clear()
+        piece = pieces.piece([one for one in pieces.running if one.op == op])
+        made = piece.run(0, piece.x)
+        assert made.shape == (64, *next(b.shape[1:] for b in step.buffers if b.name == graph.op(op).out))
+        assert gpu.launched == ([unpack.name] if op.endswith("qkv_projected") else [])
 
 
 def test_the_median_of_interleaved_chains_is_free_of_what_a_chain_costs() -> None:

@@ -1,6 +1,7 @@
 """Plans: lifetimes, arena order, and the verifier that refuses what breaks them."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -180,8 +181,9 @@ def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> No
     assert {port for _, port, _ in taken} == {"weight", "queries", "keys", "values"}
     gate_up = next(b for op, _, b in taken if op == "layers.0.mlp.gated")
     assert gate_up.shape == (1024, 256) and gate_up.size_bytes == 1024 * 256 * 2 <= step.activation_bytes
-    weights = [b for _, port, b in taken if port == "weight"]
-    assert step.activation_bytes < sum({b.name: b.size_bytes for b in weights}.values()), "one place serves several"
+    weights = sorted({b.name: b for _, port, b in taken if port == "weight"}.values(), key=lambda b: b.offset_bytes)
+    assert len(weights) == 4, "alive at once, since one launch makes them"
+    assert all(a.offset_bytes + a.size_bytes <= b.offset_bytes for a, b in pairwise(weights))
     keys = next(b for _, port, b in taken if port == "keys")
     assert keys.shape[0] == "context" and keys.size_bytes == for_mlx.arena.context * 2 * 32 * 2
     for op, _, buffer in taken:
@@ -199,9 +201,11 @@ def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("unread", "which was made for MLX ops"),
+        ("unread", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
         ("unmade", "which nothing made for them"),
-        ("unfed", "no launch for layers.0.attention.qkv_projected takes what was made for MLX ops"),
+        ("late", "which nothing made for them"),
+        ("unfed", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
+        ("other", r"gives MLX ops \[\], and a launch before it \['layers.0.attention.qkv_projected.unpacked'\]"),
         ("conditional", "so its conditions must be theirs"),
     ],
 )
@@ -213,6 +217,10 @@ def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message:
     feeding = next(i for i, la in enumerate(launches) if la.feeds_mlx)
     if change == "unmade":
         del launches[feeding]
+    elif change == "late":
+        launches.insert(fed, launches.pop(feeding))
+    elif change == "other":
+        launches.insert(fed + 1, launches[fed].model_copy(update={"mlx_inputs": ()}))
     elif change == "conditional":
         launches[feeding] = launches[feeding].model_copy(update={"when": Condition(dim="tokens", minimum=2)})
     else:
@@ -250,8 +258,9 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
     }
     plan = compiled(small_spec(**base | changes), Geometry(mlx_min_rows_quantised=16, mlx_min_tokens=16)).plan
     labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
-    unpacks = {"qkv_unpack", "o_unpack", "gate_up_unpack", "down_unpack"} if projections else set()
-    assert labels == unpacks | ({"rotate_queries", "gather_context"} if attention else set())
+    assert labels == ({"unpack"} if projections else set()) | (
+        {"rotate_queries", "gather_context"} if attention else set()
+    )
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:

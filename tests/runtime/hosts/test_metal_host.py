@@ -4,6 +4,7 @@ MLX's `metal_kernel` is replaced by one that executes the same text on the sim. 
 binding, shapes, the token chain, MLX ops for large matmuls.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import Any, ClassVar
@@ -235,7 +236,9 @@ def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch,
     pair.step([(a, list(range(1, 42)))])
     assert mlx_launches(pair) == {"mlx.projection": 4 * layers}
     labels = [pair.plan.kernel(name).label for name in pair.host.launches if not name.startswith("mlx.")]
-    assert sum(label.endswith("_unpack") for label in labels) == 6, "those of qkv and gate_up differ by layer"
+    assert labels.count("unpack") == layers == 2, "one for each layer, whose formats differ"
+    unpacks = [k.name for k in pair.plan.kernels if k.label == "unpack"]
+    assert [pair.host.launches[name] for name in unpacks] == [1, 1]
     assert not any(label.endswith(("_rows", "_gemm")) for label in labels if not label.startswith("logits"))
     pair.host.launches.clear()
     pair.step([(a, list(range(5, 28)))])
@@ -292,11 +295,17 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("label", ["qkv_unpack", "o_unpack", "gate_up_unpack", "down_unpack"])
-def test_weights_that_are_not_unpacked_are_noticed(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+@pytest.mark.parametrize("weight", range(4))
+def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
     artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_min_rows_quantised=24))
-    for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == label):
-        pair = metal_pair(monkeypatch, emptied(artifact, entry))
+    for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == "unpack"):
+        parts = re.split("(?=    // Rows )", artifact.kernel_text(entry.name))
+        mistaken = [
+            part.replace("MLXR_STORE_UINT4(", "(void)(") if f" of weight_{weight}.\n" in part else part
+            for part in parts
+        ]
+        assert mistaken != parts, "the mistake can be planted"
+        pair = metal_pair(monkeypatch, Artifact({**artifact.files, entry.file: "".join(mistaken)}))
         with pytest.raises(Mismatch):
             pair.step([(pair.add(), list(range(1, 42)))])
 

@@ -82,7 +82,7 @@ class MatrixBench:
         inputs = {"x": mx.array(x).astype(MLX_DTYPES[self.activation]), "weight": self.buffer, "dims": dims}
         mx.eval(inputs["x"])
         out = np.full((len(x), outs), np.nan, dtype=np.float32)
-        self._launch(kernel, inputs, out, (kernel.threadgroups, -(-len(x) // kernel.tile), 1))
+        _launch(kernel, inputs, {"out": out}, (kernel.threadgroups, -(-len(x) // kernel.tile), 1))
         return out
 
     def rows(self, ids: Sequence[int], scale: float = 1.0) -> Floats:
@@ -90,20 +90,31 @@ class MatrixBench:
         kernel = EmbedKernel("embed", self.layout, self.activation, scale)
         inputs = {"token_ids": np.array(ids, dtype=np.int32), "table": self.buffer}
         out = np.full((len(ids), self.layout.columns), np.nan, dtype=np.float32)
-        self._launch(kernel, inputs, out, (len(ids), 1, 1))
+        _launch(kernel, inputs, {"out": out}, (len(ids), 1, 1))
         return out
 
     def unpacked(self, unroll: int) -> Floats:
         """All of it as the unpack kernel makes it, in the type of activations, which is one of 16 bits."""
-        kernel = UnpackKernel("unpack", self.layout, self.activation, unroll)
-        out = np.full((self.layout.rows, self.layout.columns), 0xFFFF, dtype=np.uint16)
-        self._launch(kernel, {"weight": self.buffer}, out, (kernel.threadgroups, 1, 1))
-        return floats(mx.array(out).view(MLX_DTYPES[self.activation]))
+        return unpacked_together([self], unroll)[0]
 
-    def _launch(
-        self, kernel: Kernel, inputs: dict[str, Any], out: np.ndarray[Any, Any], grid: tuple[int, int, int]
-    ) -> None:
-        bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
-        bound.append(SimBuffer.of(out, writable=True, name="out"))
-        source = render(kernel, Provenance("test", "test", "0" * 12))
-        load_kernel(source.text, source.name, kernel.threads).launch(bound, grid, (kernel.threads, 1, 1), seed=1)
+
+def unpacked_together(benches: Sequence[MatrixBench], unroll: int) -> list[Floats]:
+    """All of several matrices as one launch of the unpack kernel makes them, in the first one's type of activations."""
+    activation = benches[0].activation
+    kernel = UnpackKernel("unpack", tuple(bench.layout for bench in benches), activation, unroll)
+    shapes = [(bench.layout.rows, bench.layout.columns) for bench in benches]
+    outs = {
+        name: np.full(shape, 0xFFFF, dtype=np.uint16) for (name, _), shape in zip(kernel.outputs, shapes, strict=True)
+    }
+    inputs = {name: bench.buffer for (name, _), bench in zip(kernel.inputs, benches, strict=True)}
+    _launch(kernel, inputs, outs, (kernel.threadgroups, 1, 1))
+    return [floats(mx.array(out).view(MLX_DTYPES[activation])) for out in outs.values()]
+
+
+def _launch(
+    kernel: Kernel, inputs: dict[str, Any], outs: dict[str, np.ndarray[Any, Any]], grid: tuple[int, int, int]
+) -> None:
+    bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
+    bound += [SimBuffer.of(outs[name], writable=True, name=name) for name, _ in kernel.outputs]
+    source = render(kernel, Provenance("test", "test", "0" * 12))
+    load_kernel(source.text, source.name, kernel.threads).launch(bound, grid, (kernel.threads, 1, 1), seed=1)

@@ -164,7 +164,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             weights={"default": "q4_k", "tensors": {"layers.0.attention.v": "q6_k"}},
         ),
         Geometry(mlx_min_rows_quantised=32, mlx_min_tokens=32),
-        ("qkv_unpack", "down_unpack", "rotate_queries", "gather_context"),
+        ("unpack", "rotate_queries", "gather_context"),
+    ),
+    "one-weight-for-mlx": (
+        small_spec(
+            **_BLOCKS,
+            activation_dtype="bf16",
+            weights={"default": "bf16", "tensors": {"layers.0.mlp.down": "q4_k"}},
+        ),
+        Geometry(mlx_min_rows_quantised=32),
+        ("down_unpack",),
     ),
     **{
         f"format-{name}": (

@@ -1,15 +1,22 @@
-// qkv_unpack_29dcd95d
+// unpack_7f3d3b57
 // small spec of a test
 //
-// The weight's rows as numbers, for a matmul that takes one type.
+// The rows of 4 weights as numbers, for matmuls that take one type: one launch, since the CPU takes longer for each
+// than the GPU for a small weight. A threadgroup unpacks rows of one of them.
 // A thread takes 4 pieces, 256 apart; rows follow each other, so it need not know theirs. The pieces of a simdgroup's
 // lanes are a tile of neighbouring numbers. It turns them in threadgroup memory: the lanes that store at once then store
 // neighbouring 16 bytes.
-// Grid: 6 threadgroups of 256 threads.
-//   weight     [59520] u8
+// Grid: 34 threadgroups of 256 threads.
+//   weight_0   [59520] u8
 //     rows 0 to 319: [320, 256] q4_k, threadgroups 0 to 4
 //     rows 320 to 383: [64, 256] q6_k, threadgroups 5 to 5
-//   out        [384, 256] bf16
+//   out_0      [384, 256] bf16
+//   weight_1   [256, 256] q4_k, threadgroups 6 to 9
+//   out_1      [256, 256] bf16
+//   weight_2   [1024, 256] q4_k, threadgroups 10 to 25
+//   out_2      [1024, 256] bf16
+//   weight_3   [256, 512] q4_k, threadgroups 26 to 33
+//   out_3      [256, 512] bf16
 #include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;
@@ -128,9 +135,15 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 // are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
 inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void qkv_unpack_29dcd95d(
-  const device uint8_t* weight [[buffer(0)]],
-  device bfloat16_t* out [[buffer(1)]],
+[[kernel]] void unpack_7f3d3b57(
+  const device uint8_t* weight_0 [[buffer(0)]],
+  const device uint8_t* weight_1 [[buffer(1)]],
+  const device uint8_t* weight_2 [[buffer(2)]],
+  const device uint8_t* weight_3 [[buffer(3)]],
+  device bfloat16_t* out_0 [[buffer(4)]],
+  device bfloat16_t* out_1 [[buffer(5)]],
+  device bfloat16_t* out_2 [[buffer(6)]],
+  device bfloat16_t* out_3 [[buffer(7)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
   uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
@@ -141,19 +154,103 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
   const uint lane = thread_index_in_simdgroup;
   threadgroup uint4* tile = tiles + simdgroup_index_in_threadgroup * 64u;
   if (group < 5u) {
-    // Rows 0 to 319.
+    // Rows 0 to 319 of weight_0.
     const uint first = group * 4u;
     Raw_q4_k raw[4];
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
       const uint part = first + i;
-      const Row_q4_k w = Row_q4_k{weight + (ulong)part * 2304u};
+      const Row_q4_k w = Row_q4_k{weight_0 + (ulong)part * 2304u};
       raw[i] = raw_q4_k(w, place);
     }
     const uint column = lane / 4u * 64u + lane % 4u * 8u;
     const uint bank = bank_of(column / 8);
     const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
-    device uint4* target = (device uint4*)out + own;
+    device uint4* target = (device uint4*)out_0 + own;
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      // All loads are on their way, and nobody reads the last tile any more.
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        float4 v[2];
+        values_q4_k(raw[i], run, v);
+        tile[bank ^ bank_of(run * 4u + 0)] = pack_bf16_8(v[0], v[1]);
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
+      MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
+    }
+  } else if (group < 6u) {
+    // Rows 320 to 383 of weight_0.
+    const uint first = (group - 5u) * 4u;
+    Raw_q6_k raw[4];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint part = first + i;
+      const Row_q6_k w = Row_q6_k{weight_0 + 46080ul + (ulong)part * 3360u};
+      raw[i] = raw_q6_k(w, place);
+    }
+    const uint column = lane / 8u * 128u + lane % 8u * 4u;
+    const uint bank = bank_of(column / 8);
+    const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
+    device uint4* target = (device uint4*)out_0 + 10240ul + own;
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      // All loads are on their way, and nobody reads the last tile any more.
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+      for (uint run = 0; run < 4u; run++) {
+        float4 v[1];
+        values_q6_k(raw[i], run, v);
+        ((threadgroup uint2*)(tile + (bank ^ bank_of(run * 4u))))[column / 4 % 2] = pack_bf16_4(v[0]);
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
+      MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
+    }
+  } else if (group < 10u) {
+    // Rows 0 to 255 of weight_1.
+    const uint first = (group - 6u) * 4u;
+    Raw_q4_k raw[4];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint part = first + i;
+      const Row_q4_k w = Row_q4_k{weight_1 + (ulong)part * 2304u};
+      raw[i] = raw_q4_k(w, place);
+    }
+    const uint column = lane / 4u * 64u + lane % 4u * 8u;
+    const uint bank = bank_of(column / 8);
+    const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
+    device uint4* target = (device uint4*)out_1 + own;
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      // All loads are on their way, and nobody reads the last tile any more.
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+      for (uint run = 0; run < 2u; run++) {
+        float4 v[2];
+        values_q4_k(raw[i], run, v);
+        tile[bank ^ bank_of(run * 4u + 0)] = pack_bf16_8(v[0], v[1]);
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
+      MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
+    }
+  } else if (group < 26u) {
+    // Rows 0 to 1023 of weight_2.
+    const uint first = (group - 10u) * 4u;
+    Raw_q4_k raw[4];
+#pragma unroll
+    for (uint i = 0; i < 4u; i++) {
+      const uint part = first + i;
+      const Row_q4_k w = Row_q4_k{weight_2 + (ulong)part * 2304u};
+      raw[i] = raw_q4_k(w, place);
+    }
+    const uint column = lane / 4u * 64u + lane % 4u * 8u;
+    const uint bank = bank_of(column / 8);
+    const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
+    device uint4* target = (device uint4*)out_2 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
       // All loads are on their way, and nobody reads the last tile any more.
@@ -169,28 +266,28 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
       MLXR_STORE_UINT4(target + i * 512u + 32u, tile[bank_of(lane) + 32u]);
     }
   } else {
-    // Rows 320 to 383.
-    const uint first = (group - 5u) * 4u;
-    Raw_q6_k raw[4];
+    // Rows 0 to 255 of weight_3.
+    const uint first = (group - 26u) * 4u;
+    Raw_q4_k raw[4];
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
       const uint part = first + i;
-      const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)part * 3360u};
-      raw[i] = raw_q6_k(w, place);
+      const Row_q4_k w = Row_q4_k{weight_3 + (ulong)part * 2304u};
+      raw[i] = raw_q4_k(w, place);
     }
-    const uint column = lane / 8u * 128u + lane % 8u * 4u;
+    const uint column = lane / 4u * 64u + lane % 4u * 8u;
     const uint bank = bank_of(column / 8);
     const uint own = first * 512u + simdgroup_index_in_threadgroup * 64u + lane;
-    device uint4* target = (device uint4*)out + 10240ul + own;
+    device uint4* target = (device uint4*)out_3 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
       // All loads are on their way, and nobody reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-      for (uint run = 0; run < 4u; run++) {
-        float4 v[1];
-        values_q6_k(raw[i], run, v);
-        ((threadgroup uint2*)(tile + (bank ^ bank_of(run * 4u))))[column / 4 % 2] = pack_bf16_4(v[0]);
+      for (uint run = 0; run < 2u; run++) {
+        float4 v[2];
+        values_q4_k(raw[i], run, v);
+        tile[bank ^ bank_of(run * 4u + 0)] = pack_bf16_8(v[0], v[1]);
       }
       simdgroup_barrier(mem_flags::mem_threadgroup);
       MLXR_STORE_UINT4(target + i * 512u, tile[bank_of(lane)]);
