@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
+from mlxr.compiler.codegen.attention_inputs import AttentionInputsKernel
 from mlxr.compiler.codegen.attention_kernels import (
     AttendKernel,
     AttendMmaKernel,
     AttendPrefillKernel,
     AttendReduceKernel,
 )
-from mlxr.compiler.codegen.context_kernels import GatherContextKernel, RotateQueriesKernel
 from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES
 from mlxr.compiler.codegen.row_kernels import NormKernel, QkNormKernel, RouteKernel
 from mlxr.compiler.dtypes import DType
@@ -162,20 +162,24 @@ class AttentionLowering:
         if kernel.window is not None and kernel.window < arena.context:
             mlx.append(Condition(dim="context", maximum=kernel.window))
         ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
-        buffers, width = dict(ports), kernel.num_heads * arena.head_dim
-        row = (arena.num_kv_heads, arena.head_dim)
-        self._to.scratch.append(Scratch(buffers["queries"], ("tokens", width), dtype))
-        self._to.scratch += [Scratch(buffers[name], ("context", *row), dtype) for name in ("keys", "values")]
-        rotate = RotateQueriesKernel(
-            "rotate_queries",
+        buffers = dict(ports)
+        context = (1, arena.num_kv_heads, "context", arena.head_dim)
+        self._to.scratch.append(Scratch(buffers["queries"], (1, "tokens", kernel.num_heads, arena.head_dim), dtype))
+        self._to.scratch += [Scratch(buffers[name], context, dtype) for name in ("keys", "values")]
+        prepare = AttentionInputsKernel(
+            "attention_inputs",
             **self._rope_fields(op),  # type: ignore[arg-type]
             temperature=kernel.temperature,
         )
-        options = {"mlx": tuple(mlx), "feeds_mlx": True, "chosen": choice.part("mlx_min_tokens")}
-        self._to.emit(op, rotate, (Extent(dim="tokens"),), buffers, **options)
-        gather = GatherContextKernel("gather_context", arena)
-        grid = (Extent(dim="context", per=gather.positions),)
-        self._to.emit(op, gather, grid, self._arena_buffers(op) | buffers, **options)
+        self._to.emit(
+            op,
+            prepare,
+            (Extent(dim="context", per=prepare.positions), Extent(times=1 + prepare.positions)),
+            self._arena_buffers(op) | buffers,
+            mlx=tuple(mlx),
+            feeds_mlx=True,
+            chosen=choice.part("mlx_min_tokens"),
+        )
         return tuple(mlx), ports
 
     def _choose(self, label: str) -> Choice:

@@ -62,23 +62,32 @@ def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
 def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
     """A `rope_attention` op of one sequence that sees all its context.
 
+    As few MLX ops as there can be, for each is the CPU's time in every layer.
+
     Args:
-        inputs: queries [tokens, heads * head_dim] rotated, not scaled; keys and values [context, kv_heads, head_dim],
-            whose last are the queries' own; optional sinks [heads]. All of one type.
+        inputs: queries [1, tokens, heads, head_dim] rotated, not scaled; keys and values
+            [1, kv_heads, context, head_dim], whose last are the queries' own; optional sinks [heads]. All of one type,
+            row-major.
         attrs: the op's; no soft cap.
 
     Returns:
         [tokens, heads * head_dim], row-major.
     """
-    queries, num_heads = inputs["queries"], attrs["num_heads"]
-    # Views: MLX's kernels take any strides of tokens and heads, and write what is row-major when turned back.
-    q, k, v = (
-        x.reshape(1, len(x), -1, attrs["head_dim"]).transpose(0, 2, 1, 3)
-        for x in (queries, inputs["keys"], inputs["values"])
+    queries = inputs["queries"]
+    _, tokens, heads, head_dim = queries.shape
+    assert (heads, head_dim) == (attrs["num_heads"], attrs["head_dim"]), f"queries of {heads} heads of {head_dim}"
+    # MLX's kernels take heads at any stride. Its result lies as the queries do, so that turning it back is a view.
+    made = mx.fast.scaled_dot_product_attention(
+        queries.transpose(0, 2, 1, 3),
+        inputs["keys"],
+        inputs["values"],
+        scale=attrs["scale"],
+        mask="causal",
+        sinks=inputs.get("sinks"),
     )
-    assert q.shape[1] == num_heads, f"queries of {q.shape[1]} heads, expected {num_heads}"
-    made = mx.fast.scaled_dot_product_attention(q, k, v, scale=attrs["scale"], mask="causal", sinks=inputs.get("sinks"))
-    return mx.contiguous(made.transpose(0, 2, 1, 3).reshape(queries.shape))
+    # Row-major however MLX laid it out. Elements of a head are adjacent and nothing lies between heads and tokens, so
+    # one stride joins heads and elements only where a token's heads are adjacent; else this copies.
+    return made.transpose(0, 2, 1, 3).reshape(tokens, heads * head_dim)
 
 
 LARGE_OPS: dict[str, Callable[[Inputs, Attrs], mx.array]] = {

@@ -143,8 +143,8 @@ class Pieces:
             if name not in arrays:
                 continue
             inputs[port] = arrays[name]
-            if name in self._shapes:
-                shape = shape_of(self._shapes[name], self._dims)
+            shape = shape_of(self._shapes[name], self._dims) if name in self._shapes else arrays[name].shape
+            if arrays[name].shape != shape:
                 inputs[port] = arrays[name].reshape(-1)[: math.prod(shape)].reshape(shape)
         if "rows" in inputs:
             inputs["rows"] = inputs["rows"][: self._dims["rows"]]

@@ -185,7 +185,7 @@ def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> No
     assert len(weights) == 4, "alive at once, since one launch makes them"
     assert all(a.offset_bytes + a.size_bytes <= b.offset_bytes for a, b in pairwise(weights))
     keys = next(b for _, port, b in taken if port == "keys")
-    assert keys.shape[0] == "context" and keys.size_bytes == for_mlx.arena.context * 2 * 32 * 2
+    assert keys.shape == (1, 2, "context", 32) and keys.size_bytes == for_mlx.arena.context * 2 * 32 * 2
     for op, _, buffer in taken:
         outputs = {name for la in step.launches if la.op == op for name in la.outputs} - {buffer.name}
         for other in (buffers[name] for name in outputs if name in buffers):
@@ -258,9 +258,7 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
     }
     plan = compiled(small_spec(**base | changes), Geometry(mlx_min_rows_quantised=16, mlx_min_tokens=16)).plan
     labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
-    assert labels == ({"unpack"} if projections else set()) | (
-        {"rotate_queries", "gather_context"} if attention else set()
-    )
+    assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:

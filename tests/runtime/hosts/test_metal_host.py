@@ -16,7 +16,7 @@ import pytest
 import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
@@ -75,6 +75,9 @@ class SimMetalKernel:
             bound, made = ([*inputs, *outputs][i] for i in places)
             self.tokens.append((bound, made))
         # A kernel of MLX sees the memory of a view; a repeated one's begins as its contiguous copy does.
+        mx.eval(*inputs)
+        views = [memoryview(x) for x in inputs]
+        assert all(v.c_contiguous or 0 in (v.strides or ()) for v in views), "kernels take what they bind as it lies"
         inputs = [x if name in ARENA else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
         mx.eval(*inputs, *outputs)
         buffers = [
@@ -282,6 +285,21 @@ def test_prefill_attention_by_mlx(monkeypatch: pytest.MonkeyPatch, name: str) ->
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+def test_prefill_attention_by_mlx_in_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and context of more tiles than one, and tiles that tokens do not begin with."""
+    heads = {"num_heads": 12, "num_kv_heads": 6, "head_dim": 64}
+    options = {"cache": {"dtype": "bf16", "block_size": 4, "max_sequences": 1}, "model__attention": heads}
+    artifact = compiled(small_spec(activation_dtype="bf16", **options), Geometry(mlx_min_rows=0, mlx_min_tokens=2))
+    (prepare,) = (la for la in artifact.plan.step("prefill").launches if la.feeds_mlx and la.op.startswith("layers.0"))
+    assert [str(extent) for extent in prepare.threadgroups] == ["ceil(context/10)", "11", "1"]
+    pair = metal_pair(monkeypatch, artifact)
+    a = pair.add()
+    for tokens in (23, 13, 2):
+        pair.step([(a, list(range(1, 1 + tokens)))], "all")
+    assert mlx_launches(pair) == {"mlx.rope_attention": 3 * pair.plan.num_layers}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = family_spec("windows-and-ropes", activation_dtype="bf16", cache={"dtype": "bf16", "max_sequences": 1})
     pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_min_rows=0, mlx_min_tokens=2)))
@@ -311,13 +329,29 @@ def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("label", ["rotate_queries", "gather_context"])
-def test_what_attention_by_mlx_takes_is_made(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("context_lens[0]", "0"),
+        ("positions[0]", "context"),
+        ("is_key ? keys : values", "keys"),
+        ("is_key ? k_arena : v_arena", "k_arena"),
+        ("* context + position", "* 16u + position"),
+        ("* temperature", ""),
+    ],
+)
+def test_mistakes_in_what_attention_by_mlx_takes_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    """No K and V, no queries, K or V alone, K and V of another context's length, queries without temperature."""
     options: dict[str, Any] = {"activation_dtype": "f16", "weights": {"default": "f16", "norm": "f16"}}
-    spec = family_spec("plain", **options, cache={"dtype": "f16", "block_size": 4, "max_sequences": 3})
+    spec = family_spec("temperature", **options, cache={"dtype": "f16", "block_size": 4, "max_sequences": 3})
     artifact = compiled(spec, Geometry(partition=16, mlx_min_rows=0, mlx_min_tokens=4))
-    pair = metal_pair(monkeypatch, emptied(artifact, artifact.kernel_entry(label)))
-    with pytest.raises(Mismatch):
+    entry = artifact.kernel_entry("attention_inputs")
+    text = artifact.kernel_text(entry.name)
+    assert old in text
+    pair = metal_pair(monkeypatch, Artifact({**artifact.files, entry.file: text.replace(old, new)}))
+    with pytest.raises((Mismatch, KernelFault)):
         pair.step([(pair.add(), [3, 1, 4, 1, 5, 9, 2, 6, 5])])
 
 

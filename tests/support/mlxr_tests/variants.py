@@ -164,7 +164,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             weights={"default": "q4_k", "tensors": {"layers.0.attention.v": "q6_k"}},
         ),
         Geometry(mlx_min_rows_quantised=32, mlx_min_tokens=32),
-        ("unpack", "rotate_queries", "gather_context"),
+        ("unpack", "attention_inputs"),
     ),
     "one-weight-for-mlx": (
         small_spec(
