@@ -22,7 +22,6 @@ from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
-from mlxr_tests.emptied import emptied
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
