@@ -348,8 +348,13 @@ class ProjectionKernel(MatrixKernel):
 
     @property
     def staged(self) -> int:
-        """Of matrix instructions: vectors of 16 bytes that a simdgroup stages: of 32 pieces, and one of zeros."""
-        return 32 * 2 * self.parts + 1
+        """Of matrix instructions: vectors of 16 bytes that a simdgroup stages."""
+        return 16 * self.staged_row
+
+    @property
+    def staged_row(self) -> int:
+        """Of them, one for each of four pairs of pieces and each part, and one of zeros."""
+        return 4 * self.parts + 1
 
     @property
     def parts(self) -> int:

@@ -18,7 +18,8 @@ class Geometry:
         matvec_split: how many of them share the columns of their rows.
         matvec_unroll: steps of a simdgroup's loop over columns whose loads are on the way at once.
         matvec_mma: 1: by matrix instructions, for quantised weights on chips that have them for 16 x 8 x 16 numbers of
-            f16; matvec_outputs is 16 or 32 then (gated ones: of each half 16), matvec_unroll at most 4.
+            f16; matvec_outputs is 16 or 32 then (gated ones: of each half 16), matvec_unroll at most 4 (for q4_k
+            and q5_k, which take four steps at once, 1 means as much as 2).
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.

@@ -1,4 +1,4 @@
-// down_13be9998
+// down_1a1aa8e4
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = x @ weight.T + residual.
@@ -136,18 +136,36 @@ inline void byte_pairs(uint u, uint mask, thread uint* p) {
   p[0] = u & mask;
   p[1] = (u >> 8) & mask;
 }
-struct Wide_q4_k { uint4 q; PairScales scales; };
-inline Wide_q4_k wide_q4_k(Row_q4_k row, uint pair) {
-  const device uint8_t* block = row.blocks + pair / 8u * 144u;
-  return Wide_q4_k{load_u32x4(block + 16u + pair % 8u * 16u), pair_scales(load_u32x4(block), pair % 8u / 2u)};
+struct Wide_q4_k { uint4 q[4]; uint4 head; bool second; };
+inline Wide_q4_k wide_q4_k(Row_q4_k row, uint half_block) {
+  const device uint8_t* block = row.blocks + half_block / 2u * 144u;
+  Wide_q4_k raw;
+  raw.head = load_u32x4(block);
+  raw.second = half_block % 2u;
+  return raw;
+}
+inline void load_q4_k(thread Wide_q4_k& raw, Row_q4_k row, uint half_block, uint s) {
+  const device uint8_t* q = row.blocks + half_block / 2u * 144u + 16u + half_block % 2u * 64u;
+  raw.q[2 * s] = load_u32x4(q + s * 32u);
+  raw.q[2 * s + 1] = load_u32x4(q + s * 32u + 16u);
 }
 inline void pairs_q4_k(Wide_q4_k raw, uint half_pair, uint run, thread uint* p) {
 #pragma unroll
   for (uint i = 0; i < 2; i++) {
-    byte_pairs(raw.q[2 * half_pair + i], 0x000f000fu << (4u * run), p + 2 * i);
+    byte_pairs(raw.q[half_pair / 2][half_pair % 2 * 2 + i], 0x000f000fu << (4u * run), p + 2 * i);
   }
 }
-inline float2 wide_scale_q4_k(Wide_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+inline float2 wide_scale_q4_k(Wide_q4_k raw, uint run) {
+  const uint own = raw.second ? 0x30303030u : 0x3f3f3f3fu, low = raw.second ? 0x0f0f0f0fu : 0u, shift = raw.second ? 2u : 0u;
+  const uint scales = ((raw.head.y >> shift) & own) | (raw.head.w & low);
+  const uint minima = ((raw.head.z >> shift) & own) | ((raw.head.w >> 4) & low);
+  const uint at = 8u * (run & 1u);
+  return float2(floats_of((scales >> at) & 0x00ff00ffu)[run / 2], floats_of((minima >> at) & 0x00ff00ffu)[run / 2]);
+}
+inline float2 wide_factor_q4_k(Wide_q4_k raw) {
+  const float2 factors = floats_of(raw.head.x) * 16777216.0f;
+  return float2(factors.x, -factors.y);
+}
 inline uint stage_q4_k(
     const device bfloat16_t* input,
     uint piece, uint lane, threadgroup uint4* stage, threadgroup float* total) {
@@ -180,16 +198,18 @@ inline uint stage_q4_k(
   }
   {
     const float sum = sum4(of_piece[0]) + sum4(of_piece[1]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
-    if (lane % 2 == 0) {
-      total[lane / 2] = of_pair;
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
+    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
+    if (lane % 4 == 0) {
+      total[lane / 4] = 5.96046448e-08f * of_pairs;
     }
   }
   {
     const float sum = sum4(of_piece[2]) + sum4(of_piece[3]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
-    if (lane % 2 == 0) {
-      total[16u + lane / 2] = of_pair;
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
+    const float of_pairs = of_pair + simd_shuffle_xor(of_pair, 2);
+    if (lane % 4 == 0) {
+      total[16u + lane / 4] = 5.96046448e-08f * of_pairs;
     }
   }
   uint upper[8];
@@ -225,13 +245,13 @@ inline uint stage_q4_k(
     const float2 v = float2(of_piece[3].y, of_piece[3].w) * 0.0625f;
     upper[7] = f16_pair(v.x, v.y);
   }
-  threadgroup uint4* to = stage + (lane / 8 * 4 + lane % 2 * 2) * 4u + lane / 2 % 4 * 1;
+  threadgroup uint4* to = stage + (lane / 2 % 4 * 4 + lane % 2 * 2) * 5u + lane / 8 * 1;
   to[0] = uint4(upper[0], upper[1], upper[2], upper[3]);
-  to[4] = uint4(upper[4], upper[5], upper[6], upper[7]);
+  to[5] = uint4(upper[4], upper[5], upper[6], upper[7]);
   return exponent;
 }
 // ---- kernel
-[[kernel]] void down_13be9998(
+[[kernel]] void down_1a1aa8e4(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -245,19 +265,19 @@ inline uint stage_q4_k(
   const uint end = 256u;
 
   const device bfloat16_t* input = x;
-  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece. And sums of each pair's runs.
-  MLXR_THREADGROUP(uint4, staged, 260);
+  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece; each of these 16 rows ends with
+  // zeros, for lanes whose columns are another pair's. And sums of the runs of pairs.
+  MLXR_THREADGROUP(uint4, staged, 320);
   MLXR_THREADGROUP(float, totals, 128);
-  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 65u;
+  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 80u;
   threadgroup float* total = totals + simdgroup_index_in_threadgroup * 32u;
   const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x is of pair g / 2: other lanes read zeros.
+  // Column g of x is of pair g / 2.
   const bool holds = group == 2 * pair_of_step;
-  if (lane == 0) {
-    stage[64] = uint4(0u);
+  if (lane < 16) {
+    stage[lane * 5u + 4u] = uint4(0u);
   }
-  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 1 : 64u);
-  const uint next = holds ? 4u : 0u;
+  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 1 : 4u);
   float sums[2];
 #pragma unroll
   for (uint r = 0; r < 2u; r++) {
@@ -270,12 +290,13 @@ inline uint stage_q4_k(
     w[r] = Row_q4_k{weight + (ulong)row * 288u};
   }
   for (uint block = share * 32u; block < 32u; block += 64u) {
-    Wide_q4_k raw[2][2];
+    Wide_q4_k raw[1][2];
 #pragma unroll
-    for (uint i = 0; i < 2u; i++) {
+    for (uint i = 0; i < 1u; i++) {
 #pragma unroll
       for (uint r = 0; r < 2u; r++) {
-        raw[i][r] = wide_q4_k(w[r], block / 2 + i * 4 + pair_of_step);
+        raw[i][r] = wide_q4_k(w[r], block / 8 + i * 4 + pair_of_step);
+        load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, 0);
       }
     }
     // Nobody reads the last block's x any more.
@@ -288,49 +309,64 @@ inline uint stage_q4_k(
       of_block[r] = 0.0f;
     }
 #pragma unroll
-    for (uint batch = 0; batch < 4; batch += 2) {
-      if (batch > 0) {
+    for (uint batch = 0; batch < 1; batch += 1) {
 #pragma unroll
-    for (uint i = 0; i < 2u; i++) {
+      for (uint i = 0; i < 1u; i++) {
+        const uint take = batch + i;
+        float2 of_take[2];
 #pragma unroll
-      for (uint r = 0; r < 2u; r++) {
-        raw[i][r] = wide_q4_k(w[r], block / 2 + batch * 4 + i * 4 + pair_of_step);
-      }
-    }
-      }
-#pragma unroll
-      for (uint i = 0; i < 2u; i++) {
-        const uint step = batch + i;
-        uint2 b[8];
-#pragma unroll
-        for (uint j = 0; j < 4; j++) {
-          const uint4 part = columns[(step * 4 + j) * next];
-          b[2 * j] = part.xy;
-          b[2 * j + 1] = part.zw;
+        for (uint r = 0; r < 2u; r++) {
+          of_take[r] = float2(0.0f);
         }
 #pragma unroll
-        for (uint run = 0; run < 2u; run++) {
-          const float more = total[run * 16u + step * 4 + pair_of_step];
+        for (uint s = 0; s < 2; s++) {
+          if (s > 0) {
 #pragma unroll
-          for (uint r = 0; r < 2u; r += 2) {
-            float4 c;
+            for (uint r = 0; r < 2u; r++) {
+              load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, s);
+            }
+          }
+          float4 c[2][1];
 #pragma unroll
-            for (uint half_pair = 0; half_pair < 2; half_pair++) {
-              uint even[4], odd[4];
-              pairs_q4_k(raw[i][r], half_pair, run, even);
-              pairs_q4_k(raw[i][r + 1], half_pair, run, odd);
+          for (uint half_pair = 0; half_pair < 4; half_pair++) {
+            uint2 b[4];
 #pragma unroll
-              for (uint m = 0; m < 2u; m++) {
-                const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
-                const uint2 x = b[half_pair * 4 + run * 2u + m];
-                c = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c, lane);
+            for (uint j = 0; j < 2; j++) {
+              const uint4 part = columns[((take * 2 + s) * 8 + half_pair * 2 + j) * 5u];
+              b[2 * j] = part.xy;
+              b[2 * j + 1] = part.zw;
+            }
+#pragma unroll
+            for (uint run = 0; run < 2u; run++) {
+#pragma unroll
+              for (uint r = 0; r < 1u; r++) {
+                uint even[4], odd[4];
+                pairs_q4_k(raw[i][2 * r], s * 4 + half_pair, run, even);
+                pairs_q4_k(raw[i][2 * r + 1], s * 4 + half_pair, run, odd);
+#pragma unroll
+                for (uint m = 0; m < 2u; m++) {
+                  const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
+                  const uint2 x = b[run * 2u + m];
+                  c[run][r] = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c[run][r], lane);
+                }
               }
             }
-            const float2 first_scale = wide_scale_q4_k(raw[i][r], run);
-            const float2 second_scale = wide_scale_q4_k(raw[i][r + 1], run);
-            of_block[r] += c.x * first_scale.x + more * first_scale.y;
-            of_block[r + 1] += c.z * second_scale.x + more * second_scale.y;
           }
+#pragma unroll
+          for (uint run = 0; run < 2u; run++) {
+            const float more = total[run * 16u + (take * 4 + pair_of_step) * 2 + s];
+#pragma unroll
+            for (uint r = 0; r < 2u; r++) {
+              const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
+              const float2 scale = wide_scale_q4_k(raw[i][r], s * 2 + run);
+              of_take[r] += float2(both.x, more) * scale;
+            }
+          }
+        }
+#pragma unroll
+        for (uint r = 0; r < 2u; r++) {
+          const float2 factor = wide_factor_q4_k(raw[i][r]);
+          of_block[r] += of_take[r].x * factor.x + of_take[r].y * factor.y;
         }
       }
     }

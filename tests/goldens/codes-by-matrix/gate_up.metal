@@ -1,4 +1,4 @@
-// gate_up_91e1664f
+// gate_up_4777fad3
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
@@ -258,9 +258,9 @@ inline uint stage_affine4_g64_bf16(
   }
   {
     const float sum = sum4(of_piece[0]) + sum4(of_piece[1]) + sum4(of_piece[2]) + sum4(of_piece[3]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[lane / 2] = of_pair;
+      total[lane / 2] = 5.96046448e-08f * of_pair;
     }
   }
   uint upper[8];
@@ -313,11 +313,11 @@ inline uint stage_affine4_g64_bf16(
     const float2 kept = floats_of(upper[7]);
     lower[7] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
-  threadgroup uint4* to = stage + (lane / 8 * 4 + lane % 2 * 2) * 8u + lane / 2 % 4 * 2;
+  threadgroup uint4* to = stage + (lane / 8 * 4 + lane % 2 * 2) * 9u + lane / 2 % 4 * 2;
   to[0] = uint4(upper[0], upper[1], upper[2], upper[3]);
-  to[8] = uint4(upper[4], upper[5], upper[6], upper[7]);
+  to[9] = uint4(upper[4], upper[5], upper[6], upper[7]);
   to[1] = uint4(lower[0], lower[1], lower[2], lower[3]);
-  to[9] = uint4(lower[4], lower[5], lower[6], lower[7]);
+  to[10] = uint4(lower[4], lower[5], lower[6], lower[7]);
   return exponent;
 }
 struct Wide_q6_k { uint low[4]; uint high[2]; float scale; float scales[4]; };
@@ -391,30 +391,30 @@ inline uint stage_q6_k(
   }
   {
     const float sum = sum4(of_piece[0]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[lane / 2] = of_pair;
+      total[lane / 2] = 5.96046448e-08f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[1]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[16u + lane / 2] = of_pair;
+      total[16u + lane / 2] = 5.96046448e-08f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[2]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[32u + lane / 2] = of_pair;
+      total[32u + lane / 2] = 5.96046448e-08f * of_pair;
     }
   }
   {
     const float sum = sum4(of_piece[3]);
-    const float of_pair = 5.96046448e-08f * (sum + simd_shuffle_xor(sum, 1));
+    const float of_pair = sum + simd_shuffle_xor(sum, 1);
     if (lane % 2 == 0) {
-      total[48u + lane / 2] = of_pair;
+      total[48u + lane / 2] = 5.96046448e-08f * of_pair;
     }
   }
   uint upper[8];
@@ -467,15 +467,15 @@ inline uint stage_q6_k(
     const float2 kept = floats_of(upper[7]);
     lower[7] = f16_pair(v.x - kept.x, v.y - kept.y);
   }
-  threadgroup uint4* to = stage + (lane / 8 * 4 + lane % 2 * 2) * 8u + lane / 2 % 4 * 2;
+  threadgroup uint4* to = stage + (lane / 8 * 4 + lane % 2 * 2) * 9u + lane / 2 % 4 * 2;
   to[0] = uint4(upper[0], upper[1], upper[2], upper[3]);
-  to[8] = uint4(upper[4], upper[5], upper[6], upper[7]);
+  to[9] = uint4(upper[4], upper[5], upper[6], upper[7]);
   to[1] = uint4(lower[0], lower[1], lower[2], lower[3]);
-  to[9] = uint4(lower[4], lower[5], lower[6], lower[7]);
+  to[10] = uint4(lower[4], lower[5], lower[6], lower[7]);
   return exponent;
 }
 // ---- kernel
-[[kernel]] void gate_up_91e1664f(
+[[kernel]] void gate_up_4777fad3(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -489,19 +489,19 @@ inline uint stage_q6_k(
   const uint end = 512u;
 
   const device bfloat16_t* input = x;
-  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece. And sums of each pair's runs.
-  MLXR_THREADGROUP(uint4, staged, 516);
+  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece; each of these 16 rows ends with
+  // zeros, for lanes whose columns are another pair's. And sums of the runs of pairs.
+  MLXR_THREADGROUP(uint4, staged, 576);
   MLXR_THREADGROUP(float, totals, 256);
-  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 129u;
+  threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 144u;
   threadgroup float* total = totals + simdgroup_index_in_threadgroup * 64u;
   const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x is of pair g / 2: other lanes read zeros.
+  // Column g of x is of pair g / 2.
   const bool holds = group / 2 == pair_of_step;
-  if (lane == 0) {
-    stage[128] = uint4(0u);
+  if (lane < 16) {
+    stage[lane * 9u + 8u] = uint4(0u);
   }
-  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 2 + group % 2 : 128u);
-  const uint next = holds ? 8u : 0u;
+  const threadgroup uint4* columns = stage + (holds ? pair_of_step * 2 + group % 2 : 8u);
   float sums[4];
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
@@ -515,6 +515,8 @@ inline uint stage_q6_k(
     const uint row = first + r * 8 + group;
     w[r] = Row_affine4_g64_bf16{weight + (ulong)row * 128u, weight + 65536ul + (ulong)row * 8u, weight + 69632ul + (ulong)row * 8u};
   }
+  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_affine4_g64_bf16 raw[2][2];
 #pragma unroll
@@ -548,39 +550,47 @@ inline uint stage_q6_k(
       }
 #pragma unroll
       for (uint i = 0; i < 2u; i++) {
-        const uint step = batch + i;
-        if (step >= steps) {
+        const uint take = batch + i;
+        if (take >= steps) {
           break;
         }
-        uint2 b[8];
 #pragma unroll
-        for (uint j = 0; j < 4; j++) {
-          const uint4 part = columns[(step * 4 + j) * next];
-          b[2 * j] = part.xy;
-          b[2 * j + 1] = part.zw;
-        }
+        for (uint s = 0; s < 1; s++) {
+          float4 c[1][1];
 #pragma unroll
-        for (uint run = 0; run < 1u; run++) {
-          const float more = total[run * 16u + step * 4 + pair_of_step];
+          for (uint half_pair = 0; half_pair < 2; half_pair++) {
+            uint2 b[4];
 #pragma unroll
-          for (uint r = 0; r < 2u; r += 2) {
-            float4 c;
+            for (uint j = 0; j < 2; j++) {
+              const uint4 part = columns[((take * 1 + s) * 4 + half_pair * 2 + j) * next];
+              b[2 * j] = part.xy;
+              b[2 * j + 1] = part.zw;
+            }
 #pragma unroll
-            for (uint half_pair = 0; half_pair < 2; half_pair++) {
-              uint even[8], odd[8];
-              pairs_affine4_g64_bf16(raw[i][r], half_pair, run, even);
-              pairs_affine4_g64_bf16(raw[i][r + 1], half_pair, run, odd);
+            for (uint run = 0; run < 1u; run++) {
 #pragma unroll
-              for (uint m = 0; m < 4u; m++) {
-                const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
-                const uint2 x = b[half_pair * 4 + run * 4u + m];
-                c = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c, lane);
+              for (uint r = 0; r < 1u; r++) {
+                uint even[8], odd[8];
+                pairs_affine4_g64_bf16(raw[i][2 * r], s * 2 + half_pair, run, even);
+                pairs_affine4_g64_bf16(raw[i][2 * r + 1], s * 2 + half_pair, run, odd);
+#pragma unroll
+                for (uint m = 0; m < 4u; m++) {
+                  const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
+                  const uint2 x = b[run * 4u + m];
+                  c[run][r] = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c[run][r], lane);
+                }
               }
             }
-            const float2 first_scale = wide_scale_affine4_g64_bf16(raw[i][r], run);
-            const float2 second_scale = wide_scale_affine4_g64_bf16(raw[i][r + 1], run);
-            of_block[r] += (c.x + c.y) * first_scale.x + more * first_scale.y;
-            of_block[r + 1] += (c.z + c.w) * second_scale.x + more * second_scale.y;
+          }
+#pragma unroll
+          for (uint run = 0; run < 1u; run++) {
+            const float more = total[run * 16u + (take * 4 + pair_of_step) * 1 + s];
+#pragma unroll
+            for (uint r = 0; r < 2u; r++) {
+              const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
+              const float2 scale = wide_scale_affine4_g64_bf16(raw[i][r], s * 1 + run);
+              of_block[r] += (both.x + both.y) * scale.x + more * scale.y;
+            }
           }
         }
       }
@@ -599,6 +609,8 @@ inline uint stage_q6_k(
     const uint row = first + r * 8 + group;
     w[r] = Row_q6_k{weight + 73728ul + (ulong)row * 210u};
   }
+  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_q6_k raw[2][2];
 #pragma unroll
@@ -633,39 +645,47 @@ inline uint stage_q6_k(
       }
 #pragma unroll
       for (uint i = 0; i < 2u; i++) {
-        const uint step = batch + i;
-        if (step >= steps) {
+        const uint take = batch + i;
+        if (take >= steps) {
           break;
         }
-        uint2 b[8];
 #pragma unroll
-        for (uint j = 0; j < 4; j++) {
-          const uint4 part = columns[(step * 4 + j) * next];
-          b[2 * j] = part.xy;
-          b[2 * j + 1] = part.zw;
-        }
+        for (uint s = 0; s < 1; s++) {
+          float4 c[4][1];
 #pragma unroll
-        for (uint run = 0; run < 4u; run++) {
-          const float more = total[run * 16u + step * 4 + pair_of_step];
+          for (uint half_pair = 0; half_pair < 2; half_pair++) {
+            uint2 b[4];
 #pragma unroll
-          for (uint r = 0; r < 2u; r += 2) {
-            float4 c;
+            for (uint j = 0; j < 2; j++) {
+              const uint4 part = columns[((take * 1 + s) * 4 + half_pair * 2 + j) * next];
+              b[2 * j] = part.xy;
+              b[2 * j + 1] = part.zw;
+            }
 #pragma unroll
-            for (uint half_pair = 0; half_pair < 2; half_pair++) {
-              uint even[2], odd[2];
-              pairs_q6_k(raw[i][r], half_pair, run, even);
-              pairs_q6_k(raw[i][r + 1], half_pair, run, odd);
+            for (uint run = 0; run < 4u; run++) {
 #pragma unroll
-              for (uint m = 0; m < 1u; m++) {
-                const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
-                const uint2 x = b[half_pair * 4 + run * 1u + m];
-                c = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c, lane);
+              for (uint r = 0; r < 1u; r++) {
+                uint even[2], odd[2];
+                pairs_q6_k(raw[i][2 * r], s * 2 + half_pair, run, even);
+                pairs_q6_k(raw[i][2 * r + 1], s * 2 + half_pair, run, odd);
+#pragma unroll
+                for (uint m = 0; m < 1u; m++) {
+                  const uint4 a = uint4(even[2 * m], odd[2 * m], even[2 * m + 1], odd[2 * m + 1]);
+                  const uint2 x = b[run * 1u + m];
+                  c[run][r] = half_pair + m == 0 ? mma_f16(a, x, lane) : mma_f16(a, x, c[run][r], lane);
+                }
               }
             }
-            const float2 first_scale = wide_scale_q6_k(raw[i][r], run);
-            const float2 second_scale = wide_scale_q6_k(raw[i][r + 1], run);
-            of_block[r] += (c.x + c.y) * first_scale.x - more * 32.0f * first_scale.x;
-            of_block[r + 1] += (c.z + c.w) * second_scale.x - more * 32.0f * second_scale.x;
+          }
+#pragma unroll
+          for (uint run = 0; run < 4u; run++) {
+            const float more = total[run * 16u + (take * 4 + pair_of_step) * 1 + s];
+#pragma unroll
+            for (uint r = 0; r < 2u; r++) {
+              const float2 both = r % 2 == 0 ? c[run][r / 2].xy : c[run][r / 2].zw;
+              const float2 scale = wide_scale_q6_k(raw[i][r], s * 4 + run);
+              of_block[r] += (both.x + both.y) * scale.x - more * 32.0f * scale.x;
+            }
           }
         }
       }
