@@ -17,8 +17,8 @@ from gpu.weights import RandomWeights
 from gpu.work import Row, spec_document
 
 LAYERS = 2
-TOLERANCE = 3e-2
-"""Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 9e-3 in decode, and 2.1e-2 after
+TOLERANCE, PROMPT_TOLERANCE = 2e-2, 3e-2
+"""Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 1.7e-2 in decode, and 2.1e-2 after
 4096 random tokens, whose values attention averages nearly to nothing. What is wrong differs by about 1."""
 PEER_TOLERANCE = 0.3
 """Of the relative norm between two bf16 implementations of all layers; unrelated logits differ by 1.4."""
@@ -88,10 +88,9 @@ class Checker:
             pairs = self._prefill(row, ours, theirs, random)
         errors = [relative_norm(a, b) for a, b in pairs]
         worst = float(np.max(errors))  # NaN if one is
-        if not worst <= TOLERANCE:
-            raise WrongOutputError(
-                f"logits differ from the reference by {worst:.3g} of their norm, at most {TOLERANCE}"
-            )
+        most = PROMPT_TOLERANCE if row.kind == "prefill" else TOLERANCE
+        if not worst <= most:
+            raise WrongOutputError(f"logits differ from the reference by {worst:.3g} of their norm, at most {most}")
         _check_generation(row.batch, ours, theirs, random)
         mx.clear_cache()  # what the CPU has seen lies in memory of another kind
         return Checked(worst, sum(len(a) for a, _ in pairs))

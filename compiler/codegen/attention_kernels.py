@@ -182,6 +182,11 @@ class AttendMmaKernel(AttendKernel):
         return True
 
     @property
+    def weight_exponent(self) -> int:
+        """Weights are 2^this at most: of f16, where those below 2^-24 are none, there are more numbers above 1."""
+        return 14 if self.activation is DType.F16 else 0
+
+    @property
     def one_block(self) -> bool:
         """Whether 16 keys from the first on are in one block always."""
         whole = self.partition % MMA_KEYS == 0 and self.window is None

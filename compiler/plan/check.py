@@ -18,9 +18,9 @@ def check_plan(plan: Plan) -> None:
     1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
     2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
     3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
-    4. What MLX ops take instead of a launch is made before it by launches that feed them, under the same conditions.
-       These make nothing else, save what the launch makes too. All launches of an op under these conditions take the
-       same.
+    4. What MLX ops take instead of a launch is made before it by one launch that feeds them, under the same conditions,
+       and which makes nothing else, save what the launch makes too. All launches of an op under these conditions take
+       the same; and what they take for a weight is unpacked from that weight.
 
     Raises:
         PlanError: naming the step, the launch and the rule.
@@ -63,7 +63,7 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
             continue
         for name in launch.outputs:
             made.setdefault(name, []).append(launch)
-    _check_feeds(step)
+    _check_feeds(step, kernels)
     for name in step.outputs:
         if name not in made:
             raise PlanError(f"the step returns {name!r}, which no launch makes")
@@ -79,8 +79,9 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
         _check_makers(name, makers, readers.get(name, []))
 
 
-def _check_feeds(step: Step) -> None:
+def _check_feeds(step: Step, kernels: dict[str, KernelEntry]) -> None:
     """Raises PlanError unless rule 4 holds."""
+    unpacked: dict[tuple[tuple[Condition, ...], str], str] = {}
     made: dict[tuple[Condition, ...], set[str]] = {}
     used: dict[tuple[Condition, ...], set[str]] = {}
     taken: dict[tuple[str, tuple[Condition, ...]], set[str]] = {}
@@ -89,11 +90,19 @@ def _check_feeds(step: Step) -> None:
         if launch.feeds_mlx:
             if not launch.mlx or launch.when is not None:
                 raise PlanError(f"{who} feeds MLX ops, so its conditions must be theirs")
-            made.setdefault(launch.mlx, set()).update(launch.outputs)
+            before = made.setdefault(launch.mlx, set())
+            if twice := before & set(launch.outputs):
+                raise PlanError(f"{who} makes {sorted(twice)} for MLX ops, as a launch before it does")
+            before.update(launch.outputs)
+            weights = _weights_of(launch, kernels)
+            unpacked |= {(launch.mlx, out): weight for weight, out in zip(weights, launch.outputs, strict=False)}
         elif launch.mlx:
             names = {name for _, name in launch.mlx_inputs}
             if unmade := names - made.get(launch.mlx, set()):
                 raise PlanError(f"{who} gives MLX ops {sorted(unmade)}, which nothing made for them")
+            for name in (name for port, name in launch.mlx_inputs if port == "weight"):
+                if [unpacked.get((launch.mlx, name))] != _weights_of(launch, kernels):
+                    raise PlanError(f"{who} gives MLX ops {name!r}, which is not unpacked from its weight")
             before = taken.setdefault((launch.op, launch.mlx), names)
             if before != names:
                 raise PlanError(f"{who} gives MLX ops {sorted(names)}, and a launch before it {sorted(before)}")
@@ -101,6 +110,12 @@ def _check_feeds(step: Step) -> None:
     for mlx, names in made.items():
         if unread := names - used.get(mlx, set()):
             raise PlanError(f"no MLX op takes {sorted(unread)}, which was made for one")
+
+
+def _weights_of(launch: Launch, kernels: dict[str, KernelEntry]) -> list[str]:
+    """What a launch binds as weights; one that unpacks makes as many outputs, in their order."""
+    ports = (port.name for port in kernels[launch.kernel].inputs)
+    return [name for port, name in zip(ports, launch.inputs, strict=True) if port.startswith("weight")]
 
 
 def _check_makers(name: str, makers: list[Launch], readers: list[Launch]) -> None:

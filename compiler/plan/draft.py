@@ -51,14 +51,18 @@ class Drafting:
         graph, step: what is lowered.
         arena: the KV arena.
         table: the geometry of each launch.
+        one_kernel: whether a decode step of one token may be one kernel, whose parts share their registers.
         drafts, scratch: the launches and scratch buffers so far.
     """
 
-    def __init__(self, graph: OpGraph, step: Step, arena: ArenaGeometry, table: GeometryTable) -> None:
+    def __init__(
+        self, graph: OpGraph, step: Step, arena: ArenaGeometry, table: GeometryTable, one_kernel: bool = False
+    ) -> None:
         self.graph = graph
         self.step = step
         self.arena = arena
         self.table = table
+        self.one_kernel = one_kernel
         self.drafts: list[Draft] = []
         self.scratch: list[Scratch] = []
 

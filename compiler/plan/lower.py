@@ -52,8 +52,9 @@ class Lowering(Drafting):
         table: GeometryTable,
         layouts: Mapping[str, WeightLayout],
         limits: Mapping[str, int],
+        one_kernel: bool = False,
     ) -> None:
-        super().__init__(graph, step, arena, table)
+        super().__init__(graph, step, arena, table, one_kernel)
         self.layouts = layouts
         self.limits = limits
         self._rules: dict[str, Callable[[Op], None]] = {

@@ -20,7 +20,7 @@ from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.graph import Op, Value
 from mlxr.compiler.plan.draft import ONE, Draft, Drafting, Scratch, layer_buffer
-from mlxr.compiler.plan.geometry_rules import Choice, Site
+from mlxr.compiler.plan.geometry_rules import Choice, ChosenGeometry, Site
 from mlxr.compiler.plan.plan import Condition, Extent
 
 MLX_MOST_HEAD_DIM = 128
@@ -78,7 +78,6 @@ class AttentionLowering:
     def _decode_attention(self, op: Op) -> None:
         choice = self._choose("attend")
         g, partition = choice.geometry, choice.geometry.partition
-        chosen = choice.part("attend_", "partition")
         partitions = min(g.partitions, -(-self._arena.context // partition))
         gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
         whole = AttendKernel(
@@ -103,13 +102,15 @@ class AttentionLowering:
             many = _by_matrix(many) if g.attend_many_mma else many
             enough = Condition(dim="seqs", minimum=g.attend_many)
             few = Condition(dim="seqs", maximum=enough.minimum - 1)
-            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=chosen)
-        short, longest = _by_matrix(whole) if g.attend_mma else whole, g.attend_whole or partition
+            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=_sizes(choice, many))
+        # As parts of one kernel, those by matrix instructions would take the registers of others.
+        alone = not self._to.one_kernel
+        short, longest = _by_matrix(whole) if g.attend_mma and alone else whole, g.attend_whole or partition
         if self._arena.context <= longest:
-            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=chosen)
+            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=_sizes(choice, short))
             return
         when = Condition(dim="context", maximum=longest, also=few)
-        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=chosen)
+        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=_sizes(choice, short))
         long = Condition(dim="context", minimum=longest + 1, also=few)
         # The reduction counts the sinks, once.
         part = replace(
@@ -122,13 +123,13 @@ class AttentionLowering:
             max_partitions=partitions,
             sinks=None,
         )
-        part = _by_matrix(part) if g.partition_mma else part
+        part = _by_matrix(part) if g.partition_mma and alone else part
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
         part_grid = (*self._attend_grid(part), Extent(times=partitions))
-        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=chosen)
+        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=_sizes(choice, part))
         reduce = AttendReduceKernel(
             "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
         )
@@ -264,6 +265,15 @@ class AttentionLowering:
             scale=_float(op, "scale"),
         )
         self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
+
+
+def _sizes(choice: Choice, kernel: AttendKernel) -> ChosenGeometry:
+    """The sizes of attention that mean something to a kernel."""
+    chosen = choice.part("attend_", "partition")
+    less = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ("_mma",)
+    sizes = {name: size for name, size in chosen.sizes.items() if not name.endswith(less)}
+    why = {name: reason for name, reason in chosen.why.items() if name in sizes}
+    return chosen.model_copy(update={"sizes": sizes, "why": why})
 
 
 def _by_matrix(kernel: AttendKernel) -> AttendKernel:

@@ -116,12 +116,15 @@ def _make_metal(
     origin: Provenance,
 ) -> _Metal:
     layouts = {weight.name: weight.layout for weight in weights}
-    lowerings = {name: Lowering(graphs[name], name, arena, table, layouts, limits[name]) for name in STEPS}
+    matrices = [weight.layout for weight in weights if len(weight.shape) == 2]
+    whole = table.choose(Site.of_step(spec.model.num_layers, spec.model.hidden_size, matrices))
+    lowerings = {
+        name: Lowering(graphs[name], name, arena, table, layouts, limits[name], whole.geometry.step_threads > 0)
+        for name in STEPS
+    }
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
     copies = [copy_blocks_draft(arena)] if arena.max_sequences > 1 else []
     kernels, sources = _render_all(itertools.chain(*drafts.values(), copies), origin)
-    matrices = [weight.layout for weight in weights if len(weight.shape) == 2]
-    site = Site.of_step(spec.model.num_layers, spec.model.hidden_size, matrices)
     tile = next(d.kernel.tile for d in drafts["prefill"] if isinstance(d.kernel, AttendPrefillKernel))
     steps = []
     for name in STEPS:
@@ -141,7 +144,7 @@ def _make_metal(
                 buffers=tuple(buffers),
                 activation_bytes=total,
                 outputs=graphs[name].outputs,
-                chosen=table.choose(site).part("step_") if name == "decode" else None,
+                chosen=whole.part("step_") if name == "decode" else None,
             )
         )
     copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None

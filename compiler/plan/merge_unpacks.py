@@ -19,11 +19,11 @@ from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.plan.draft import ONE, Draft
 from mlxr.compiler.plan.plan import Extent
 
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 128 * 2**20
 """Of the unpacked weights of one launch, which are in memory at once.
 
-A layer of a model of 8 billion parameters has 436 MB of them. Larger weights take the GPU much longer than the CPU
-takes for a launch, so that merging them would cost memory and save no time.
+A layer of a model of a billion parameters has 90 MB of them. Larger weights take the GPU longer than the CPU takes for
+a launch (an H200 about 25 us for 100 MB), so that merging them would cost memory and save no time.
 """
 
 _LAYER = re.compile(r"layers\.\d+\.")

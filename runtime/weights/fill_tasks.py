@@ -5,7 +5,7 @@ raised, so that the memory may be lent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from typing import Any, Protocol
 
@@ -81,21 +81,22 @@ def _write_numbers(tensor: Rows, target: npt.NDArray[Any], dtype: str, first: in
     return int(target[first:last].nbytes)
 
 
-def run_tasks(pool: Executor, tasks: Sequence[Task], tell: Callable[[int], None]) -> None:
+def run_tasks(pool: ThreadPoolExecutor, tasks: Sequence[Task], tell: Callable[[int], None]) -> None:
     """Runs all tasks; all have ended when it returns or raises.
 
     Args:
-        pool: begins tasks in their order.
+        pool: begins tasks in their order; it takes no more of them if it cannot start a thread.
         tasks: what to run.
         tell: called in this thread with what each task returned, as they end.
 
     Raises:
         Exception: of the first task in order that failed, which is the one that a single thread would have met; those
             that had not begun are dropped then. Or whatever `tell` raised.
+        WeightsError: the system starts no more threads.
     """
     futures: list[Future[int]] = []
     try:
-        futures += (pool.submit(task) for task in tasks)
+        _submit(pool, tasks, futures)
         for future in as_completed(futures):
             if future.exception() is not None:
                 break
@@ -105,6 +106,28 @@ def run_tasks(pool: Executor, tasks: Sequence[Task], tell: Callable[[int], None]
     for future in futures:
         if not future.cancelled():
             future.result()
+
+
+def _submit(pool: ThreadPoolExecutor, tasks: Sequence[Task], futures: list[Future[int]]) -> None:
+    """Queues all tasks. What fails here leaves a task that is queued and has no future, so the pool ends."""
+    try:
+        futures += (pool.submit(task) for task in tasks)
+    except BaseException as error:
+        _shut(pool)
+        if isinstance(error, RuntimeError):
+            raise WeightsError(
+                f"the system starts no thread to load weights ({error}); end other processes, or raise the limit of "
+                "threads (ulimit -u)"
+            ) from error
+        raise
+
+
+def _shut(pool: ThreadPoolExecutor) -> None:
+    try:
+        pool.shutdown(cancel_futures=True)
+    except BaseException:
+        _shut(pool)
+        raise
 
 
 def _end(futures: Sequence[Future[int]]) -> None:

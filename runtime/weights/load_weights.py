@@ -8,7 +8,7 @@ kernels read, and numbers that are of the wanted type already, keep the bytes of
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -61,7 +61,7 @@ def load_weights(
         plan_weights: the weights to make; a weight is its parts one after the other along axis 0.
         ignored_tensors: regular expressions; a tensor whose whole name matches one may be in the file unused.
         weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these, opened.
-        progress: called after each piece, in this thread.
+        progress: called after each piece, in the thread in which `make` fills: this one, by default.
         make: makes each array; bf16 as its bits, u16.
 
     Returns:
@@ -145,7 +145,7 @@ def _load_one(
     weight: WeightPlan,
     dtype: DType,
     mapped: MappedWeights,
-    pool: Executor,
+    pool: ThreadPoolExecutor,
     tell: Callable[[int], None],
     make: MakeArray,
 ) -> mx.array:

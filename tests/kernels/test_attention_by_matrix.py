@@ -2,10 +2,13 @@
 
 import pytest
 
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -62,6 +65,39 @@ def test_many_sequences(case):
     sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_mma": 1}
     bench = OpBench(compiled(case.spec, Geometry(partition=16, **sizes)))
     assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
+
+
+MISTAKES = [
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", "", 1),
+    ("newest_score[g] = owner ? score : LOWEST", "newest_score[g] = score", 2),
+    ("kept.x, p.y - kept.y", "p.x, p.y - p.y", 1),
+    ("total = total * keep +", "total = total +", 1),
+    ("if (keep.x != 1.0f || keep.y != 1.0f)", "if (false)", 1),
+    ("min(first + j / 2 * 8 + 2 * quad + j % 2, end - 1)", "first + j / 2 * 8 + 2 * quad + j % 2", 1),
+    ("first + group + 8 < end ?", "true ?", 1),
+    ("if (owner) {", "if (!owner) {", 2),
+    ("const uint from = quad * 8 + group / 2;", "const uint from = quad * 8 + group;", 1),
+]
+"""What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions."""
+
+
+@pytest.mark.parametrize(("old", "new", "kind"), MISTAKES)
+def test_mistake_is_noticed(kernel_host, old, new, kind):
+    """In a model with contexts of several turns of one simdgroup, large scores, and a block that ends in a turn."""
+    if kernel_host == "cuda":
+        pytest.skip("a card may not show a race or a read out of bounds")
+    case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
+    sizes = {"attend_mma": 1, "attend_simdgroups": 2} if kind == 1 else {"partition": 24, "partition_mma": 1}
+    artifact = compiled(case.spec, Geometry(**sizes))
+    entry = artifact.kernel_entry("attend_mma" if kind == 1 else "attend_partition_mma")
+    text = artifact.kernel_text(entry.name)
+    assert old in text, "the mistake must be possible"
+    mistaken = OpBench(
+        Artifact({**artifact.files, entry.file: text.replace(old, new)}), scale=20.0 if kind == 1 else 1.0
+    )
+    with pytest.raises((Mismatch, KernelFault)):
+        for lengths in ((150, 70, 3), (33, 65, 129)):
+            attend(mistaken, *lengths)
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,16 @@ def test_the_storytellers_step_becomes_a_cubin() -> None:
     assert nvrtc.compile_cubin("storyteller", text_of(artifact, 256, 4), SM_90A)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 4), (16, 8)])
 @pytest.mark.parametrize(("weights", "most"), [("q8_0", 192), ("affine4_g64_bf16", 192)])
-def test_projections_stay_in_registers(weights: str, most: int) -> None:
-    """With the geometry of an H200: one layer of TinyLlama, whose texts are those of all layers."""
+def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_heads: int) -> None:
+    """With the geometry of an H200: one layer of TinyLlama, whose texts are those of all layers; and heads of 128."""
     changes = {
         "model__vocab_size": 32000,
         "model__hidden_size": 2048,
         "model__num_layers": 1,
         "model__context": 4096,
-        "model__attention": {"num_heads": 32, "num_kv_heads": 4, "head_dim": 64},
+        "model__attention": {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": 2048 // heads},
         "model__mlp": {"intermediate_size": 5632},
         "cache": {"dtype": "bf16", "max_sequences": 1},
         "activation_dtype": "bf16",

@@ -6,6 +6,7 @@ the device, and frees that memory before the evaluation ends.
 """
 
 import io
+import traceback
 from math import prod
 from typing import Any
 
@@ -49,6 +50,7 @@ def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.
     assert isinstance(array, mx.array), "an .npy stream is one array"
     mx.eval(array)
     if stream.error is not None:
+        traceback.clear_frames(stream.error.__traceback__)  # they hold views of memory that is no more
         raise stream.error
     return array
 
@@ -86,17 +88,17 @@ class _ArrayStream:
 
     def readinto(self, memory: memoryview) -> int:
         """Writes a piece of the header, or the whole content."""
-        size, start = len(memory), self._place
-        self._place += size
-        if start < len(self._header):
-            piece = self._header[start : self._place]
-            memory[: len(piece)] = piece
-            return len(piece)
         try:
-            self._write(memory, start - len(self._header))
+            size, start = len(memory), self._place
+            self._place += size
+            if start < len(self._header):
+                piece = self._header[start : self._place]
+                memory[: len(piece)] = piece
+            else:
+                self._write(memory, start - len(self._header))
         except BaseException as error:
             self.error = error
-        return size
+        return len(memory)
 
     def _write(self, memory: memoryview, offset: int) -> None:
         size_bytes = prod(self._shape) * self._dtype.itemsize

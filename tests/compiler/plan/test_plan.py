@@ -207,6 +207,9 @@ def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
         ("unfed", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
         ("other", r"gives MLX ops \[\], and a launch before it \['layers.0.attention.qkv_projected.unpacked'\]"),
         ("conditional", "so its conditions must be theirs"),
+        ("twice", r"makes \['layers.0.attention.out.unpacked', .* for MLX ops, as a launch before it does"),
+        ("swapped outputs", "'layers.0.attention.qkv_projected.unpacked', which is not unpacked from its weight"),
+        ("swapped inputs", "'layers.0.attention.out.unpacked', which is not unpacked from its weight"),
     ],
 )
 def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message: str) -> None:
@@ -221,6 +224,16 @@ def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message:
         launches.insert(fed, launches.pop(feeding))
     elif change == "other":
         launches.insert(fed + 1, launches[fed].model_copy(update={"mlx_inputs": ()}))
+    elif change == "twice":
+        launches.insert(feeding, launches[feeding])
+    elif change == "swapped outputs":
+        first, second, *rest = launches[feeding].outputs
+        launches[feeding] = launches[feeding].model_copy(update={"outputs": (second, first, *rest)})
+    elif change == "swapped inputs":
+        other = next(la for la in launches if la.op == "layers.0.attention.out" and la.mlx_inputs)
+        for i, la in enumerate(launches):
+            if la.op == launches[fed].op and la.mlx_inputs:
+                launches[i] = la.model_copy(update={"mlx_inputs": other.mlx_inputs})
     elif change == "conditional":
         launches[feeding] = launches[feeding].model_copy(update={"when": Condition(dim="tokens", minimum=2)})
     else:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Recipe, TensorSource
+from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.element_types import STORAGE, encode
@@ -100,6 +101,30 @@ def test_the_error_is_that_of_the_first_task_in_order() -> None:
     with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match="task 1"):
         run_tasks(pool, [lambda i=i: task(i) for i in range(100)], lambda _: None)
     assert len(begun) < 100, "what had not begun is dropped"
+
+
+def test_no_task_runs_after_a_thread_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool has queued the task for which it wanted the thread."""
+    start, begun, ended = threading.Thread.start, [], []
+
+    def start_one(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    def task() -> int:
+        time.sleep(0.05)
+        ended.append(1)
+        return 1
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with ThreadPoolExecutor(4) as pool:
+        with pytest.raises(WeightsError, match=r"starts no thread .*can't start new thread.*; end other processes"):
+            run_tasks(pool, [task] * 8, lambda _: None)
+        done = len(ended)
+        time.sleep(0.2)
+        assert len(ended) == done, "none runs any more"
 
 
 @pytest.mark.parametrize("who", ["task", "tell", "interruption"])
