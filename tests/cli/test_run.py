@@ -283,7 +283,10 @@ def test_ctrl_c_while_starting_is_no_crash(after: float) -> None:
     script += f"signal.setitimer(signal.ITIMER_REAL, {after}); sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, *run_arguments("--max-tokens", "900")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    for _ in range(3):
+        run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+        if "Exception ignored in: <function _get_module_lock" not in run.stderr:
+            break  # else Python itself dropped the interrupt, which fell in a callback of its import system
     assert run.returncode == 130
     assert "Traceback" not in run.stderr
 
