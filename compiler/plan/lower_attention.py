@@ -1,9 +1,8 @@
 """Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
@@ -280,9 +279,8 @@ def _by_matrix(kernel: AttendKernel) -> AttendKernel:
     """The same by matrix instructions, where they can do it."""
     if not AttendMmaKernel.takes(kernel):
         return kernel
-    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
-    changed = {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1}
-    return AttendMmaKernel(**fields | changed)
+    same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    return AttendMmaKernel(**same | {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1})
 
 
 def _rows(value: Value) -> Extent:

@@ -1,5 +1,6 @@
 """Decode attention by matrix instructions: whole contexts, partitions and many sequences."""
 
+import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Artifact
@@ -98,6 +99,32 @@ def test_mistake_is_noticed(kernel_host, old, new, kind):
     with pytest.raises((Mismatch, KernelFault)):
         for lengths in ((150, 70, 3), (33, 65, 129)):
             attend(mistaken, *lengths)
+
+
+def attend_beside_a_large_score(artifact, seed):
+    """150 keys of weights about 2^-30, with values that make them count, and one or two of large scores."""
+    bench = OpBench(artifact, seed)
+    (seq_id,) = bench.sequences(150)
+    for arena in (bench.arena, bench.reference_arena):
+        k, v = (np.array(array, copy=False).reshape(2, -1, 64) for array in (arena.k, arena.v))
+        k[:, :150], v[:, :150] = 0.0, 60000.0
+        k[:, 40, 0], k[:, 41, 0] = 250.0, -250.0  # of which one is large, whatever the query
+        v[:, 40:42] = 0.01
+    bench.run("decode", [OP], bench.batch([(seq_id, 1)]))
+
+
+def test_weights_too_small_for_f16_count(kernel_host):
+    case = Case(1, 1, 64, "f16", "f16", "layer", "contiguous", 16, None, "none")
+    artifact = compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=1))
+    for seed in range(8):
+        attend_beside_a_large_score(artifact, seed)
+    entry = artifact.kernel_entry("attend_mma")
+    text = artifact.kernel_text(entry.name)
+    assert " + 14.0f" in text and " - 14.0f" in text, "the mistake must be possible"
+    mistaken = Artifact({**artifact.files, entry.file: text.replace(" + 14.0f", "").replace(" - 14.0f", "")})
+    with pytest.raises(Mismatch):
+        for seed in range(8):
+            attend_beside_a_large_score(mistaken, seed)
 
 
 @pytest.mark.parametrize(

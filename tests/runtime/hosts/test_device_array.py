@@ -4,11 +4,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, WeightsError
+from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import device_array
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device
+from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.weights.element_types import Array
-from mlxr.runtime.weights.load_weights import in_place
+from mlxr.runtime.weights.load_weights import Fill, in_place
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 SHAPES = [(1,), (3,), (8,), (1, 1), (1, 5), (5, 1), (3, 7), (129, 64), (2048, 1025), (12345678,)]
 
@@ -67,3 +72,16 @@ def test_reading_in_pieces_is_refused(monkeypatch: pytest.MonkeyPatch, pieces: i
     monkeypatch.setattr(mx, "load", load)
     with pytest.raises(HostError, match=message):
         filled_on_device((4,), mx.float32, fill)
+
+
+def test_weights_of_host_cuda_are_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def make(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+        made.append(shape)
+        return in_place(shape, dtype, fill)
+
+    monkeypatch.setattr(cuda_host, "filled_on_device", make)
+    artifact = compile_spec(storyteller_spec()).artifact
+    arrays = CudaHost.read_arrays(artifact, open_weights(Q8_0))
+    assert len(made) == len(arrays) == len(artifact.plan.weights)
