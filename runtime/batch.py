@@ -4,8 +4,9 @@ Decode, prefill, chunked prefill and any mixture are this one form. Tokens of a 
 sequences keep the order of the requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
@@ -103,14 +104,14 @@ class Batch:
             table = pager.block_table(request.seq_id)
             row[: len(table)] = table
         return cls(
-            tokens=_int32([i for r in requests for i in r.tokens]) if tokens is None else tokens,
-            positions=_int32([r.start + i for r, count in zip(requests, counts, strict=True) for i in range(count)]),
-            slots=_int32([slot for sequence in slots for slot in sequence]),
+            tokens=_int32s(r.tokens for r in requests) if tokens is None else tokens,
+            positions=_int32s(range(r.start, r.start + count) for r, count in zip(requests, counts, strict=True)),
+            slots=_int32s(slots),
             query_start=query_start.astype(np.int32),
             context_lens=_int32([r.start + count for r, count in zip(requests, counts, strict=True)]),
             block_tables=tables,
-            logit_rows=_int32([row for r, span in zip(requests, spans, strict=True) for row in _rows(r.rows, *span)]),
-            query_tiles=_int32([(s, t) for s, span in enumerate(spans) for t in range(*span, query_tile)]),
+            logit_rows=_int32s(_rows(r.rows, *span) for r, span in zip(requests, spans, strict=True)),
+            query_tiles=_int32s((s, t) for s, span in enumerate(spans) for t in range(*span, query_tile)).reshape(-1, 2),
             query_tile=query_tile,
         )
 
@@ -200,3 +201,8 @@ def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
 
 def _int32(values: Sequence[object]) -> Int32Array:
     return np.array(values, dtype=np.int32)
+
+
+def _int32s(parts: Iterable[Iterable[int]]) -> Int32Array:
+    """The numbers of all parts, one after the other."""
+    return np.fromiter(chain.from_iterable(parts), dtype=np.int32)

@@ -40,6 +40,8 @@ class _Sequence:
     completion: Completion
     limit: int
     """Tokens at which it ends."""
+    unread: Sequence[int]
+    """What the decoder does not know yet of the prompt."""
     length: int = 0
 
     @property
@@ -184,13 +186,22 @@ class Generation:
     def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> _Sequence:
         """Adds an answer's sequence. It is allocated last, so that nothing between can fail and leak it."""
         decoder = self._tokenizer.stream_decoder() if self._tokenizer else None
-        for token in self._prompts[index // self._num_samples]:
-            self._text(decoder, token)  # it goes on after the prompt, so that prompt + text is the text of all tokens
+        prompt = self._prompts[index // self._num_samples]
         sampler, completion = Sampler(self._sampling, stream=index), self.completions[index]
         limit = min(self._plan.arena.context, completion.prompt_tokens + self._max_tokens)
-        sequence = _Sequence(index, allocate(), pending, sampler, decoder, completion, limit)
+        sequence = _Sequence(index, allocate(), pending, sampler, decoder, completion, limit, prompt)
         self._sequences.append(sequence)
         return sequence
+
+    def _read_prompt(self, sequence: _Sequence) -> None:
+        """Tells the decoder of the prompt, after which text goes on, so that both are the text of all tokens.
+
+        The first step has been launched by then: it need not wait for this.
+        """
+        if sequence.decoder:
+            for token in sequence.unread:
+                self._text(sequence.decoder, token)
+        sequence.unread = ()
 
     def _text(self, decoder: StreamDecoder | None, token: int) -> str:
         """What a token adds to the text: nothing for the ids by which a model's vocabulary exceeds its tokenizer's."""
@@ -265,6 +276,8 @@ class Generation:
     def _read(self, step: _Step) -> list[Event]:
         """Waits for a step's tokens. Those of sequences that ended while it was under way are dropped."""
         drawing, draws = step
+        for one in drawing:
+            self._read_prompt(one)
         tokens = zip(drawing, draws.read(), strict=True)
         return [self._accept(one, token) for one, token in tokens if one.completion.finish_reason is None]
 

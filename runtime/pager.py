@@ -321,7 +321,11 @@ class Pager:
         start, sequence.length = sequence.length, sequence.length + num_tokens
         while len(sequence.blocks) * size < sequence.length:
             sequence.blocks.append(self._pool.take())
-        return [sequence.blocks[i // size] * size + i % size for i in range(start, sequence.length)]
+        slots: list[int] = []
+        for i in range(start // size, len(sequence.blocks)):
+            first = sequence.blocks[i] * size
+            slots += range(first + max(0, start - i * size), first + min(size, sequence.length - i * size))
+        return slots
 
     def _own_last_block(self, sequence: _Sequence) -> None:
         source = sequence.blocks[-1]

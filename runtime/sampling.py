@@ -15,6 +15,7 @@ Definitions, for probabilities p after the temperature; of equal tokens the lowe
 import math
 import numbers
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -65,15 +66,14 @@ class Sampler:
     """
 
     def __init__(self, sampling: Sampling, stream: int = 0) -> None:
-        """Seeds the generator.
+        """Keeps the options; the generator is made at the first draw.
 
         Args:
             sampling: The options.
             stream: Tells apart sequences that share a seed, such as several answers to one prompt.
         """
         self.sampling = sampling
-        seed = np.random.SeedSequence(sampling.seed, spawn_key=(stream,))
-        self._generator = np.random.Generator(np.random.Philox(seed))
+        self._stream = stream
 
     def sample(self, logits: FloatArray) -> int:
         """Chooses a token.
@@ -93,6 +93,10 @@ class Sampler:
     def uniform(self) -> float:
         """The stream's next number, in [0, 1): `sample` takes it here; who draws elsewhere takes one for each draw."""
         return float(self._generator.random())
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.sampling.seed, spawn_key=(self._stream,))))
 
     def _candidates(self, logits: FloatArray, greatest: float) -> tuple[IdArray | None, FloatArray]:
         # Ids (None for all) in ascending order, and their probabilities relative to the greatest, which is 1.

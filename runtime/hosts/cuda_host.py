@@ -36,7 +36,7 @@ from mlxr.runtime.weights.load_weights import Fill
 _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
 """What steps are counted as that the plan wants as one kernel, and that are launches instead."""
-_PART = 24
+_PART = 16
 """Launches of prefill that are given to the GPU at once."""
 
 _Key = tuple[str | int | bool, ...]
@@ -127,9 +127,9 @@ class CudaHost(MlxHost):
         made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
         with self.failures():
             for part in parts:
+                mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
                 made = part.run(made)
                 self.launches.update(part.launches)
-                mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
         return self.results_of(step, dims, made)
 
     def _decode(

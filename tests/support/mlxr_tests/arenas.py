@@ -25,18 +25,30 @@ def nan_arena(arena: Arena) -> Arena:
 def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) -> None:
     """Random numbers into K and V of these slots, in every layer."""
     g = arena.geometry
+    block, place = np.divmod(np.fromiter(slots, dtype=np.int64), g.block_size)
     for array in (arena.k, arena.v):
         view = as_bits(array)
-        for slot in slots:
-            at = (slot // g.block_size, slice(None)) if g.layout == "block" else (slice(None), slot // g.block_size)
-            numbers = rng.standard_normal((g.num_layers, g.num_kv_heads, g.head_dim), dtype=np.float32)
-            view[(*at, slot % g.block_size)] = encode_rows(mx.array(numbers), str(g.dtype))
+        numbers = rng.standard_normal((len(block), g.num_layers, g.num_kv_heads, g.head_dim), dtype=np.float32)
+        rows = encode_rows(mx.array(numbers), str(g.dtype))
+        if g.layout == "block":
+            view[block, :, place] = rows
+        else:
+            view[:, block, place] = rows.swapaxes(0, 1)
 
 
 def copy_arena(source: Arena, target: Arena) -> None:
     """The bytes of one arena into another of the same geometry."""
     for a, b in ((source.k, target.k), (source.v, target.v)):
         as_bits(b)[...] = as_bits(a)
+
+
+def copy_slots(source: Arena, target: Arena, written: Mapping[Any, set[int]]) -> None:
+    """The bytes of these slots of these layers from one arena into another of the same geometry."""
+    for a, b in ((source.k, target.k), (source.v, target.v)):
+        rows, copies = (_by_block(arena, as_bits(array)) for arena, array in ((source, a), (target, b)))
+        for layer, slots in written.items():
+            block, place = np.divmod(sorted(slots), source.geometry.block_size)
+            copies[layer, block, place] = rows[layer, block, place]
 
 
 def snapshot(arena: Arena) -> dict[str, Bits]:
@@ -79,8 +91,12 @@ def check_arena(
 
 def _by_slot(arena: Arena, bits: Bits) -> Bits:
     g = arena.geometry
-    by_layer = bits.swapaxes(0, 1) if g.layout == "block" else bits
-    return by_layer.reshape(g.num_layers, g.num_blocks * g.block_size, g.num_kv_heads, g.row_elements)
+    return _by_block(arena, bits).reshape(g.num_layers, g.num_blocks * g.block_size, g.num_kv_heads, g.row_elements)
+
+
+def _by_block(arena: Arena, bits: Bits) -> Bits:
+    """A view, [layers, blocks, block_size, kv_heads, row_elements]."""
+    return bits.swapaxes(0, 1) if arena.geometry.layout == "block" else bits
 
 
 def _numbers(bits: Bits, dtype: str) -> "np.ndarray[Any, np.dtype[np.float32]]":

@@ -20,7 +20,7 @@ from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.mlx_ops import evaluate
 from mlxr.runtime.pager import Pager
-from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.arenas import check_arena, copy_arena, copy_slots, nan_arena, snapshot, write_slots
 from mlxr_tests.format_planes import random_buffer
 from mlxr_tests.kernel_host import load_kernel
 from mlxr_tests.repetition import varied
@@ -29,7 +29,8 @@ from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
 
 _NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "u32": np.uint32}
 _GRAPH_INPUTS = {"token_ids": "tokens"}
-_WRITERS = ("rope_write_attention", "rope_cache_write")
+_FUSED = "rope_write_attention"
+_WRITERS = (_FUSED, "rope_cache_write")
 
 
 def scatter(pager: Pager) -> None:
@@ -126,8 +127,12 @@ class OpBench:
             before = snapshot(self.arena)
             self._launch(op, step, buffers, dims)
             inputs = {port: reference[name] for port, name in op.inputs.items()}
-            outputs = evaluate(op.kind, inputs, op.attrs, self.reference_arena if "k_arena" in op.inputs else None)
-            reference |= {name: outputs[port] for port, name in op.outputs.items()}
+            outputs = evaluate(
+                "rope_cache_write" if op.kind == _FUSED else op.kind,
+                inputs,
+                op.attrs,
+                self.reference_arena if "k_arena" in op.inputs else None,
+            )
             if "token" in op.outputs:
                 if (token_out != token + 1).any():
                     raise Mismatch(f"{op.name}: token {token.tolist()} became {token_out.tolist()}")
@@ -135,7 +140,11 @@ class OpBench:
             written = {op.attrs["layer"]: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
             check_arena(self.arena, before, self.reference_arena, written)
             # An element may have been rounded the other way; what reads it next is compared on the same arena.
-            copy_arena(self.arena, self.reference_arena)
+            copy_slots(self.arena, self.reference_arena, written)
+            if op.kind == _FUSED:
+                inputs["query_start"] = mx.arange(dims["seqs"] + 1)
+                outputs |= evaluate("rope_attention", inputs, op.attrs, self.reference_arena)
+            reference |= {name: outputs[port] for port, name in op.outputs.items()}
             for name in op.outputs.values():
                 if name in sim:
                     dtype = str(graph.value(name).dtype)
