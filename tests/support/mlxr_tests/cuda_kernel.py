@@ -54,8 +54,13 @@ class CudaKernel:
         self, buffers: Sequence[SimBuffer], threadgroups: tuple[int, int, int], threads: tuple[int, int, int], **_: Any
     ) -> None:
         """Runs a grid to its end."""
-        if 0 in threadgroups:
-            return
+        if 0 not in threadgroups:
+            with mx.stream(mx.gpu):
+                self._launch(buffers, threadgroups, threads)
+
+    def _launch(
+        self, buffers: Sequence[SimBuffer], threadgroups: tuple[int, int, int], threads: tuple[int, int, int]
+    ) -> None:
         memory = [_memory(buffer, dtype) for buffer, dtype in zip(buffers, self._dtypes, strict=True)]
         count = self._num_inputs
         inputs = [

@@ -6,6 +6,7 @@ On the GPU every launch's outputs start as NaN, as sim's memory does.
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -17,6 +18,8 @@ from mlxr.runtime.hosts.mlx_host import Launcher
 from mlxr.runtime.hosts.sim.kernel import SimKernel
 from mlxr.runtime.hosts.sim_host import SimHost
 from mlxr_tests.cuda_kernel import POISON, CudaKernel
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 KERNEL_HOSTS = ("sim", "cuda")
 _chosen = ["sim"]
@@ -30,6 +33,17 @@ def kernel_host(name: str) -> Iterator[None]:
         yield
     finally:
         _chosen.pop()
+
+
+def on_cpu(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """MLX computes what the method asks for on the CPU, so that a GPU runs the kernels under test and nothing else."""
+
+    @functools.wraps(method)
+    def run(*args: _P.args, **options: _P.kwargs) -> _R:
+        with mx.stream(mx.cpu):
+            return method(*args, **options)
+
+    return run
 
 
 def load_kernel(text: str, name: str, threads: int) -> SimKernel | CudaKernel:

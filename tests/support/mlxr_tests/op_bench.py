@@ -23,7 +23,7 @@ from mlxr.runtime.mlx_ops import evaluate
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, copy_arena, copy_slots, nan_arena, snapshot, write_slots
 from mlxr_tests.format_planes import random_buffer
-from mlxr_tests.kernel_host import load_kernel
+from mlxr_tests.kernel_host import load_kernel, on_cpu
 from mlxr_tests.repetition import varied
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch, check_op
@@ -64,6 +64,7 @@ class OpBench:
         launches: how often kernels of each label were launched.
     """
 
+    @on_cpu
     def __init__(self, artifact: Artifact, seed: int = 0, *, scale: float = 1.0, sum_error: float = SUM_ERROR) -> None:
         self.scale = scale
         self.sum_error = sum_error
@@ -79,6 +80,7 @@ class OpBench:
         scatter(self.pager)
         self._graph = functools.cache(artifact.graph)
 
+    @on_cpu
     def sequences(self, *lengths: int) -> list[int]:
         """New sequences with this many tokens of random K and V each."""
         seq_ids = [self.pager.add_sequence() for _ in lengths]
@@ -89,6 +91,7 @@ class OpBench:
         copy_arena(self.arena, self.reference_arena)
         return seq_ids
 
+    @on_cpu
     def clear(self, seq_ids: Sequence[int]) -> None:
         """Frees sequences; all slots are NaN again."""
         for seq_id in seq_ids:
@@ -106,6 +109,7 @@ class OpBench:
         assert not self.pager.take_copies(), "no forks here"
         return batch
 
+    @on_cpu
     def run(self, step_name: str, ops: Sequence[str], batch: Batch) -> dict[str, "np.ndarray[Any, Any]"]:
         """Runs ops in order on both, checks each one's results and the arena, and returns sim's results."""
         step, graph = self.plan.step(step_name), self._graph(step_name)
