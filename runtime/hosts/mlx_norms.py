@@ -8,7 +8,8 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.mlx_ops import MLX_DTYPES
 from mlxr.runtime.mlx_ops.large import compute_type
 
-_PORTS = ("norm", "norm_bias")
+NORM_PORTS = ("norm", "norm_bias")
+"""Of an op, what it normalises with."""
 
 
 def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[tuple[str, str], dict[str, mx.array]]:
@@ -36,7 +37,7 @@ def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[t
                 continue
             dtype = compute_type(types[names["x"]], types[names["weight"]], MLX_DTYPES[str(op.attrs["dtype"])])
             norms = found.setdefault((step.name, launch.op), {})
-            for port in (port for port in _PORTS if port in names):
+            for port in (port for port in NORM_PORTS if port in names):
                 key = (names[port], dtype)
                 norms[port] = cast.setdefault(key, weights[names[port]].astype(dtype))
     mx.eval(list(cast.values()))

@@ -13,6 +13,8 @@ from mlxr.compiler.errors import HostError, RequestError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.inspect.roofline import roofline
 from mlxr.runtime.hosts.metal import MetalHost
+from mlxr.runtime.mlx_ops import LARGE_OPS
+from mlxr.runtime.mlx_ops.types import Attrs, Inputs
 from mlxr.tuning.measure_launches import measure_launches
 from mlxr.tuning.pieces import Pieces, kernel_maker
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
@@ -74,6 +76,26 @@ def test_ops_whose_weights_one_launch_unpacks() -> None:
         made = piece.run(0, piece.x)
         assert made.shape == (64, *next(b.shape[1:] for b in step.buffers if b.name == graph.op(op).out))
         assert gpu.launched == ([unpack.name] if op.endswith("qkv_projected") else [])
+
+
+def test_norms_of_mlx_ops_are_cast_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hosts do once: an op is timed without the cast of its norm's f32 weight."""
+    artifact, taken = variant("for-mlx"), []
+    project = LARGE_OPS["projection"]
+
+    def note(inputs: Inputs, attrs: Attrs) -> mx.array:
+        taken.append((inputs["x"].dtype, inputs["norm"].dtype))
+        return project(inputs, attrs)
+
+    monkeypatch.setitem(LARGE_OPS, "projection", note)
+    gpu, batch = FakeGpu(cost_us), prefill_batch(artifact, 64)
+    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
+    launches = [one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"]
+    norm = artifact.graph("prefill").op(launches[0].op).inputs["norm"]
+    assert [str(one.layout.dtype) for one in artifact.plan.weights if one.name == norm] == ["f32"]
+    piece = pieces.piece(launches)
+    piece.run(0, piece.x)
+    assert taken == [(mx.bfloat16, mx.bfloat16)]
 
 
 def test_the_median_of_interleaved_chains_is_free_of_what_a_chain_costs() -> None:

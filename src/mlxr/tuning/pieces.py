@@ -1,5 +1,6 @@
 """Launches of an artifact as pieces that a stopwatch times: one launch, or all launches of an op in a batch."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,8 +11,10 @@ from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.mlx_norms import NORM_PORTS
 from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
 from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.mlx_ops.large import compute_type
 from mlxr.tuning.random_inputs import Input, RandomInputs
 from mlxr.tuning.stopwatch import Piece
 
@@ -100,6 +103,7 @@ class Pieces:
             for name, dtype in self._read(launch):
                 if name not in made and name not in inputs:
                     inputs[name] = self._inputs.input(self._step, self._batch, name, dtype)
+            inputs |= self._norms(launch, inputs)
         first = launches[0].inputs[0]
 
         def run(turn: int, x: mx.array) -> mx.array:
@@ -116,6 +120,18 @@ class Pieces:
         dtypes = {buffer.name: buffer.dtype for buffer in self._step.buffers}
         for_mlx = [(name, dtypes[name]) for _, name in launch.mlx_inputs]
         return [(name, port.dtype) for name, port in zip(launch.inputs, ports, strict=True)] + for_mlx
+
+    def _norms(self, launch: Launch, inputs: Mapping[str, Input]) -> dict[str, Input]:
+        """What a launch that runs as an MLX op normalises with, as hosts have it: cast before any step."""
+        if not launch.runs_as_mlx(self._dims) or launch.feeds_mlx:
+            return {}
+        op, dtypes = self._graph.op(launch.op), dict(self._read(launch))
+        names = {**op.inputs, **dict(launch.mlx_inputs)}
+        if "norm" not in names:
+            return {}
+        x, weight = (MLX_DTYPES[str(dtypes[names[port]])] for port in ("x", "weight"))
+        dtype = compute_type(x, weight, MLX_DTYPES[str(op.attrs["dtype"])])
+        return {names[port]: _cast(inputs[names[port]], dtype) for port in NORM_PORTS if port in names}
 
     def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
         op = self._graph.op(launch.op)
@@ -149,3 +165,15 @@ class Pieces:
         if "rows" in inputs:
             inputs["rows"] = inputs["rows"][: self._dims["rows"]]
         return LARGE_OPS[op.kind](inputs, op.attrs)
+
+
+def _cast(source: Input, dtype: mx.Dtype) -> Input:
+    """The input in another type, computed when it is first asked for."""
+
+    @functools.cache
+    def at(turn: int) -> mx.array:
+        array = source(turn).astype(dtype)
+        mx.eval(array)
+        return array
+
+    return at
