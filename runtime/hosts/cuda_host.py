@@ -36,8 +36,8 @@ from mlxr.runtime.weights.load_weights import Fill
 _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
 """What steps are counted as that the plan wants as one kernel, and that are launches instead."""
-_FIRST_PART, _LEAST_PART, _LARGEST_PART = 8, 12, 64
-"""Launches of prefill that are given to the GPU at once."""
+_PART = 16
+"""Launches of prefill that are given to the GPU at once: few, since what they unpack of weights is in memory together."""
 
 _Key = tuple[str | int | bool, ...]
 _Kept = TypeVar("_Kept")
@@ -191,8 +191,9 @@ class CudaHost(MlxHost):
     def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""
         launches = [launch for launch in step.launches if grid_of(launch, dims) is not None]
+        cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(step.outputs)
-        for start, end in reversed(list(pairwise(part_borders(len(launches))))):
+        for start, end in reversed(list(pairwise(cuts))):
             parts.append(self._part(step, launches[start:end], dims, frozenset(needed), traced))
             needed.update(*(self.names_read(step, launch) for launch in launches[start:end]))
         return parts[::-1]
@@ -220,20 +221,6 @@ class CudaHost(MlxHost):
 
         compiled: Any = mx.compile(counted)
         return _Trace(compiled, launches)
-
-
-def part_borders(num_launches: int) -> list[int]:
-    """Where parts of a prefill begin and end; the last border is the number of launches.
-
-    The first is small, so that the GPU begins early; each costs the CPU some time, so they double; and the last ones
-    become smaller again, since the GPU has yet to run the very last one when the CPU is done.
-    """
-    borders, size = [0], _FIRST_PART
-    while (left := num_launches - borders[-1]) > 0:
-        size = max(_LEAST_PART, min(size, left * 2 // 5, _LARGEST_PART)) if len(borders) > 1 else size
-        borders.append(min(borders[-1] + size, num_launches))
-        size *= 2
-    return borders
 
 
 class _Recent(OrderedDict[_Key, _Kept]):

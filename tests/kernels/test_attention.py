@@ -8,6 +8,7 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import SUM_ERROR
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -87,9 +88,9 @@ def test_cases_cover_the_matrix():
 
 @pytest.mark.parametrize("scaling", ["llama3", "half"])
 def test_far_positions(scaling):
-    """Angles of thousands of radians, and the partition that specs have by default."""
+    """Angles of thousands of radians, whose sines lose a bit, and the partition that specs have by default."""
     case = Case(4, 2, 32, "f16", "f32", "block", "paged", 16, None, scaling, context=2600, max_sequences=2)
-    bench = OpBench(compiled(case.spec))
+    bench = OpBench(compiled(case.spec), sum_error=2 * SUM_ERROR)
     assert bench.plan.whole_context == 1024
     decode(bench, 2599, 1023)
     decode(bench, 1023, 1024)

@@ -79,6 +79,22 @@ def test_the_fastest_sizes_win(tuning: Tuning) -> None:
     assert of(tuning, "attend_prefill", "prompt").changed == WANTED["attend_prefill"]
 
 
+def test_kernels_of_all_candidates_are_built_before_one_is_timed() -> None:
+    """Side by side: building one takes longer than timing it."""
+    gpu, artifact = FakeGpu(cost_us, compute=False), compile_spec(SPEC, targets=("metal",)).artifact
+    built: list[tuple[str, int]] = []
+    told = [""]
+
+    def make(one: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
+        built.append((told[-1], len(gpu.launched)))
+        return gpu.make_kernels(one)
+
+    watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
+    Tuner(artifact, find_chip("generic"), make, watch, "Toy", told.append).tune(20)
+    launched = [count for text, count in built if text.endswith("pass 1: matvec_outputs")]
+    assert len(launched) == 5 and len(set(launched)) == 1, "the present one, both candidates ahead, and both in turn"
+
+
 def test_what_is_not_slower_stays(tuning: Tuning) -> None:
     assert of(tuning, "o", "1 sequence").changed == {}
     assert of(tuning, "gate_up", "1 sequence").changed == {}

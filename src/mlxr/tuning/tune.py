@@ -10,7 +10,10 @@ Winners become rules of the artifact's chip, one for each site, behind those tha
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Artifact, Chip, Launch, Target
@@ -136,26 +139,46 @@ class Tuner:
         mine = {site: one for site, one in sites.items() if name in one.best}
         current = self._pieces(self._compiled(best), scenario, {site: ops[site] for site in mine})
         candidates: dict[str, list[Candidate]] = {site: [(one.best, current[site])] for site, one in mine.items()}
-        for value in values_of(name):
-            wanted = {
+        changes = [
+            {
                 site: one.best | {name: value}
                 for site, one in mine.items()
                 if one.best[name] != value and is_possible(one.best | {name: value})
             }
-            if not wanted:
-                continue
+            for value in values_of(name)
+        ]
+        changes = [wanted for wanted in changes if wanted]
+        self._build_ahead(scenario, best, changes, ops)
+        for wanted in changes:
             for site, pieces in self._made(scenario, best, wanted, {site: ops[site] for site in wanted}).items():
                 candidates[site].append((wanted[site], pieces))
         for site, one in mine.items():
             self._choose(one, self._timed(candidates[site]))
+
+    def _build_ahead(
+        self, scenario: Scenario, best: Mapping[str, Sizes], changes: Sequence[Mapping[str, Sizes]], ops: Ops
+    ) -> None:
+        """Builds the kernels of all candidates side by side; hosts that build ahead of launches keep what they built.
+
+        What goes wrong does so again when the candidate's turn comes.
+        """
+
+        def build(artifact: Artifact, wanted: Mapping[str, Sizes]) -> None:
+            launches = _launches(artifact, scenario, {site: ops[site] for site in wanted})
+            with suppress(HostError):
+                self._make(with_kernels_of(artifact, launches))
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            for wanted in changes:
+                with suppress(PlanError):
+                    pool.submit(build, self._compiled(_with(best, wanted)), wanted)
 
     def _made(
         self, scenario: Scenario, best: Mapping[str, Sizes], wanted: Mapping[str, Sizes], ops: Ops
     ) -> dict[str, list[Piece]]:
         """The launches of sites with the wanted sizes; those of which there is no such kernel are left out."""
         try:
-            changes = {site: best[site] | sizes for site, sizes in wanted.items()}
-            return self._pieces(self._compiled({**best, **changes}), scenario, ops)
+            return self._pieces(self._compiled(_with(best, wanted)), scenario, ops)
         except (PlanError, HostError) as error:
             if len(wanted) == 1:
                 self._tell(f"{' and '.join(wanted)} with {next(iter(wanted.values()))} is left out: {error}")
@@ -229,15 +252,24 @@ class Tuner:
 
     def _pieces(self, artifact: Artifact, scenario: Scenario, ops: Ops) -> dict[str, list[Piece]]:
         """The ops of each site in a batch, each with all its launches as one piece."""
-        batch = _batch(artifact, scenario)
-        wanted = {op for names in ops.values() for op in names}
+        found = _launches(artifact, scenario, ops)
         launches: dict[str, list[Launch]] = {}
-        for launch in running(artifact, batch):
-            if launch.op in wanted:
-                launches.setdefault(launch.op, []).append(launch)
-        kernels = self._make(with_kernels_of(artifact, [one for found in launches.values() for one in found]))
-        pieces = Pieces(artifact, kernels, self._inputs, batch)
+        for launch in found:
+            launches.setdefault(launch.op, []).append(launch)
+        kernels = self._make(with_kernels_of(artifact, found))
+        pieces = Pieces(artifact, kernels, self._inputs, _batch(artifact, scenario))
         return {site: [pieces.piece(launches[op]) for op in names] for site, names in ops.items()}
+
+
+def _with(best: Mapping[str, Sizes], wanted: Mapping[str, Sizes]) -> dict[str, Sizes]:
+    """The best sizes so far, save those that are wanted at these sites."""
+    return {**best, **{site: best[site] | sizes for site, sizes in wanted.items()}}
+
+
+def _launches(artifact: Artifact, scenario: Scenario, ops: Ops) -> list[Launch]:
+    """All launches of these ops in a batch."""
+    wanted = {op for names in ops.values() for op in names}
+    return [launch for launch in running(artifact, _batch(artifact, scenario)) if launch.op in wanted]
 
 
 def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[str, tuple[Sizes, list[str]]]:

@@ -5,7 +5,6 @@ because the sim must see numbers.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -187,17 +186,6 @@ def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyP
 
     traced = with_and_without_traces(monkeypatch, compiled(small_spec(model__num_layers=6)), batches)
     assert traced == [True, True, True, False, True, False]
-
-
-@pytest.mark.parametrize("num_launches", [0, 1, 8, 9, 24, 269, 4000])
-def test_parts_of_prefill(num_launches: int) -> None:
-    borders = cuda_host.part_borders(num_launches)
-    sizes = [end - start for start, end in pairwise(borders)]
-    assert (borders[0], borders[-1]) == (0, num_launches) and all(sizes)
-    assert sizes[:1] == ([min(num_launches, 8)] if num_launches else []), "the GPU begins early"
-    assert all(size <= 2 * before or size <= 12 for before, size in pairwise(sizes)), "the GPU waits for no part long"
-    assert max(sizes, default=0) <= 64 and sizes[-1:] <= [12], "little is left to the GPU when the CPU is done"
-    assert len(sizes) <= 8 + num_launches / 50, "each part costs the CPU"
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
