@@ -5,6 +5,7 @@ A row is checked first; if its output is wrong it is not measured. Results are w
 
 import contextlib
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -90,7 +91,7 @@ class Group:
             say(f"{row.model} {row.format}: all layers differ from mlx-lm's by {found['peer_error']:.2g}")
             self._compared = True
         if row.kind == "prefill":
-            engines: dict[str, Engine] = {"mlxr": _mean(ours.prefill), "mlx-lm": _mean(theirs.prefill)}
+            engines: dict[str, Engine] = {"mlxr": in_turns(ours.prefill), "mlx-lm": in_turns(theirs.prefill)}
         else:
             engines = {"mlxr": ours.decode, "mlx-lm": theirs.decode}
             if row.batch == 1 and row.format == "bf16":
@@ -149,9 +150,17 @@ class Group:
         return {"seconds": times, "steps": steps, "copy_bytes_per_second": copies, "operations_per_second": products}
 
 
-def _mean(work: Callable[[], float]) -> Engine:
-    """Work that is done whole each time, as an engine."""
-    return lambda times: sum(work() for _ in range(times)) / times
+def in_turns(work: Callable[[], float]) -> Engine:
+    """Work that is done whole each time, as an engine: the median of its times.
+
+    Once untimed before: the limits have emptied MLX's cache of buffers, and who comes first would allocate all anew.
+    """
+
+    def turn(times: int) -> float:
+        work()
+        return statistics.median(work() for _ in range(times))
+
+    return turn
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gpu.check import Checker, WrongOutputError, check_against_peer, relative_norm
+from gpu.group import in_turns
 from gpu.ours import Loaded, Ours, compiled
 from gpu.results import Results
 from gpu.theirs import Theirs, make_model
@@ -32,6 +33,12 @@ def row(format_name: str = "bf16", kind: str = "decode", tokens: int = 24, batch
 @pytest.fixture(scope="module")
 def weights() -> dict[str, RandomWeights]:
     return {name: RandomWeights(SHAPE, name) for name in FORMATS}
+
+
+def test_a_turn_of_whole_work_is_the_median_after_one_that_does_not_count() -> None:
+    times = iter([90.0, 1.0, 9.0, 2.0, 80.0, 5.0])
+    engine = in_turns(lambda: next(times))
+    assert (engine(3), engine(1)) == (2.0, 5.0)
 
 
 @pytest.mark.parametrize("format_name", ["bf16", "affine4"])
