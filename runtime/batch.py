@@ -111,7 +111,9 @@ class Batch:
             context_lens=_int32([r.start + count for r, count in zip(requests, counts, strict=True)]),
             block_tables=tables,
             logit_rows=_int32s(_rows(r.rows, *span) for r, span in zip(requests, spans, strict=True)),
-            query_tiles=_int32s((s, t) for s, span in enumerate(spans) for t in range(*span, query_tile)).reshape(-1, 2),
+            query_tiles=_int32s(
+                (sequence, t) for sequence, span in enumerate(spans) for t in range(*span, query_tile)
+            ).reshape(-1, 2),
             query_tile=query_tile,
         )
 

@@ -96,7 +96,8 @@ class Sampler:
 
     @cached_property
     def _generator(self) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.sampling.seed, spawn_key=(self._stream,))))
+        seed = np.random.SeedSequence(self.sampling.seed, spawn_key=(self._stream,))
+        return np.random.Generator(np.random.Philox(seed))
 
     def _candidates(self, logits: FloatArray, greatest: float) -> tuple[IdArray | None, FloatArray]:
         # Ids (None for all) in ascending order, and their probabilities relative to the greatest, which is 1.

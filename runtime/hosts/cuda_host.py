@@ -37,7 +37,7 @@ _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
 """What steps are counted as that the plan wants as one kernel, and that are launches instead."""
 _PART = 16
-"""Launches of prefill that are given to the GPU at once: few, since what they unpack of weights is in memory together."""
+"""Launches of prefill that are given to the GPU at once: few, since all that they unpack of weights is in memory."""
 
 _Key = tuple[str | int | bool, ...]
 _Kept = TypeVar("_Kept")
