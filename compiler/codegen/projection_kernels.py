@@ -21,6 +21,8 @@ GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
 """Of projections of many rows: rows of x and of the weight that a threadgroup multiplies, and its simdgroups."""
 GEMM_COLUMNS = 32
 """Columns of both that it has in threadgroup memory at once."""
+GEMM_MMA_TILE = 64
+"""By matrix instructions: rows of x of a threadgroup."""
 MMA_FORMATS = frozenset(_RUNS) | {format for format in WeightFormat if format.affine and format.affine.bits == 4}
 """Formats whose codes matrix instructions can take in one-row projections: see mma.jinja."""
 MMA_ROWS = 16
@@ -288,7 +290,10 @@ class MatrixKernel(Kernel):
 
 @dataclass(frozen=True)
 class ProjectionKernel(MatrixKernel):
-    """A projection of one row (`tile` 1; `mma`: by matrix instructions), of several, or of many (`gemm`)."""
+    """A projection of one row (`tile` 1), of several, or of many (`gemm`); `mma`: by matrix instructions.
+
+    Of many rows by matrix instructions, x is normalised already: `norm` is None.
+    """
 
     gather: bool
     tile: int
@@ -335,6 +340,8 @@ class ProjectionKernel(MatrixKernel):
         Of many rows: a tile of x, one of the weight, and two numbers of each row; of split columns: all sums; of
         matrix instructions: these, and what is staged of x.
         """
+        if self.gemm and self.mma:
+            return self.unroll * (self.tile + self.rows) * GEMM_COLUMNS * self.activation.size_bytes
         if self.mma:
             return self.simdgroups * (self.staged * 16 + (self.runs * 16 + self.sums) * 4)
         if self.gemm:

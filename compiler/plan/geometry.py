@@ -23,6 +23,7 @@ class Geometry:
         matmul_outputs, matmul_simdgroups: the same for several rows.
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
+        gemm_mma: 1: by matrix instructions there, for 64 rows at once, where activations are of 16 bits.
         mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight
             and activations are of one 16-bit type; mma_min_rows 0: never.
         mma_simdgroups: simdgroups there that share the columns of 64 rows of the weight.
@@ -62,6 +63,7 @@ class Geometry:
     matmul_simdgroups: int = 2
     matmul_tile: int = 8
     gemm_min_rows: int = 17
+    gemm_mma: int = 0
     mma_min_rows: int = 0
     mma_max_rows: int = 64
     mma_simdgroups: int = 8
@@ -111,7 +113,7 @@ class Geometry:
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
             )
-        for name in ("attend_mma", "attend_many_mma", "partition_mma"):
+        for name in ("gemm_mma", "attend_mma", "attend_many_mma", "partition_mma"):
             if getattr(self, name) > 1:
                 raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 0 or 1")
         if self.attend_many == 1:

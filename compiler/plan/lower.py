@@ -9,6 +9,7 @@ from mlxr.compiler.codegen.expert_kernels import ExpertCombineKernel, ExpertProj
 from mlxr.compiler.codegen.mma_kernels import MMA_COLUMNS, MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.codegen.projection_kernels import (
     GEMM_COLUMNS,
+    GEMM_MMA_TILE,
     GEMM_ROWS,
     GEMM_SIMDGROUPS,
     GEMM_TILE,
@@ -136,6 +137,9 @@ class Lowering(Drafting):
             gemm=True,
             mma=False,
         )
+        at_once = next(n for n in (4, 2, 1) if layout.columns % (n * GEMM_COLUMNS) == 0 or n == 1)
+        by_mma = {"label": f"{label}_gemm_mma", "tile": GEMM_MMA_TILE, "mma": True, "norm": None, "unroll": at_once}
+        many_mma = replace(many, **by_mma)  # type: ignore[arg-type]
         buffers = {"out": op.out, "dims": "dims"}
         least, most = 1, self.limits[dim]
         if self.step == "decode" or gather:
@@ -146,9 +150,16 @@ class Lowering(Drafting):
             least = 2
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
         several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
-        ranges: list[_Range] = [(several, least, several_most), (many, max(least, several_most + 1), most)]
-        by_matrix, ranges = self._by_matrix(op, one, ranges, choice)
         mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
+        # What MLX takes is not normalised before, so that other kernels stand for its rows.
+        mma_most = 0 if not (g.gemm_mma and one.activation.is_16_bit) else mlx[0].minimum - 1 if mlx else most
+        many_least = max(least, several_most + 1)
+        ranges: list[_Range] = [
+            (several, least, several_most),
+            (many_mma, many_least, mma_most),
+            (many, max(many_least, mma_most + 1), most),
+        ]
+        by_matrix, ranges = self._by_matrix(op, one, ranges, choice)
         for kernel, low, high in ranges:
             # Alone, a kernel takes any number of rows.
             when = None
@@ -159,6 +170,7 @@ class Lowering(Drafting):
                 x = self._normalised(op, one.norm, kernel.tile, when, choice)
                 self.emit(op, kernel, grid, buffers | {"x": x}, when=when, chosen=choice.part("mma_"))
                 continue
+            x = self._normalised(op, one.norm, kernel.tile, when, choice) if kernel.mma else op.inputs["x"]
             reached = mlx if mlx and mlx[0].minimum <= high else ()
             parts: list[str] = [] if kernel.gemm else ["matmul_"]
             parts += ["gemm_"] if tiled else []
@@ -168,7 +180,7 @@ class Lowering(Drafting):
                 op,
                 kernel,
                 grid,
-                buffers,
+                buffers | {"x": x},
                 when=when,
                 mlx=reached,
                 mlx_inputs=mlx_inputs if reached else (),

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.codegen.projection_kernels import (
+    GEMM_MMA_TILE,
     GEMM_ROWS,
     GEMM_SIMDGROUPS,
     GEMM_TILE,
@@ -28,8 +29,9 @@ from mlxr_tests.repetition import varied
 from mlxr_tests.specs import floats
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-Style = Literal["one", "several", "many"]
+Style = Literal["one", "several", "many", "many_by_matrix"]
 STYLES: tuple[Style, ...] = ("one", "several", "many")
+"""Those that take activations of any type."""
 
 
 class MatrixBench:
@@ -60,10 +62,10 @@ class MatrixBench:
         self.activation = DType(activation)
         self.gated = gated
 
-    def project(self, x: Floats, style: Style, **epilogue: Any) -> Floats:
+    def project(self, x: Floats, style: Style, unroll: int = 1, **epilogue: Any) -> Floats:
         """What a kernel makes of x [rows, columns], which is first rounded to the type of activations: f32."""
         outs = self.layout.rows // (2 if self.gated else 1)
-        halves = 2 if self.gated else 1
+        halves, many = 2 if self.gated else 1, style.startswith("many")
         kernel = ProjectionKernel(
             label=style,
             in_features=self.layout.columns,
@@ -72,11 +74,13 @@ class MatrixBench:
             activation=self.activation,
             norm=None,
             epilogue=Epilogue(DType.F32, gated=self.gated, **epilogue),
-            outs=(GEMM_ROWS if style == "many" else 4) // halves,
-            simdgroups=GEMM_SIMDGROUPS if style == "many" else 2,
+            outs=(GEMM_ROWS if many else 4) // halves,
+            simdgroups=GEMM_SIMDGROUPS if many else 2,
             gather=False,
-            tile={"one": 1, "several": 8, "many": GEMM_TILE}[style],
-            gemm=style == "many",
+            tile={"one": 1, "several": 8, "many": GEMM_TILE, "many_by_matrix": GEMM_MMA_TILE}[style],
+            gemm=many,
+            mma=style == "many_by_matrix",
+            unroll=unroll,
         )
         dims = np.array([len(x), 1, len(x), 0, 0, 0, 0, 0], dtype=np.uint32)
         inputs = {"x": mx.array(x).astype(MLX_DTYPES[self.activation]), "weight": self.buffer, "dims": dims}

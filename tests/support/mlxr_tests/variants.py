@@ -230,6 +230,15 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
+    "gemm-by-matrix": (
+        small_spec(
+            **_BLOCKS,
+            weights={"default": "affine4_g64_bf16", "tensors": {"*.k": "q4_k", "*.v": "q6_k", "*.up": "mxfp4"}},
+            activation_dtype="bf16",
+        ),
+        Geometry(gemm_mma=1),
+        ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
+    ),
     "attention-by-matrix": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},

@@ -1,0 +1,396 @@
+// qkv_gemm_mma_522528f6
+// small spec of a test
+//
+// Projection of many rows: out = x @ weight.T.
+// A threadgroup makes 64 outputs of 64 rows, 32 columns at a time: it puts its rows of x and its 64 rows of the weight, as
+// bf16 numbers, into threadgroup memory, and a simdgroup multiplies 32 of the ones by 32 of the others by matrix
+// instructions. A lane reads 16 bytes of rows g, g + 8 ... of both, at columns 8 t: which column is which is the same for
+// both, and does not matter.
+// Grid: (6, ceil(tokens / 64)) threadgroups of 4 simdgroups.
+//   x          [tokens, 256] bf16
+//   weight     [59520] u8
+//     rows 0 to 255: [256, 256] affine4_g64_bf16 at byte 0, 32768, 34816
+//     rows 256 to 319: [64, 256] q4_k at byte 36864
+//     rows 320 to 383: [64, 256] q6_k at byte 46080
+//   out        [tokens, 384] bf16
+//   dims       [8] u32: tokens, seqs, rows, tiles
+#include <metal_stdlib>
+using namespace metal;
+typedef half float16_t;
+typedef bfloat bfloat16_t;
+
+// ---- header
+#ifndef MLXR_THREADGROUP
+#define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
+#endif
+inline float4 widen_bf16(uint2 u) {
+  return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
+}
+inline void unpack_bf16(uint4 u, thread float4* v) {
+  v[0] = widen_bf16(u.xy);
+  v[1] = widen_bf16(u.zw);
+}
+
+inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
+  unpack_bf16(*(const device uint4*)p, v);
+}
+
+inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
+#define MLXR_SUM(x, y) ((x) + (y))
+#endif
+inline uint load_u32_1(const device uint8_t* p) {
+  return (uint)p[0] | (uint)p[1] << 8 | (uint)p[2] << 16 | (uint)p[3] << 24;
+}
+inline uint load_u32_2(const device uint8_t* p) {
+  const device uint16_t* halves = (const device uint16_t*)p;
+  return (uint)halves[0] | (uint)halves[1] << 16;
+}
+inline uint load_u32(const device uint8_t* p) { return *(const device uint*)p; }
+inline uint2 load_u32x2(const device uint8_t* p) { return *(const device uint2*)p; }
+inline uint4 load_u32x4(const device uint8_t* p) { return *(const device uint4*)p; }
+inline float load_half(const device uint8_t* p) { return (float)*(const device half*)p; }
+inline float half_of(uint bits) { return (float)as_type<half>((uint16_t)bits); }
+inline float4 unsigned_bytes(uint u) { return float4(as_type<uchar4>(u)); }
+inline float4 signed_bytes(uint u) { return float4(as_type<char4>(u)); }
+// Bits 0 to 3 of x as bit 0 of each byte.
+inline uint spread_bits(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+struct Row_affine4_g64_bf16 {
+  const device uint8_t* weight;
+  const device uint8_t* scales;
+  const device uint8_t* biases;
+};
+struct Raw_affine4_g64_bf16 { uint q[2]; float2 scale; };
+inline Raw_affine4_g64_bf16 raw_affine4_g64_bf16(Row_affine4_g64_bf16 row, uint piece) {
+  const device uint8_t* q = row.weight + piece * 8u;
+  const uint group = piece / 4u;
+  Raw_affine4_g64_bf16 raw;
+  raw.scale.x = (float)((const device bfloat16_t*)row.scales)[group];
+  raw.scale.y = (float)((const device bfloat16_t*)row.biases)[group];
+  const uint2 words = load_u32x2(q);
+  raw.q[0] = words[0];
+  raw.q[1] = words[1];
+  return raw;
+}
+inline void codes_affine4_g64_bf16(Raw_affine4_g64_bf16 raw, uint run, thread float4* c) {
+  const float4 even_0 = unsigned_bytes(raw.q[0] & 0x0f0f0f0fu);
+  const float4 odd_0 = unsigned_bytes((raw.q[0] >> 4) & 0x0f0f0f0fu);
+  c[0] = float4(even_0.x, odd_0.x, even_0.y, odd_0.y);
+  c[1] = float4(even_0.z, odd_0.z, even_0.w, odd_0.w);
+  const float4 even_2 = unsigned_bytes(raw.q[1] & 0x0f0f0f0fu);
+  const float4 odd_2 = unsigned_bytes((raw.q[1] >> 4) & 0x0f0f0f0fu);
+  c[2] = float4(even_2.x, odd_2.x, even_2.y, odd_2.y);
+  c[3] = float4(even_2.z, odd_2.z, even_2.w, odd_2.w);
+}
+inline float2 scale_affine4_g64_bf16(Raw_affine4_g64_bf16 raw, uint run) { return raw.scale; }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_affine4_g64_bf16(Raw_affine4_g64_bf16 raw, uint run, thread float4* c) {
+  codes_affine4_g64_bf16(raw, run, c);
+  const float2 scale = scale_affine4_g64_bf16(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 4u; i++) {
+    c[i] *= scale.x;
+    c[i] = MLXR_SUM(c[i], scale.y);
+  }
+}
+struct PairScales { float scale; float minimum; uint scales; uint minima; };
+// Those of sub-blocks 2 * pair and 2 * pair + 1, in the two lowest bytes of `scales` and `minima`.
+inline PairScales pair_scales(uint4 head, uint pair) {
+  const uint shift = 16u * (pair & 1u);
+  const uint scales = pair < 2u ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
+  const uint minima = pair < 2u ? head.z & 0x3f3f3f3fu : ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
+  return PairScales{half_of(head.x & 0xffffu), half_of(head.x >> 16), scales >> shift, minima >> shift};
+}
+inline float2 scale_of(PairScales s, uint run) {
+  const float scale = (float)((s.scales >> (8u * run)) & 255u);
+  const float minimum = (float)((s.minima >> (8u * run)) & 255u);
+  return float2(s.scale * scale, -(s.minimum * minimum));
+}
+struct Row_q4_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q4_k { uint2 q; PairScales scales; };
+inline Raw_q4_k raw_q4_k(Row_q4_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 144u;
+  return Raw_q4_k{load_u32x2(block + 16u + piece % 16u * 8u), pair_scales(load_u32x4(block), piece % 16u / 4u)};
+}
+inline void codes_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+#pragma unroll
+  for (uint i = 0; i < 2; i++) {
+    c[i] = unsigned_bytes((raw.q[i] >> (4u * run)) & 0x0f0f0f0fu);
+  }
+}
+inline float2 scale_q4_k(Raw_q4_k raw, uint run) { return scale_of(raw.scales, run); }
+// A run's elements, each rounded twice, as where the format is defined.
+inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
+  codes_q4_k(raw, run, c);
+  const float2 scale = scale_q4_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    c[i] *= scale.x;
+    c[i] = MLXR_SUM(c[i], scale.y);
+  }
+}
+struct Row_q6_k {
+  const device uint8_t* blocks;
+};
+struct Raw_q6_k { uint low[2]; uint high; float scale; float scales[4]; };
+inline Raw_q6_k raw_q6_k(Row_q6_k row, uint piece) {
+  const device uint8_t* block = row.blocks + piece / 16u * 210u;
+  const uint half_block = piece % 16u / 8u;
+  const uint at = piece % 8u * 4u;
+  const device char* scales = (const device char*)(block + 192u + half_block * 8u + at / 16u);
+  Raw_q6_k raw;
+  raw.low[0] = load_u32_2(block + half_block * 64u + at);
+  raw.low[1] = load_u32_2(block + half_block * 64u + at + 32u);
+  raw.high = load_u32_2(block + 128u + half_block * 32u + at);
+  raw.scale = load_half(block + 208);
+#pragma unroll
+  for (uint i = 0; i < 4; i++) {
+    raw.scales[i] = (float)scales[2u * i];
+  }
+  return raw;
+}
+inline void codes_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  const uint low = ((run & 1u ? raw.low[1] : raw.low[0]) >> (run & 2u) * 2u) & 0x0f0f0f0fu;
+  c[0] = unsigned_bytes(low | ((raw.high >> (2u * run)) & 0x03030303u) << 4) - 32.0f;
+}
+inline float2 scale_q6_k(Raw_q6_k raw, uint run) {
+  const float a = run & 1u ? raw.scales[1] : raw.scales[0];
+  const float b = run & 1u ? raw.scales[3] : raw.scales[2];
+  return float2(raw.scale * (run & 2u ? b : a), 0.0f);
+}
+// A run's elements.
+inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
+  codes_q6_k(raw, run, c);
+  const float2 scale = scale_q6_k(raw, run);
+#pragma unroll
+  for (uint i = 0; i < 1u; i++) {
+    c[i] *= scale.x;
+  }
+}
+
+
+inline uint pack_bf16(float a, float b) {
+  return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
+}
+inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
+inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
+// The bf16 numbers in the lower half of a pair, and in the upper.
+inline float2 floats_of(uint pair) {
+  return as_type<float2>(uint2(pair << 16, pair & 0xffff0000u));
+}
+#ifndef MLXR_MMA
+inline float pair_product(uint a, uint b, float sum) {
+  const float2 x = floats_of(a), y = floats_of(b);
+  return sum + (x.x * y.x + x.y * y.y);
+}
+inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
+  for (uint t = 0; t < 4; t++) {
+    const uint row = lane / 4 * 4 + t, column = lane % 4 * 8 + t;
+    const uint4 w = uint4(simd_shuffle(a.x, row), simd_shuffle(a.y, row), simd_shuffle(a.z, row), simd_shuffle(a.w, row));
+    const uint2 even = uint2(simd_shuffle(b.x, column), simd_shuffle(b.y, column));
+    const uint2 odd = uint2(simd_shuffle(b.x, column + 4), simd_shuffle(b.y, column + 4));
+    c.x = pair_product(w.z, even.y, pair_product(w.x, even.x, c.x));
+    c.y = pair_product(w.z, odd.y, pair_product(w.x, odd.x, c.y));
+    c.z = pair_product(w.w, even.y, pair_product(w.y, even.x, c.z));
+    c.w = pair_product(w.w, odd.y, pair_product(w.y, odd.x, c.w));
+  }
+  return c;
+}
+#endif
+// ---- kernel
+[[kernel]] void qkv_gemm_mma_522528f6(
+  const device bfloat16_t* x [[buffer(0)]],
+  const device uint8_t* weight [[buffer(1)]],
+  const device uint32_t* dims [[buffer(2)]],
+  device bfloat16_t* out [[buffer(3)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+  const uint thread_id = thread_index_in_threadgroup;
+  uint first, end;
+  if (threadgroup_position_in_grid.x < 4u) {
+    first = (threadgroup_position_in_grid.x) * 64u;
+    end = 256u;
+  } else if (threadgroup_position_in_grid.x < 5u) {
+    first = 256u + (threadgroup_position_in_grid.x - 4u) * 64u;
+    end = 320u;
+  } else {
+    first = 320u + (threadgroup_position_in_grid.x - 5u) * 64u;
+    end = 384u;
+  }
+  const uint count = dims[0];
+  const uint first_row = threadgroup_position_in_grid.y * 64u;
+  // 4 times 32 columns of each row, whose loads are on the way at once.
+  MLXR_THREADGROUP(uint4, tile_x, 1024);
+  MLXR_THREADGROUP(uint4, tile_w, 1024);
+  // A thread fills a quarter of 2 rows of x, and half a row of the weight.
+  const device uint4* input[2];
+#pragma unroll
+  for (uint i = 0; i < 2u; i++) {
+    const uint x_row = min(first_row + thread_id / 4u + 32u * i, count - 1);
+    input[i] = (const device uint4*)(x + (ulong)x_row * 256u) + thread_id % 4u;
+  }
+  const uint w_row = thread_id / 2u;
+  const uint w_half = thread_id % 2u;
+  const uint w_out = min(first + w_row, end - 1);
+  const uint lane = thread_index_in_simdgroup, group = lane / 4, quad = lane % 4;
+  // This simdgroup's rows of the weight begin at w_first and w_first + 32, a gate's and an up's where there are both.
+  const uint w_first = simdgroup_index_in_threadgroup % 2 * 16, x_first = simdgroup_index_in_threadgroup / 2 * 32;
+  float4 sums[2][4];
+#pragma unroll
+  for (uint m = 0; m < 2; m++) {
+#pragma unroll
+    for (uint n = 0; n < 4; n++) {
+      sums[m][n] = float4(0.0f);
+    }
+  }
+  for (uint step = 0; step < 8u; step += 4u) {
+#pragma unroll
+    for (uint s = 0; s < 4u; s++) {
+      const uint chunk = step + s;
+      threadgroup uint4* of_w = tile_w + s * 256u;
+#pragma unroll
+      for (uint i = 0; i < 2u; i++) {
+        tile_x[s * 256u + thread_id + 128u * i] = input[i][chunk * 4u];
+      }
+      if (threadgroup_position_in_grid.x < 4u) {
+      {
+        const Row_affine4_g64_bf16 w = Row_affine4_g64_bf16{weight + (ulong)w_out * 128u, weight + 32768ul + (ulong)w_out * 8u, weight + 34816ul + (ulong)w_out * 8u};
+#pragma unroll
+        for (uint i = 0; i < 1u; i++) {
+          const uint at = w_half * 1u + i;
+          const Raw_affine4_g64_bf16 raw = raw_affine4_g64_bf16(w, chunk * 2u + at);
+#pragma unroll
+          for (uint run = 0; run < 1u; run++) {
+            float4 u[4];
+            values_affine4_g64_bf16(raw, run, u);
+          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u] = pack_bf16_8(u[0], u[1]);
+          of_w[(w_row * 32u + at * 16u + run * 16u) / 8u + 1u] = pack_bf16_8(u[2], u[3]);
+          }
+        }
+      }
+      }
+      else if (threadgroup_position_in_grid.x < 5u) {
+      {
+        const Row_q4_k w = Row_q4_k{weight + 36864ul + (ulong)(w_out - 256u) * 144u};
+#pragma unroll
+        for (uint i = 0; i < 2u; i++) {
+          const uint at = w_half * 2u + i;
+          const Raw_q4_k raw = raw_q4_k(w, chunk / 2u * 4u + at);
+          float4 u[2];
+          values_q4_k(raw, chunk % 2u, u);
+          of_w[(w_row * 32u + at * 8u) / 8u] = pack_bf16_8(u[0], u[1]);
+        }
+      }
+      }
+      else {
+      {
+        const Row_q6_k w = Row_q6_k{weight + 46080ul + (ulong)(w_out - 320u) * 210u};
+#pragma unroll
+        for (uint i = 0; i < 4u; i++) {
+          const uint at = w_half * 4u + i;
+          const Raw_q6_k raw = raw_q6_k(w, chunk / 4u * 8u + at);
+          float4 u[1];
+          values_q6_k(raw, chunk % 4u, u);
+          ((threadgroup uint2*)of_w)[(w_row * 32u + at * 4u) / 4u] = pack_bf16_4(u[0]);
+        }
+      }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (uint s = 0; s < 4u; s++) {
+      const threadgroup uint4* of_w = tile_w + s * 256u + (w_first + group) * 4 + quad;
+      const threadgroup uint4* of_x = tile_x + s * 256u + (x_first + group) * 4 + quad;
+      uint4 even[2], odd[2];
+#pragma unroll
+      for (uint m = 0; m < 2; m++) {
+        even[m] = of_w[m * 128];
+        odd[m] = of_w[m * 128 + 32];
+      }
+#pragma unroll
+      for (uint n = 0; n < 4; n++) {
+        const uint4 b = of_x[n * 32];
+#pragma unroll
+        for (uint m = 0; m < 2; m++) {
+          sums[m][n] = mma_bf16(uint4(even[m].x, odd[m].x, even[m].y, odd[m].y), b.xy, sums[m][n], lane);
+          sums[m][n] = mma_bf16(uint4(even[m].z, odd[m].z, even[m].w, odd[m].w), b.zw, sums[m][n], lane);
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+#pragma unroll
+  for (uint n = 0; n < 4; n++) {
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2, o = first + w_first + group;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[0][n].x;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2 + 1, o = first + w_first + group;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[0][n].y;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2, o = first + w_first + group + 8;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[0][n].z;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2 + 1, o = first + w_first + group + 8;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[0][n].w;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+  }
+#pragma unroll
+  for (uint n = 0; n < 4; n++) {
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2, o = first + w_first + group + 32;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[1][n].x;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2 + 1, o = first + w_first + group + 32;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[1][n].y;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2, o = first + w_first + group + 40;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[1][n].z;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+    {
+      const uint row = first_row + x_first + n * 8 + quad * 2 + 1, o = first + w_first + group + 40;
+      if (row < count && o < end) {
+        const ulong place = (ulong)row * 384u + o;
+        float y = sums[1][n].w;
+        out[place] = (bfloat16_t)y;
+      }
+    }
+  }
+}
