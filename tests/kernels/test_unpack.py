@@ -9,11 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.codegen.render import KernelSource
 from mlxr.compiler.errors import KernelFault
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr_tests import matrix_bench
-from mlxr_tests.matrix_bench import MatrixBench, unpacked_together
+from mlxr_tests.matrix_bench import MatrixBench, plant, unpacked_together
 from mlxr_tests.specs import floats
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
@@ -90,16 +88,3 @@ def test_mistake_with_several_weights_is_noticed(monkeypatch, kernel_host, old, 
     plant(monkeypatch, kernel_host, old, new)
     with suppress(KernelFault):
         assert not are_right(SEVERAL, 2)
-
-
-def plant(monkeypatch, kernel_host, old, new):
-    if kernel_host == "cuda":
-        pytest.skip("a card may not show a race or a read out of bounds")
-    render = matrix_bench.render
-
-    def mistaken(kernel, origin):
-        source = render(kernel, origin)
-        assert old in source.text, "the mistake can be planted"
-        return KernelSource(source.name, source.text.replace(old, new))
-
-    monkeypatch.setattr(matrix_bench, "render", mistaken)

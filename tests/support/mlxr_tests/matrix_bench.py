@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from mlxr.compiler.codegen.projection_kernels import (
     GEMM_MMA_TILE,
@@ -16,7 +17,7 @@ from mlxr.compiler.codegen.projection_kernels import (
     Kernel,
     ProjectionKernel,
 )
-from mlxr.compiler.codegen.render import Provenance, render
+from mlxr.compiler.codegen.render import KernelSource, Provenance, render
 from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
@@ -122,3 +123,18 @@ def _launch(
     bound += [SimBuffer.of(outs[name], writable=True, name=name) for name, _ in kernel.outputs]
     source = render(kernel, Provenance("test", "test", "0" * 12))
     load_kernel(source.text, source.name, kernel.threads).launch(bound, grid, (kernel.threads, 1, 1), seed=1)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, host: str, old: str, new: str) -> None:
+    """Puts a mistake into the text of the benches' kernels, on sim."""
+    if host == "cuda":
+        pytest.skip("a card may not show a race or a read out of bounds")
+
+    right = render
+
+    def mistaken(kernel: Kernel, origin: Provenance) -> KernelSource:
+        source = right(kernel, origin)
+        assert old in source.text, "the mistake can be planted"
+        return KernelSource(source.name, source.text.replace(old, new))
+
+    monkeypatch.setattr("mlxr_tests.matrix_bench.render", mistaken)
