@@ -304,7 +304,7 @@ class ProjectionKernel(MatrixKernel):
     def template(self) -> str:  # type: ignore[override]
         """One row, several or many."""
         if self.gemm:
-            return "gemm.metal.jinja"
+            return "gemm_mma.metal.jinja" if self.mma else "gemm.metal.jinja"
         if self.mma:
             return "matvec_mma.metal.jinja"
         return "matvec.metal.jinja" if self.tile == 1 else "matmul.metal.jinja"

@@ -166,11 +166,11 @@ class Lowering(Drafting):
             if low > 1 or high < most:
                 when = Condition(dim=dim, minimum=low if low > 1 else 0, maximum=None if high == most else high)
             grid = (Extent(times=kernel.threadgroups), Extent(dim=dim, per=kernel.tile))
+            by_matrices = isinstance(kernel, MatmulMmaKernel) or kernel.mma
+            x = self._normalised(op, one.norm, kernel.tile, when, choice) if by_matrices else op.inputs["x"]
             if isinstance(kernel, MatmulMmaKernel):
-                x = self._normalised(op, one.norm, kernel.tile, when, choice)
                 self.emit(op, kernel, grid, buffers | {"x": x}, when=when, chosen=choice.part("mma_"))
                 continue
-            x = self._normalised(op, one.norm, kernel.tile, when, choice) if kernel.mma else op.inputs["x"]
             reached = mlx if mlx and mlx[0].minimum <= high else ()
             parts: list[str] = [] if kernel.gemm else ["matmul_"]
             parts += ["gemm_"] if tiled else []

@@ -2,17 +2,15 @@
 
 from contextlib import suppress
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxr.compiler.errors import KernelFault, PlanError
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr_tests.matrix_bench import MatrixBench, plant
+from mlxr_tests.matrix_bench import MatrixBench, plant, rounded
 from mlxr_tests.op_bench import OpBench
-from mlxr_tests.specs import compiled, floats, small_spec
+from mlxr_tests.specs import compiled, small_spec
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -25,10 +23,6 @@ MIXED = {
     "planes": [("affine4_g64_f16", 18), ("affine4_g64_f16", 70), ("affine8_g64_bf16", 10)],
     "odd-bytes": [("mxfp4", 5), ("q3_k", 3), ("mxfp4_mlx", 70)],
 }
-
-
-def rounded(numbers, dtype):
-    return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
 
 
 def exact_in_8_bits(rows, columns):

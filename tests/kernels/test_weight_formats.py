@@ -6,17 +6,15 @@ definition (gguf.quants.dequantize, mx.dequantize) to the last bit.
 
 from itertools import pairwise
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.host_pair import HostPair
-from mlxr_tests.matrix_bench import STYLES, MatrixBench
+from mlxr_tests.matrix_bench import STYLES, MatrixBench, rounded
 from mlxr_tests.op_bench import OpBench
-from mlxr_tests.specs import compiled, floats, small_spec
+from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
@@ -62,10 +60,6 @@ def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation
     """77 rows do not fill the last threadgroup."""
     bench = MatrixBench([(format, 77)], columns_of(format), seed=6, activation=activation)
     assert (bench.unpacked(2) == rounded(bench.numbers, activation)).all()
-
-
-def rounded(numbers, dtype):
-    return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
 
 
 def check_products(bench, rows, activation="f32"):

@@ -1,11 +1,11 @@
-// qkv_gemm_mma_522528f6
+// qkv_gemm_mma_df2268e8
 // small spec of a test
 //
-// Projection of many rows: out = x @ weight.T.
-// A threadgroup makes 64 outputs of 64 rows, 32 columns at a time: it puts its rows of x and its 64 rows of the weight, as
-// bf16 numbers, into threadgroup memory, and a simdgroup multiplies 32 of the ones by 32 of the others by matrix
-// instructions. A lane reads 16 bytes of rows g, g + 8 ... of both, at columns 8 t: which column is which is the same for
-// both, and does not matter.
+// Projection of many rows by matrix instructions: out = x @ weight.T.
+// A threadgroup makes 64 outputs of 64 rows, 128 columns at a time: it puts its rows of x and its 64 rows of the weight, as
+// bf16 numbers, into threadgroup memory, and a simdgroup multiplies 32 of the ones by 32 of the others. A
+// lane reads 16 bytes of rows g, g + 8 ... of both, at columns 8 t: which column is which is the same for both, and does not
+// matter.
 // Grid: (6, ceil(tokens / 64)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] bf16
 //   weight     [59520] u8
@@ -23,18 +23,6 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
-inline float4 widen_bf16(uint2 u) {
-  return as_type<float4>(uint4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
-}
-inline void unpack_bf16(uint4 u, thread float4* v) {
-  v[0] = widen_bf16(u.xy);
-  v[1] = widen_bf16(u.zw);
-}
-
-inline void load_bf16_8(const device bfloat16_t* p, thread float4* v) {
-  unpack_bf16(*(const device uint4*)p, v);
-}
-
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 #ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
 #define MLXR_SUM(x, y) ((x) + (y))
@@ -170,7 +158,6 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   }
 }
 
-
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
@@ -200,7 +187,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void qkv_gemm_mma_522528f6(
+[[kernel]] void qkv_gemm_mma_df2268e8(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],

@@ -103,6 +103,11 @@ class MatrixBench:
         return unpacked_together([self], unroll)[0]
 
 
+def rounded(numbers: Floats, dtype: str) -> Floats:
+    """Numbers, f32, as this type of 16 bits has them."""
+    return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
+
+
 def unpacked_together(benches: Sequence[MatrixBench], unroll: int) -> list[Floats]:
     """All of several matrices as one launch of the unpack kernel makes them, in the first one's type of activations."""
     activation = benches[0].activation
