@@ -166,6 +166,10 @@ __forceinline__ To as_type(From from) {
 }
 
 #if __CUDA_ARCH__ >= 800
+#define MLXR_PACK  // two conversions in one instruction, see templates/metal/vector.jinja
+__forceinline__ uint pack_bf16(float a, float b) { return as_type<uint>(__floats2bfloat162_rn(a, b)); }
+__forceinline__ uint pack_f16(float a, float b) { return as_type<uint>(__floats2half2_rn(a, b)); }
+
 #define MLXR_MMA  // see templates/metal/mma.jinja
 #define MLXR_PRODUCT(type)                                                                                       \
     __forceinline__ float4 mma_##type(uint4 a, uint2 b, float4 c, uint) {                                       \
@@ -236,3 +240,11 @@ __forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
 }  // namespace precise
 }  // namespace metal
 using metal::clamp;
+
+// The instruction alone, as Metal's fast math has it: exp2f scales numbers whose result has fewer bits than others, here 0.
+__forceinline__ float mlxr_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#define exp2 mlxr_exp2

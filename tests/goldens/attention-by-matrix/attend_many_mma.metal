@@ -1,4 +1,4 @@
-// attend_many_mma_ca956bcd
+// attend_many_mma_c68972dd
 // small spec of a test
 //
 // Decode by matrix instructions: RoPE, cache write and attention of one new token a sequence, in one launch.
@@ -26,9 +26,11 @@ typedef bfloat bfloat16_t;
 #ifndef MLXR_THREADGROUP
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 // The bf16 numbers in the lower half of a pair, and in the upper.
@@ -97,7 +99,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_mma_ca956bcd(
+[[kernel]] void attend_many_mma_c68972dd(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],

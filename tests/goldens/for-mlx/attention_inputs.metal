@@ -1,4 +1,4 @@
-// attention_inputs_d0aeab69
+// attention_inputs_6bace79d
 // small spec of a test
 //
 // What MLX's attention takes of the batch's only sequence: its queries rotated, and K and V of its
@@ -49,16 +49,18 @@ inline float rotate(const device bfloat16_t* head, uint element, Rotation r) {
   return (float)head[element] * r.cosine + (float)head[r.partner] * r.sine;
 }
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 4u + offset) * 64u;
 }
 // ---- kernel
-[[kernel]] void attention_inputs_d0aeab69(
+[[kernel]] void attention_inputs_6bace79d(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* context_lens [[buffer(2)]],

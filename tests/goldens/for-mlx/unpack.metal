@@ -1,4 +1,4 @@
-// unpack_7f3d3b57
+// unpack_64047c5a
 // small spec of a test
 //
 // The rows of 4 weights as numbers, for matmuls that take one type: one launch, since the CPU takes longer for each
@@ -27,9 +27,11 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 #ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
@@ -135,7 +137,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 // are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
 inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void unpack_7f3d3b57(
+[[kernel]] void unpack_64047c5a(
   const device uint8_t* weight_0 [[buffer(0)]],
   const device uint8_t* weight_1 [[buffer(1)]],
   const device uint8_t* weight_2 [[buffer(2)]],

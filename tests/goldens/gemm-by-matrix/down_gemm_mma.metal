@@ -1,4 +1,4 @@
-// down_gemm_mma_bbff8634
+// down_gemm_mma_8bbb8126
 // small spec of a test
 //
 // Projection of many rows by matrix instructions: out = x @ weight.T + residual.
@@ -81,9 +81,11 @@ inline void values_affine4_g64_bf16(Raw_affine4_g64_bf16 raw, uint run, thread f
   }
 }
 
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 // The bf16 numbers in the lower half of a pair, and in the upper.
@@ -110,7 +112,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void down_gemm_mma_bbff8634(
+[[kernel]] void down_gemm_mma_8bbb8126(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],

@@ -1,4 +1,4 @@
-// gate_up_gemm_mma_527f1563
+// gate_up_gemm_mma_307a9299
 // small spec of a test
 //
 // Projection of many rows by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
@@ -122,9 +122,11 @@ inline void values_mxfp4(Raw_mxfp4 raw, uint run, thread float4* c) {
 
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 // The bf16 numbers in the lower half of a pair, and in the upper.
@@ -151,7 +153,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void gate_up_gemm_mma_527f1563(
+[[kernel]] void gate_up_gemm_mma_307a9299(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],

@@ -1,4 +1,4 @@
-// down_unpack_e4e7c692
+// down_unpack_8b376de3
 // small spec of a test
 //
 // The weight's rows as numbers, for a matmul that takes one type.
@@ -18,9 +18,11 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+#ifndef MLXR_PACK
 inline uint pack_bf16(float a, float b) {
   return (uint)as_type<uint16_t>((bfloat16_t)a) | (uint)as_type<uint16_t>((bfloat16_t)b) << 16;
 }
+#endif
 inline uint2 pack_bf16_4(float4 a) { return uint2(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w)); }
 inline uint4 pack_bf16_8(float4 a, float4 b) { return uint4(pack_bf16_4(a), pack_bf16_4(b)); }
 #ifndef MLXR_SUM  // a host's compiler may need telling not to fuse it with the product x
@@ -88,7 +90,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 // are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
 inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void down_unpack_e4e7c692(
+[[kernel]] void down_unpack_8b376de3(
   const device uint8_t* weight [[buffer(0)]],
   device bfloat16_t* out [[buffer(1)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
