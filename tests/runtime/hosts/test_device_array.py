@@ -1,5 +1,8 @@
 """Arrays that MLX reads from a stream: what an array filled in place holds. Here MLX's own memory is the CPU's."""
 
+import os
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, WeightsError
 from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import device_array
-from mlxr.runtime.hosts.cuda.device_array import filled_on_device
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device, sent
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.weights.element_types import Array
 from mlxr.runtime.weights.load_weights import Fill, in_place
@@ -33,6 +36,33 @@ def test_a_stream_gives_what_is_filled_in_place(dtype: mx.Dtype, shape: tuple[in
     if dtype == mx.uint16:  # as bf16 travels
         bits = got.view(mx.bfloat16).view(mx.uint16)
         assert np.array(bits).tobytes() == np.array(expected).tobytes()
+
+
+def open_files() -> int:
+    """How many this process has, where that can be known."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+@pytest.mark.parametrize("memory_files", [True, False])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 7), (70000,)], ids=str)
+def test_numbers_are_sent_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], memory_files: bool
+) -> None:
+    """Not as they are when MLX comes to copy them; and no file stays open."""
+    if not memory_files:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    numbers = np.arange(np.prod(shape), dtype=np.int32).reshape(shape) - 5
+    expected, before = numbers.copy(), open_files()
+    arrays = []
+    for _ in range(50):
+        arrays.append(sent(numbers))
+        numbers += 1
+    for i, array in enumerate(arrays):
+        assert (array.shape, array.dtype) == (shape, mx.int32)
+        assert (np.array(array) == expected + i).all()
+    arrays.clear()
+    assert open_files() == before
 
 
 def test_the_whole_array_is_filled_once() -> None:
