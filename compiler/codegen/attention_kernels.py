@@ -1,6 +1,6 @@
 """Contexts of the attention kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from mlxr.compiler.codegen.arena_kernels import RopeKernel
@@ -8,8 +8,9 @@ from mlxr.compiler.codegen.kernels import SIMD_WIDTH, THREADGROUP_BYTES, Kernel,
 from mlxr.compiler.dtypes import DType
 
 LOG2_E = 1.4426950408889634
-MMA_HEADS, MMA_KEYS = 8, 16
-"""Query heads and keys of a matrix instruction."""
+MMA_HEADS, MMA_KEYS, MMA_ROWS = 8, 16, 16
+"""Query heads and keys of a matrix instruction in decode, and rows of one in prefill."""
+_TILE_ELEMENTS = 4096  # of K, and of V
 _MOST_QUADS = 16  # float4 registers of queries, and again of values, that a lane may hold
 
 
@@ -173,8 +174,7 @@ class AttendMmaKernel(AttendKernel):
     @staticmethod
     def takes(kernel: AttendKernel) -> bool:
         """Whether there is a kernel by matrix instructions for what this one does."""
-        of_one_type = kernel.activation.is_16_bit and kernel.cache is kernel.activation
-        return of_one_type and kernel.head_dim in (64, 128) and kernel.gqa_ratio <= MMA_HEADS
+        return _has_mma(kernel) and kernel.gqa_ratio <= MMA_HEADS
 
     @property
     def newest_apart(self) -> bool:
@@ -183,8 +183,8 @@ class AttendMmaKernel(AttendKernel):
 
     @property
     def weight_exponent(self) -> int:
-        """Weights are 2^this at most: of f16, where those below 2^-24 are none, there are more numbers above 1."""
-        return 14 if self.activation is DType.F16 else 0
+        """Weights are 2^this at most."""
+        return _weight_exponent(self)
 
     @property
     def one_block(self) -> bool:
@@ -336,3 +336,54 @@ class AttendPrefillKernel(AttentionKernel):
         """Queries, the K and V tiles and the weights."""
         tiles = 2 * self.keys * self.stride * self.chunk_bytes
         return 4 * self.rows * self.head_dim + tiles + 4 * self.rows * self.keys
+
+
+@dataclass(frozen=True)
+class AttendPrefillMmaKernel(AttendPrefillKernel):
+    """Prefill attention by matrix instructions: 16 rows a simdgroup, and as many keys as 16 KiB of K and V are."""
+
+    template = "attend_prefill_mma.metal.jinja"
+
+    @staticmethod
+    def takes(kernel: AttendPrefillKernel) -> bool:
+        """Whether there is a kernel by matrix instructions for what this one does."""
+        return _has_mma(kernel)
+
+    @staticmethod
+    def made_of(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
+        """The kernel for what this one does, of so many rows."""
+        heads = min(rows, kernel.gqa_ratio)
+        sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
+        same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+        return AttendPrefillMmaKernel(**same | sizes | {"label": f"{kernel.label}_mma", "rows_per_simdgroup": MMA_ROWS})
+
+    @property
+    def weight_exponent(self) -> int:
+        """Weights are 2^this at most."""
+        return _weight_exponent(self)
+
+    @property
+    def turns(self) -> int:
+        """Pairs (cosine, sine) for the tile's tokens, kept where keys come later; 0: there is no room for them."""
+        turns = self.tile * self.rotary_dim // 2
+        return turns if 8 * turns <= self.threadgroup_bytes else 0
+
+    @property
+    def loads(self) -> int:
+        """Times 16 bytes that a thread moves of a tile of K, and again of V."""
+        return -(-self.keys * self.head_dim // (8 * self.threads))
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """The K and V tiles."""
+        return 2 * _TILE_ELEMENTS * self.cache_bytes
+
+
+def _has_mma(kernel: AttentionKernel) -> bool:
+    of_one_type = kernel.activation.is_16_bit and kernel.cache is kernel.activation
+    return of_one_type and kernel.head_dim in (64, 128)
+
+
+def _weight_exponent(kernel: AttentionKernel) -> int:
+    # Of f16, where numbers below 2^-24 are none, there are more above 1.
+    return 14 if kernel.activation is DType.F16 else 0

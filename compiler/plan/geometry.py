@@ -43,6 +43,8 @@ class Geometry:
         prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
         prefill_keys: keys of one of its tiles, likewise.
         prefill_rows_per_simdgroup: rows of one simdgroup there.
+        prefill_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type and heads of 64
+            or 128 elements: then prefill_rows are a multiple of 16 up to 128, and the other two mean nothing.
         mlx_min_rows: rows from which hosts that have MLX's ops give it a projection whose weight has the activations'
             type; 0: never.
         mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
@@ -86,6 +88,7 @@ class Geometry:
     prefill_rows: int = 32
     prefill_keys: int = 32
     prefill_rows_per_simdgroup: int = 4
+    prefill_mma: int = 0
     mlx_min_rows: int = 32
     mlx_min_rows_quantised: int = 0
     unpack_unroll: int = 4
@@ -113,7 +116,7 @@ class Geometry:
                 f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
                 f"{self.matvec_simdgroups}"
             )
-        for name in ("gemm_mma", "attend_mma", "attend_many_mma", "partition_mma"):
+        for name in ("gemm_mma", "attend_mma", "attend_many_mma", "partition_mma", "prefill_mma"):
             if getattr(self, name) > 1:
                 raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 0 or 1")
         if self.attend_many == 1:
@@ -140,6 +143,10 @@ class Geometry:
             raise PlanError(
                 f"geometry: step_threads {self.step_threads} x step_blocks {self.step_blocks} must be at most "
                 f"{MULTIPROCESSOR_THREADS}, the threads of a multiprocessor"
+            )
+        if self.prefill_mma and (self.prefill_rows % 16 or self.prefill_rows > 128):
+            raise PlanError(
+                f"geometry: prefill_rows is {self.prefill_rows} with prefill_mma; expected a multiple of 16 up to 128"
             )
         if self.prefill_keys not in (4, 8, 16, 32):
             raise PlanError(f"geometry: prefill_keys is {self.prefill_keys}; expected 4, 8, 16 or 32, a lane each")

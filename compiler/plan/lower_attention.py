@@ -11,6 +11,7 @@ from mlxr.compiler.codegen.attention_kernels import (
     AttendKernel,
     AttendMmaKernel,
     AttendPrefillKernel,
+    AttendPrefillMmaKernel,
     AttendReduceKernel,
 )
 from mlxr.compiler.codegen.kernels import THREADGROUP_BYTES
@@ -140,10 +141,14 @@ class AttentionLowering:
 
     def _prefill_attention(self, op: Op) -> None:
         choice = self._choose("attend_prefill")
-        kernel = self._fitting_prefill(self._attention_fields(op), choice)
+        kernel, unused = self._fitting_prefill(self._attention_fields(op), choice), {"prefill_mma"}
+        if choice.geometry.prefill_mma and AttendPrefillMmaKernel.takes(kernel):
+            kernel = AttendPrefillMmaKernel.made_of(kernel, choice.geometry.prefill_rows)
+            unused = {"prefill_keys", "prefill_rows_per_simdgroup"}
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
         mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
-        buffers, chosen = self._arena_buffers(op) | {"out": op.out}, choice.part("prefill_", "mlx_min_tokens")
+        buffers = self._arena_buffers(op) | {"out": op.out}
+        chosen = _without(choice.part("prefill_", "mlx_min_tokens"), unused)
         self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
 
     def _for_mlx(
@@ -270,7 +275,11 @@ def _sizes(choice: Choice, kernel: AttendKernel) -> ChosenGeometry:
     """The sizes of attention that mean something to a kernel."""
     chosen = choice.part("attend_", "partition")
     less = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ("_mma",)
-    sizes = {name: size for name, size in chosen.sizes.items() if not name.endswith(less)}
+    return _without(chosen, {name for name in chosen.sizes if name.endswith(less)})
+
+
+def _without(chosen: ChosenGeometry, unused: set[str]) -> ChosenGeometry:
+    sizes = {name: size for name, size in chosen.sizes.items() if name not in unused}
     why = {name: reason for name, reason in chosen.why.items() if name in sizes}
     return chosen.model_copy(update={"sizes": sizes, "why": why})
 

@@ -105,6 +105,7 @@ OF_GEOMETRIES = {
         Geometry(attend_mma=1, attend_many=2, attend_many_mma=1),
         ("attend_mma", "attend_many_mma"),
     ),
+    "prefill-by-matrix": (BY_MATRIX, Geometry(prefill_mma=1), ("attend_prefill_mma",)),
     "partitions-by-matrix": (BY_MATRIX, Geometry(partition_mma=1, partition=4), ("attend_partition_mma",)),
 }
 

@@ -246,8 +246,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
         ),
-        Geometry(attend_mma=1, partition=32, partition_mma=1, attend_many=3, attend_many_mma=1),
-        ("attend_mma", "attend_partition_mma", "attend_many_mma"),
+        Geometry(
+            attend_mma=1,
+            partition=32,
+            partition_mma=1,
+            attend_many=3,
+            attend_many_mma=1,
+            prefill_mma=1,
+            prefill_rows=64,
+        ),
+        ("attend_mma", "attend_partition_mma", "attend_many_mma", "attend_prefill_mma"),
     ),
 }
 

@@ -1,0 +1,129 @@
+"""Prefill attention by matrix instructions: chunks anywhere in a context, many sequences, and mistakes."""
+
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.attention_cases import Case
+from mlxr_tests.op_bench import OpBench
+from mlxr_tests.specs import compiled
+from mlxr_tests.tolerances import SUM_ERROR, Mismatch
+
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
+OPS = ["layers.1.attention.cache_write", "layers.1.attention.attended"]
+LABEL = "attend_prefill_mma"
+CASES = [
+    Case(8, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+    Case(8, 2, 128, "bf16", "bf16", "layer", "contiguous", 16, None, "llama3"),
+    Case(16, 2, 64, "f16", "f16", "block", "paged", 32, None, "interleaved"),
+    Case(4, 4, 128, "f16", "f16", "block", "paged", 4, 20, "half"),
+    Case(14, 2, 64, "bf16", "bf16", "block", "contiguous", 16, None, "half-of-it"),
+    Case(20, 1, 64, "bf16", "bf16", "layer", "paged", 16, 70, "half"),
+    Case(12, 2, 64, "bf16", "bf16", "layer", "paged", 16, 16, "none", extras="softcap"),
+    Case(8, 2, 64, "f16", "f16", "layer", "paged", 16, None, "none", extras="sinks"),
+    Case(6, 2, 128, "bf16", "bf16", "block", "paged", 8, 40, "yarn-half-of-it", extras="everything"),
+]
+PAGED = [case for case in CASES if case.mode == "paged"]
+
+
+def mma_bench(artifact):
+    """Two numbers of bf16 are 16 bits of one of f32, and a GPU cuts sums of products off where others round."""
+    return OpBench(artifact, sum_error=2 * SUM_ERROR)
+
+
+def prefill(bench, *parts):
+    """Some new tokens for sequences that have this many, (history, new); the attention kernels that ran."""
+    seq_ids = bench.sequences(*(history for history, _ in parts))
+    bench.launches.clear()
+    bench.run("prefill", OPS, bench.batch([(s, new) for s, (_, new) in zip(seq_ids, parts, strict=True)]))
+    bench.clear(seq_ids)
+    return set(bench.launches) - {"rope_cache_write"}
+
+
+@pytest.mark.parametrize("rows", [16, 48, 64])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunks(case, rows):
+    """First and later ones, of one token, less than a tile, a tile, several; 48 rows do not divide the tile of keys."""
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=rows)))
+    tile = bench.plan.query_tile
+    assert tile == max(1, rows // (case.heads // case.kv_heads))
+    chunks = [
+        (0, 1),
+        (0, tile),
+        (0, tile + 1),
+        (63, 1),
+        (5, 2 * tile + 1),
+        (64, 64),
+        (100, 20),
+        (case.context - 33, 33),
+    ]
+    for history, new in chunks:
+        assert prefill(bench, (history, min(new, 64))) == {LABEL}
+
+
+@pytest.mark.parametrize("case", PAGED, ids=str)
+def test_many_sequences(case):
+    """Prompts beside sequences that decode."""
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64)))
+    assert prefill(bench, (15, 1), (0, 30), (35, 7)) == {LABEL}
+    assert prefill(bench, (0, 3), (77, 1), (case.context - 2, 2)) == {LABEL}
+
+
+MISTAKES = [
+    ("threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
+    ("total = total * keep;", ""),
+    ("float4(keep.x, keep.x, keep.y, keep.y)", "float4(keep.x, keep.y, keep.x, keep.y)"),
+    ("if (keep.x != 1.0f || keep.y != 1.0f)", "if (false)"),
+    ("most[2 * j + 1] = rounded.y;", "most[2 * j + 1] = rounded.x;"),
+    ("least[2 * j] = pack_bf16(p.x - kept.x", "least[2 * j] = pack_bf16(p.x - p.x"),
+    ("pack_bf16(x.x - kept.x, x.y - kept.y)", "0u"),
+    ("chunk ^ (key % 2 * 4)", "chunk"),
+    ("group) ^ (quad * 2)", "group)"),
+    ("key <= position[i / 2]", "key < position[i / 2]"),
+    ("if (first + 64u > all_see)", "if (first > all_see)"),
+    ("if (first >= some_see)", "if (first + 64 >= some_see)"),
+    ("total = total + float2(simd_shuffle_xor", "total = float2(simd_shuffle_xor"),
+    ("min(first + 64u + i / 8u, end - 1)", "first + 64u + i / 8u"),
+    ("if (t < num_tokens) {", "{"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), MISTAKES)
+def test_mistake_is_noticed(kernel_host, old, new):
+    """Chunks of several tiles of tokens, after contexts of several tiles of keys."""
+    if kernel_host == "cuda":
+        pytest.skip("a card may not show a race or a read out of bounds")
+    case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
+    artifact = compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64))
+    entry = artifact.kernel_entry(LABEL)
+    text = artifact.kernel_text(entry.name)
+    assert old in text, "the mistake must be possible"
+    mistaken = mma_bench(Artifact({**artifact.files, entry.file: text.replace(old, new)}))
+    with pytest.raises((Mismatch, KernelFault)):
+        for parts in (((70, 40), (0, 9)), ((128, 21),), ((0, 64),)):
+            prefill(mistaken, *parts)
+
+
+def test_rows_that_see_no_key_of_the_first_tile():
+    """64 query tokens with a window of 2: the last ones see nothing of the first 64 keys."""
+    case = Case(2, 2, 64, "bf16", "bf16", "layer", "paged", 16, 2, "half")
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=128)))
+    assert bench.plan.query_tile == 128
+    assert prefill(bench, (60, 64)) == {LABEL}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
+        Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
+        Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+    ],
+    ids=str,
+)
+def test_others_are_not(case):
+    """Where there is no such kernel, there is the ordinary one."""
+    bench = OpBench(compiled(case.spec, Geometry(prefill_mma=1)))
+    assert prefill(bench, (20, 9)) == {"attend_prefill"}
