@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlxr.cli import main
@@ -116,6 +117,25 @@ def test_all_candidates_and_their_times_are_kept(tuning: Tuning) -> None:
     assert [trial.time_us for trial in rounds[0]] == pytest.approx([60.0, 40.0, 60.0])
     assert {trial.sizes["matvec_outputs"] for trial in rounds[0]} == {2, 4, 8}
     assert rounds[0][0].sizes == of(tuning, "qkv", "1 sequence").before, "what was best so far is timed with the others"
+
+
+def test_a_busy_machine_changes_nothing() -> None:
+    """All kernels cost the same here, and other programs up to five times as much again."""
+
+    class Busy(FakeGpu):
+        rng = np.random.default_rng(3)
+
+        def evaluate(self, array: mx.array) -> None:
+            self.spend(self._pending_us * float(self.rng.uniform(0, 5)))
+            super().evaluate(array)
+
+    artifact, told = compile_spec(SPEC, targets=("metal",)).artifact, list[str]()
+    gpu = Busy(lambda entry: 20.0, compute=False)
+    watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=7, longest=8)
+    found = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", told.append).tune(20)
+    assert not [one.site for one in found.sites if one.changed]
+    forgotten = [text for text in told if "not clearly faster" in text]
+    assert len(forgotten) > 3, "by their first times alone these would have been chosen"
 
 
 def test_a_candidate_that_cannot_run_loses() -> None:

@@ -57,7 +57,12 @@ class Stopwatch:
         self._yes = mx.array(True)
 
     def times_us(self, pieces: Sequence[Piece]) -> list[float | HostError]:
-        """The time of each piece, or why it cannot run.
+        """The time of each piece, or why it cannot run: the median of `rounds_us`."""
+        found = self.rounds_us(pieces)
+        return [one if isinstance(one, HostError) else max(_FLOOR_US, statistics.median(one)) for one in found]
+
+    def rounds_us(self, pieces: Sequence[Piece]) -> list[list[float] | HostError]:
+        """The time of each piece in each round, or why it cannot run.
 
         The pieces are timed in turn, each round in another order, so that what changes meanwhile changes all of them.
         """
@@ -74,14 +79,10 @@ class Stopwatch:
             for index in order[start:] + order[:start]:
                 samples[index].append(self._chain_seconds(pieces[index] if index >= 0 else links, length))
         link = statistics.median(samples[-1])
-        found: list[float | HostError] = []
-        for index, error in enumerate(errors):
-            if error is not None:
-                found.append(error)
-            else:
-                seconds = statistics.median(samples[index]) - link
-                found.append(max(_FLOOR_US, 1e6 * seconds / length))
-        return found
+        return [
+            [1e6 * (seconds - link) / length for seconds in samples[index]] if error is None else error
+            for index, error in enumerate(errors)
+        ]
 
     def _try(self, piece: Piece) -> HostError | None:
         """Runs a piece once, which also builds its kernels; the error, if it cannot run."""

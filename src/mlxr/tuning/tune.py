@@ -3,14 +3,16 @@
 For each kind of launch (a site of the geometry rules) one size after the other is varied while the others keep their
 best values so far; all values of a size are timed interleaved, the current one among them, and another one wins only
 by a margin. Two passes, since sizes depend on each other; the second is left out where the first changed nothing. Then
-thresholds: both sides of each are timed at several numbers of rows. Last, on hosts that can run a decode step as one
-kernel, whole steps: as launches, and as kernels of several sizes.
+thresholds: both sides of each are timed at several numbers of rows. What wins so is timed against what it replaces
+once more, and must win nearly every round, which it does not where another program keeps the machine busy. Last, on
+hosts that can run a decode step as one kernel, whole steps: as launches, and as kernels of several sizes.
 
 Winners become rules of the artifact's chip, one for each site, behind those that the chip has.
 """
 
 import json
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -129,9 +131,39 @@ class Tuner:
                     self._vary(scenario, name, sites, ops)
             if before == {site: one.best for site, one in sites.items()}:
                 break
+        self._confirm(scenario, sites, ops)
         for site, one in sites.items():
             self._found[site] = self._found.get(site, {}) | one.changed
         return list(sites.values())
+
+    def _confirm(self, scenario: Scenario, sites: Mapping[str, SiteTuning], ops: Ops) -> None:
+        """Times each winner and what it replaces again; the winner is forgotten where it does not win again."""
+        changed = {site: one for site, one in sites.items() if one.changed}
+        of_changed = {site: ops[site] for site in changed}
+        before = self._pieces(self._compiled({}), scenario, of_changed)
+        after = self._pieces(self._compiled({site: one.changed for site, one in changed.items()}), scenario, of_changed)
+        for site, one in changed.items():
+            old, new, wins = self._again(list(zip(before[site], after[site], strict=True)))
+            one.rounds.append([Trial(one.before, old), Trial(one.best, new)])
+            one.because = f"{new:.2f} us instead of {old:.2f} us with {one.scenario} on {self._device}"
+            if not wins:
+                self._forget(one)
+
+    def _again(self, pairs: Sequence[tuple[Piece, Piece]]) -> tuple[float, float, bool]:
+        """Times what was and what won, each the sum of several pieces, and whether it wins clearly: nearly always."""
+        old: list[float] = []
+        new: list[float] = []
+        for _ in range(2):
+            rounds = [self._watch.rounds_us(pair) for pair in pairs]
+            for total, side in ((old, 0), (new, 1)):
+                total += [sum(times) for times in zip(*(_known(one[side]) for one in rounds), strict=True)]
+        before, after = statistics.median(old), statistics.median(new)
+        wins = sum(b < a for a, b in zip(old, new, strict=True))
+        return before, after, wins >= len(old) - len(old) // 7 and after < (1 - MARGIN) * before
+
+    def _forget(self, one: SiteTuning) -> None:
+        self._tell(f"{one.site}: not clearly faster when timed again, stays as it is")
+        one.best, one.because = one.before, ""
 
     def _vary(self, scenario: Scenario, name: str, sites: Mapping[str, SiteTuning], ops: Ops) -> None:
         """Times all values of one size for every site that has it, and keeps the best."""
@@ -211,8 +243,7 @@ class Tuner:
         best = min((trial for trial in trials if trial.time_us is not None), key=lambda trial: trial.time_us or 0.0)
         if _time(one, best) < (1 - MARGIN) * first:
             one.best = best.sizes
-            start = _time(one, one.rounds[0][0])
-            one.because = f"{_time(one, best):.2f} us instead of {start:.2f} us with {one.scenario} on {self._device}"
+            one.because = f"{_time(one, best):.2f} us instead of {first:.2f} us with {one.scenario} on {self._device}"
 
     def _timed(self, candidates: Sequence[Candidate]) -> list[Trial]:
         """Times of all candidates, interleaved; those of a site's several kinds of op are added up."""
@@ -234,6 +265,7 @@ class Tuner:
         base = self._compiled({})
         most = min(base.plan.max_tokens, base.plan.arena.context)
         sites: dict[str, SiteTuning] = {}
+        timed: dict[str, dict[int, list[tuple[Piece, Piece]]]] = {}
         for rows in (rows for rows in THRESHOLD_ROWS if rows <= most):
             self._tell(f"{rows} rows: {name}")
             scenario = Scenario(f"{rows} rows", (name,), 0, rows, every_row=rows <= base.plan.max_rows)
@@ -244,9 +276,20 @@ class Tuner:
             for site, (sizes, _) in kinds.items():
                 size = {name: sizes[name]}
                 one = sites.setdefault(site, SiteTuning("2 rows and more", site, size, size))
+                timed.setdefault(site, {})[rows] = list(zip(below[site], above[site], strict=True))
                 one.rounds.append(self._timed([({name: rows + 1}, below[site]), ({name: rows}, above[site])]))
         for one in sites.values():
             _choose_threshold(one, name, self._device)
+            old, new = one.before[name], one.best[name]
+            # The rows for which the threshold decides otherwise now: what ran, and what runs.
+            turned = [
+                (above, below) if new > old else (below, above)
+                for rows, pairs in timed[one.site].items()
+                for below, above in pairs
+                if (rows >= old) != (rows >= new)
+            ]
+            if turned and not self._again(turned)[2]:
+                self._forget(one)
             self._found[one.site] = self._found.get(one.site, {}) | one.changed
         return list(sites.values())
 
@@ -293,6 +336,12 @@ def _batch(artifact: Artifact, scenario: Scenario) -> Batch:
     if scenario.sequences:
         return decode_batch(artifact, scenario.sequences, scenario.tokens)
     return prefill_batch(artifact, scenario.tokens, "all" if scenario.every_row else "last")
+
+
+def _known(rounds: list[float] | HostError) -> list[float]:
+    if isinstance(rounds, HostError):
+        raise rounds
+    return rounds
 
 
 def _time(one: SiteTuning, trial: Trial) -> float:
