@@ -3,10 +3,14 @@
 import mlx.core as mx
 import pytest
 
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.host_pair import HostPair
+from mlxr_tests.rounding_pair import RoundingPair
 from mlxr_tests.specs import compiled, random_weights
+from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -34,18 +38,39 @@ def test_family(name):
     assert not idle, f"never launched: {idle}"
 
 
+def planted(artifact, label="", old="", new=""):
+    """With `new` for `old` in every kernel of this label that has it."""
+    texts = {k.file: artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label == label}
+    mistaken = {file: text.replace(old, new) for file, text in texts.items() if old in text}
+    assert mistaken or not label, "the mistake must be possible"
+    return Artifact({**artifact.files, **mistaken})
+
+
+def check_q8_cache(name, layout="block", mistake=()):
+    cache = {"dtype": "q8", "block_size": 4, "max_sequences": 3, "layout": layout}
+    generate(HostPair(planted(compiled(family_spec(name, cache=cache), SPLIT), *mistake)))
+
+
+def check_types(name, dtype, mistake=()):
+    rounded, exact = (
+        compiled(family_spec(name, activation_dtype=activations, weights={"default": dtype}), SPLIT)
+        for activations in (dtype, "f32")
+    )
+    pair = RoundingPair(planted(rounded, *mistake), exact)
+    generate(pair)
+    pair.check()
+
+
 @pytest.mark.parametrize("name", ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like"])
 @pytest.mark.parametrize("layout", ["block", "layer"])
 def test_q8_cache(name, layout):
-    cache = {"dtype": "q8", "block_size": 4, "max_sequences": 3, "layout": layout}
-    generate(HostPair(compiled(family_spec(name, cache=cache), SPLIT)))
+    check_q8_cache(name, layout)
 
 
 @pytest.mark.parametrize("name", ["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_types(name, dtype):
-    changes = {"activation_dtype": dtype, "weights": {"default": dtype}}
-    generate(HostPair(compiled(family_spec(name, **changes), SPLIT)))
+    check_types(name, dtype)
 
 
 def test_sinks_of_every_size():
@@ -54,3 +79,42 @@ def test_sinks_of_every_size():
     weights = random_weights(artifact.plan)
     sinks = mx.array([-mx.inf, -1e4, 0.0, 1e4, -80.0, 80.0])
     generate(HostPair(artifact, weights | {name: sinks for name in weights if name.endswith("sinks")}))
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("gemma-like", ("rope_cache_write", "largest / 127.0f", "largest / 126.5f")),
+        ("gemma-like", ("attend", "largest / 127.0f", "largest / 126.0f")),
+        ("gemma-like", ("attend", "metal::rint(", "metal::trunc(")),
+        ("gemma-like", ("rope_cache_write", "metal::rint(", "metal::floor(0.49f + ")),
+        ("gemma-like", ("attend", "(p * v_scale[u])", "(p * v_scale[u] * 1.0005f)")),
+        ("sinks", ("attend", "position + 1 - 6u", "position - 6u")),
+        ("windows-and-ropes", ("attend", "position + 1 - 5u", "position + 2 - 5u")),
+        ("windows-and-ropes", ("attend_prefill", "key_position + 5u > query", "key_position + 5u >= query")),
+        ("some-layers-without-rope", ("attend", "(float)new_v * v_scale", "(float)value[element]")),
+        ("some-layers-without-rope", ("down_rows", "residual[place]", "residual[place] * 1.001f")),
+    ],
+)
+def test_mistake_beside_a_q8_cache_is_noticed(name, mistake):
+    with pytest.raises((Mismatch, KernelFault)):
+        check_q8_cache(name, mistake=mistake)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("post-norm-layer-bias", ("norm", "+ 9.99999975e-06f", "+ 0.02f")),
+        ("post-norm-layer-bias", ("norm", "v[i] * factor", "v[i] * factor * 1.01f")),
+        ("olmo-like", ("attend_prefill", "key_position <= query_position", "true")),
+        ("olmo-like", ("attend", "const uint end = position;", "const uint end = max(position, 1u) - 1;")),
+        ("temperature", ("attend", "position / 4u", "position / 5u")),
+        ("qk-norm-all", ("qk_norm", "+ 9.99999975e-06f", "+ 0.05f")),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_mistake_in_16_bits_is_noticed(name, dtype, mistake):
+    with pytest.raises((Mismatch, KernelFault)):
+        check_types(name, dtype, mistake)

@@ -65,6 +65,15 @@ def snapshot(arena: Arena) -> dict[str, Bits]:
     return {name: _by_slot(arena, bits).copy() for name, bits in zip("KV", _bits(arena), strict=True)}
 
 
+def stored_rows(arena: Arena, layer: int, slots: list[int]) -> "dict[str, np.ndarray[Any, np.dtype[np.float32]]]":
+    """The numbers that `k` and `v` of these slots stand for, [slots, kv_heads, head_dim]."""
+    dtype = str(arena.geometry.dtype)
+    return {
+        port: _numbers(_by_slot(arena, bits)[layer, slots], dtype)
+        for port, bits in zip("kv", _bits(arena), strict=True)
+    }
+
+
 def check_arena(
     arena: Arena,
     before: dict[str, Bits],

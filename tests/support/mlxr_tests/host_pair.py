@@ -18,20 +18,21 @@ from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
+from mlxr_tests.following_reference import FollowingReference
 from mlxr_tests.format_planes import has_minima, random_buffers
 from mlxr_tests.kernel_host import make_kernel_host
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats
-from mlxr_tests.tolerances import Mismatch, check_logits
+from mlxr_tests.tolerances import LOGIT_ERROR, Floats, Mismatch, check_logits
 
 Rows = Literal["last", "all", "none"]
 
 
-def least_exact(artifact: Artifact) -> str:
+def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
     """What bounds how exact the artifact's numbers are: a type, or activations that may be rounded for speed."""
     spec = artifact.spec
-    dtypes = [str(spec.activation_dtype), str(spec.cache.dtype)]
+    dtypes = [str(spec.activation_dtype), str(spec.cache.dtype) if cache else "f32"]
     if "metal" not in artifact.plan.targets and spec.compute == "fast":
         dtypes.append("fast")
     if any(has_minima(part.format) for weight in artifact.plan.weights for part in weight.parts):
@@ -60,8 +61,14 @@ class HostPair:
             if native
             else make_kernel_host(artifact, buffers, self.arena)
         )
-        self.reference = ReferenceHost(artifact, self.weights, self.reference_arena)
-        self.dtype = least_exact(artifact)
+        self.dtype, arithmetic = least_exact(artifact), least_exact(artifact, cache=False)
+        follows = arithmetic != self.dtype and arithmetic in ("f32", "minima")  # nothing but the cache rounds
+        self.step_dtype = arithmetic if follows else self.dtype
+        self.reference: Host = (
+            FollowingReference(artifact, self.weights, self.reference_arena, self.arena, LOGIT_ERROR[arithmetic])
+            if follows
+            else ReferenceHost(artifact, self.weights, self.reference_arena)
+        )
         self.fed: dict[int, list[int]] = {}
 
     def add(self) -> int:
@@ -95,7 +102,7 @@ class HostPair:
         for seq_id, tokens in parts:
             self.fed[seq_id] += tokens
         what = f"batch of {[(len(t), self.pager.length(s)) for s, t in parts]} (tokens, context)"
-        check_logits(what, got, want, self.dtype)
+        self._check_logits(what, batch, got, want)
         written = {layer: set(batch.slots.tolist()) for layer in range(self.plan.num_layers)}
         check_arena(self.arena, before, self.reference_arena, written, self._check_rows)
         return got
@@ -125,5 +132,8 @@ class HostPair:
             if (after[name] != bits).any():
                 raise Mismatch(f"{name}: copies {copies} did not do what they say")
 
-    def _check_rows(self, what: str, got: "np.ndarray[Any, Any]", want: "np.ndarray[Any, Any]", dtype: str) -> None:
-        check_logits(what, got, want, self.dtype)
+    def _check_logits(self, what: str, batch: Batch, got: Floats, want: Floats) -> None:
+        check_logits(what, got, want, self.step_dtype)
+
+    def _check_rows(self, what: str, got: Floats, want: Floats, dtype: str) -> None:
+        check_logits(what, got, want, self.step_dtype)
