@@ -1,5 +1,6 @@
 """Options and fixtures of all tests."""
 
+import argparse
 import os
 import signal
 from collections.abc import Iterator
@@ -15,9 +16,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --update-golden and --repeat."""
+    """Adds --update-golden, --repeat and --share."""
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
     parser.addoption("--repeat", type=int, default=1, help="run each kernel test on cuda so often, with other numbers")
+    parser.addoption(
+        "--share", type=_share, default=(0, 1), metavar="I/N", help="run every N-th test from I on, of 0..N-1"
+    )
+
+
+def _share(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; give I/N with I from 0 to N - 1, such as 0/4")
+    return int(index), int(count)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves this process its share of the tests that -k and -m chose."""
+    index, count = config.getoption("--share")
+    own = items[index::count]
+    config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % count != index])
+    items[:] = own
 
 
 @pytest.fixture
