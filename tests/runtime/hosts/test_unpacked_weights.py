@@ -1,0 +1,143 @@
+"""Weights that host cuda unpacks for MLX: kept as far as there is memory, and whatever is kept, the same logits."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.pager import Pager
+from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import compiled, small_spec
+
+pytestmark = pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+
+QUANTISED: dict[str, Any] = {
+    "model__hidden_size": 256,
+    "model__num_layers": 4,
+    "model__context": 64,
+    "model__mlp": {"intermediate_size": 512},
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__tensor_names": "canonical",
+    "activation_dtype": "bf16",
+    "weights": {"default": "q4_k", "tensors": {"layers.1.mlp.down": "q6_k"}},
+    "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 20},
+    "prefill_chunk": 64,
+}
+LAYER = 2 * (256 * 384 + 256 * 256 + 3 * 256 * 512)
+"""Bytes of one layer's weights unpacked; three layers are one launch, the fourth is another."""
+PROMPT = list(range(1, 40))
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return compiled(small_spec(**QUANTISED), Geometry(mlx_min_rows_quantised=18))
+
+
+class Card:
+    """A host on a card with some memory, and how often it unpacked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, artifact: Artifact, **memory: int) -> None:
+        use_card(monkeypatch, artifact, SimLauncher(artifact))
+        info = mx.device_info(mx.Device(mx.gpu)) | memory
+        monkeypatch.setattr(mx, "device_info", lambda *_: info)
+        mx.disable_compile()
+        self.plan = artifact.plan
+        self.pager = Pager.from_geometry(artifact.plan.arena)
+        self.host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+
+    def step(self, *prompts: list[int]) -> tuple[np.ndarray[Any, Any], int]:
+        """One step of new sequences: logits, and how many launches unpacked weights."""
+        self.host.launches.clear()
+        ids = [self.pager.add_sequence() for _ in prompts]
+        parts = [BatchRequest(seq_id, tokens, 0) for seq_id, tokens in zip(ids, prompts, strict=True)]
+        logits = self.host.read(self.host.step(Batch.build(parts, self.pager, self.plan.query_tile)))
+        for seq_id in ids:
+            self.pager.free(seq_id)
+        unpacks = {kernel.name for kernel in self.plan.kernels if kernel.label == "unpack"}
+        return logits, sum(self.host.launches[name] for name in unpacks)
+
+
+@pytest.fixture(autouse=True)
+def compile_again() -> Any:
+    yield
+    mx.enable_compile()
+
+
+@pytest.fixture(scope="module")
+def expected(artifact: Artifact) -> np.ndarray[Any, Any]:
+    """Logits of a card without memory to spare."""
+    with pytest.MonkeyPatch.context() as patch:
+        card = Card(patch, artifact)
+        found = [card.step(PROMPT) for _ in range(3)]
+    assert [count for _, count in found] == [2, 2, 2], "each prompt unpacks all"
+    return found[0][0]
+
+
+@pytest.mark.parametrize(
+    ("memory", "unpacked"),
+    [
+        ({"total_memory": 8 * 4 * LAYER}, [2, 0, 0]),
+        ({"total_memory": 8 * 4 * LAYER, "free_memory": 2 * 4 * LAYER - 2}, [2, 1, 1]),
+        ({"total_memory": 8 * 4 * LAYER - 8}, [2, 1, 1]),
+        ({"total_memory": 8 * LAYER - 8}, [2, 2, 2]),
+    ],
+)
+def test_as_much_is_kept_as_there_is_memory_for(
+    monkeypatch: pytest.MonkeyPatch,
+    artifact: Artifact,
+    expected: np.ndarray[Any, Any],
+    memory: dict[str, int],
+    unpacked: list[int],
+) -> None:
+    """An eighth of all, and at most half of what is free."""
+    card = Card(monkeypatch, artifact, **memory)
+    for count in unpacked:
+        logits, launches = card.step(PROMPT)
+        assert launches == count
+        assert np.array_equal(logits, expected)
+
+
+@pytest.mark.parametrize(("setting", "unpacked"), [("0", 2), ("1", 2), ("100", 0)])
+def test_the_setting_counts(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, setting: str, unpacked: int) -> None:
+    monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
+    card = Card(monkeypatch, artifact, total_memory=8 * 4 * LAYER)
+    card.step(PROMPT)
+    assert card.step(PROMPT)[1] == unpacked
+
+
+@pytest.mark.parametrize("setting", ["", "1GB", "-1", "1.5"])
+def test_a_bad_setting_is_refused(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, setting: str) -> None:
+    monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
+    with pytest.raises(HostError, match=f"MLXR_UNPACKED_MIB is '{setting}'; expected MiB of GPU memory"):
+        Card(monkeypatch, artifact)
+
+
+def test_short_prompts_keep_nothing(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
+    card = Card(monkeypatch, artifact, total_memory=1 << 40)
+    assert card.step(PROMPT[:17])[1] == 0
+    assert card.step(PROMPT)[1] == 2
+
+
+def test_decode_of_many_sequences_takes_what_prompts_kept(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
+    """And the other way round; a step of one token each is a decode step."""
+    many = [[3 + i] for i in range(20)]
+    with pytest.MonkeyPatch.context() as patch:
+        plain, count = Card(patch, artifact).step(*many)
+    assert count > 0
+    after_prompt = Card(monkeypatch, artifact, total_memory=1 << 40)
+    after_prompt.step(PROMPT)
+    first = Card(monkeypatch, artifact, total_memory=1 << 40)
+    for card, expected_count in ((after_prompt, 0), (first, count), (first, 0)):
+        logits, count = card.step(*many)
+        assert count == expected_count
+        assert np.array_equal(logits, plain)
+    assert first.step(PROMPT)[1] == 0
