@@ -7,7 +7,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import Case
-from mlxr_tests.op_bench import OpBench
+from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
 
@@ -38,9 +38,9 @@ def attend(bench, *histories):
 
 @pytest.mark.parametrize("simdgroups", [1, 3, 16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whole_contexts(case, simdgroups):
+def test_whole_contexts(kernel_host, case, simdgroups):
     """Of no keys, of less than one turn of a simdgroup, of one and of several; heads are merged in turns."""
-    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=simdgroups)))
+    bench = mma_bench(compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=simdgroups)), kernel_host)
     for length in (0, 1, 16, 17, 48, 49, case.context - 1):
         assert attend(bench, length) == {"attend_mma"}
     if case.mode == "paged":
@@ -49,10 +49,10 @@ def test_whole_contexts(case, simdgroups):
 
 @pytest.mark.parametrize("partition", [16, 24])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_partitions(case, partition):
+def test_partitions(kernel_host, case, partition):
     """At their borders; with three of them they become longer."""
     sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2, "partition_mma": 1}
-    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1, **sizes)))
+    bench = mma_bench(compiled(case.spec, Geometry(attend_mma=1, **sizes)), kernel_host)
     for length in sorted(n * partition + d for n in (1, 2, 3, 6) for d in (-1, 0, 1)):
         whole = length < partition
         assert attend(bench, length) == ({"attend_mma"} if whole else {"attend_partition_mma", "attend_reduce"})
@@ -61,10 +61,10 @@ def test_partitions(case, partition):
 
 
 @pytest.mark.parametrize("case", PAGED, ids=str)
-def test_many_sequences(case):
+def test_many_sequences(kernel_host, case):
     """Of any lengths, in one launch."""
     sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_mma": 1}
-    bench = OpBench(compiled(case.spec, Geometry(partition=16, **sizes)))
+    bench = mma_bench(compiled(case.spec, Geometry(partition=16, **sizes)), kernel_host)
     assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
 
 

@@ -6,9 +6,9 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import Case
-from mlxr_tests.op_bench import OpBench
+from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
-from mlxr_tests.tolerances import SUM_ERROR, Mismatch
+from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -28,9 +28,8 @@ CASES = [
 PAGED = [case for case in CASES if case.mode == "paged"]
 
 
-def mma_bench(artifact):
-    """Two numbers of bf16 are 16 bits of one of f32, and a GPU cuts sums of products off where others round."""
-    return OpBench(artifact, sum_error=2 * SUM_ERROR)
+EXACTNESS = 2.0
+"""Two numbers of bf16 are 16 bits of one of f32."""
 
 
 def prefill(bench, *parts):
@@ -44,9 +43,9 @@ def prefill(bench, *parts):
 
 @pytest.mark.parametrize("rows", [16, 48, 64])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_chunks(case, rows):
+def test_chunks(kernel_host, case, rows):
     """First and later ones, of one token, less than a tile, a tile, several; 48 rows do not divide the tile of keys."""
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=rows)))
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=rows)), kernel_host, EXACTNESS)
     tile = bench.plan.query_tile
     assert tile == max(1, rows // (case.heads // case.kv_heads))
     chunks = [
@@ -64,9 +63,9 @@ def test_chunks(case, rows):
 
 
 @pytest.mark.parametrize("case", PAGED, ids=str)
-def test_many_sequences(case):
+def test_many_sequences(kernel_host, case):
     """Prompts beside sequences that decode."""
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64)))
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64)), kernel_host, EXACTNESS)
     assert prefill(bench, (15, 1), (0, 30), (35, 7)) == {LABEL}
     assert prefill(bench, (0, 3), (77, 1), (case.context - 2, 2)) == {LABEL}
 
@@ -100,16 +99,16 @@ def test_mistake_is_noticed(kernel_host, old, new):
     entry = artifact.kernel_entry(LABEL)
     text = artifact.kernel_text(entry.name)
     assert old in text, "the mistake must be possible"
-    mistaken = mma_bench(Artifact({**artifact.files, entry.file: text.replace(old, new)}))
+    mistaken = mma_bench(Artifact({**artifact.files, entry.file: text.replace(old, new)}), kernel_host, EXACTNESS)
     with pytest.raises((Mismatch, KernelFault)):
         for parts in (((70, 40), (0, 9)), ((128, 21),), ((0, 64),)):
             prefill(mistaken, *parts)
 
 
-def test_rows_that_see_no_key_of_the_first_tile():
+def test_rows_that_see_no_key_of_the_first_tile(kernel_host):
     """64 query tokens with a window of 2: the last ones see nothing of the first 64 keys."""
     case = Case(2, 2, 64, "bf16", "bf16", "layer", "paged", 16, 2, "half")
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=128)))
+    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=128)), kernel_host, EXACTNESS)
     assert bench.plan.query_tile == 128
     assert prefill(bench, (60, 64)) == {LABEL}
 

@@ -4,9 +4,8 @@ import pytest
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr_tests.op_bench import OpBench
+from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.tolerances import SUM_ERROR
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
@@ -56,11 +55,6 @@ MMA = {
     "shared-columns": Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_unroll=1),
     "more-outputs": Geometry(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
 }
-
-
-def mma_bench(artifact, host):
-    """A GPU's matrix instructions cut sums off where others round, and sums of codes are larger than the results."""
-    return OpBench(artifact, sum_error=4 * SUM_ERROR if host == "cuda" else SUM_ERROR)
 
 
 def run_rows(bench, step, op, num_tokens, rows="last"):

@@ -59,7 +59,8 @@ def test_counts(played: Path) -> None:
     assert tests == "tests: 3 passed, 0 failed, 3 skipped\n"
     assert script.returncode == 0
     shares = [(played / f"share.{index}").read_text() for index in range(3)]
-    assert shares == [f"{index}/3 {index % 2} --repeat 2 tests/kernels\n" for index in range(3)]
+    texts = "--deselect tests/kernels/test_cuda_texts.py --deselect tests/kernels/test_cuda_step_texts.py"
+    assert shares == [f"{index}/3 {index % 2} {texts} --repeat 2 tests/kernels\n" for index in range(3)]
 
 
 def test_the_worst_status_counts(played: Path) -> None:

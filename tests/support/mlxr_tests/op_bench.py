@@ -234,3 +234,14 @@ def _poisoned(value: Value, dims: Mapping[Any, int]) -> "np.ndarray[Any, Any]":
 
 def _floats(array: "np.ndarray[Any, Any]", dtype: str) -> "np.ndarray[Any, Any]":
     return floats(mx.array(array).view(MLX_DTYPES[dtype])) if dtype == "bf16" else array.astype(np.float32)
+
+
+def mma_bench(artifact: Artifact, host: str, exactness: float = 1.0) -> OpBench:
+    """A bench of kernels by matrix instructions, of which a GPU's cut sums off where others round.
+
+    Args:
+        artifact: whose kernels.
+        host: `sim` or `cuda`.
+        exactness: the error elsewhere, in errors of an fp32 sum.
+    """
+    return OpBench(artifact, sum_error=(4.0 if host == "cuda" else exactness) * SUM_ERROR)
