@@ -92,6 +92,9 @@ class Group:
             self._compared = True
         if row.kind == "prefill":
             engines: dict[str, Engine] = {"mlxr": in_turns(ours.prefill), "mlx-lm": in_turns(theirs.prefill)}
+            if row.format != "bf16":
+                unpacking = Ours(row, document, self._args.host, self._weights, keeps_unpacked=False)
+                engines["mlxr-unpacking"] = in_turns(unpacking.prefill)
         else:
             engines = {"mlxr": ours.decode, "mlx-lm": theirs.decode}
             if row.batch == 1 and row.format == "bf16":

@@ -1,8 +1,10 @@
 """MLXR as an engine: an artifact for each row, on weights that are there already, generating as `mlxr run` does."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -110,7 +112,9 @@ class Loaded:
 class Ours:
     """One row's measurements of MLXR."""
 
-    def __init__(self, row: Row, document: Mapping[str, Any], host: str, weights: RandomWeights) -> None:
+    def __init__(
+        self, row: Row, document: Mapping[str, Any], host: str, weights: RandomWeights, keeps_unpacked: bool = True
+    ) -> None:
         """Compiles and loads.
 
         Args:
@@ -118,10 +122,13 @@ class Ours:
             document: its spec.
             host: the host's name.
             weights: the model's.
+            keeps_unpacked: whether weights that are unpacked for MLX stay so, as they do by default.
         """
+        setting = {} if keeps_unpacked else {"MLXR_UNPACKED_MIB": "0"}
         self._row = row
         artifact = compiled(document)
-        self._loaded = Loaded(artifact, host, weights.as_read_by(host, artifact.plan.weights))
+        with mock.patch.dict(os.environ, setting):
+            self._loaded = Loaded(artifact, host, weights.as_read_by(host, artifact.plan.weights))
         self._kept = self._held(row.tokens) if row.kind == "decode" and row.batch == 1 else None
         self._generation: Generation | None = None
         self._left = 0

@@ -10,7 +10,7 @@ from typing import Any
 from gpu.work import MODELS, Row, rows_of
 
 ENGINES = ("mlxr", "mlx-lm", "torch")
-_COLUMNS = ("", "MLXR", "of limit", "mlx-lm", "ratio", "torch", "ratio", "paged", "limit", "error")
+_COLUMNS = ("", "MLXR", "of limit", "mlx-lm", "ratio", "torch", "ratio", "paged", "unpacking", "limit", "error")
 
 
 class Results:
@@ -95,7 +95,7 @@ class Results:
     def cells(self, row: Row) -> tuple[str, ...]:
         """A row of the table; its columns are those of `table`."""
         ours, theirs, torch = (self.seconds(row, engine) for engine in ENGINES)
-        paged, limit = self.seconds(row, "mlxr-paged"), self.limit(row)
+        paged, unpacking, limit = self.seconds(row, "mlxr-paged"), self.seconds(row, "mlxr-unpacking"), self.limit(row)
         assert ours is not None, f"{row.id} was measured"
         error = self.data["rows"][row.id].get("error")
         return (
@@ -107,6 +107,7 @@ class Results:
             _speed(row, torch),
             f"{torch / ours:.2f} x" if torch else "",
             f"{paged / ours:.3f}" if paged else "",
+            f"{theirs / unpacking:.2f} x" if theirs and unpacking else "",
             _speed(row, limit),
             f"{error:.1e}" if error is not None else "",
         )

@@ -81,6 +81,7 @@ class CudaHost(MlxHost):
             self._step_kernel = StepKernel.load(found, self.launcher_of) if found else None
         except NoStepKernelError as error:
             self.notes = (f"decode steps of one token are launches and not one kernel: {error}",)
+        self._first_notes = self.notes
         decode = self.plan.step("decode")
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
@@ -189,11 +190,16 @@ class CudaHost(MlxHost):
                 logits, token, *turns = self._step_kernel.run(self._fixed | inputs, self._layers, dims, *turn)
                 return logits, token, moved + 1, *turns
             logits, token = self.run(step, dims, inputs)
-            if self.notes and fits_step(dims):
+            if self._first_notes and fits_step(dims):
                 self.launches[AS_LAUNCHES] += 1
             return logits, token, moved + 1
 
         return self._compiled(run)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of weights that are kept unpacked."""
+        return sum(self._fixed[name].nbytes for name in self._unpacked)
 
     def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
         if not self._is_kept(launch):
@@ -221,6 +227,9 @@ class CudaHost(MlxHost):
                 self._fixed |= {name: made[name] for name in launch.outputs}
                 self._unpacked |= dict(zip(launch.outputs, launch.inputs, strict=True))
                 self._spare -= needed
+        if kept := self.unpacked_bytes:
+            told = f"{kept >> 20} MiB of weights are kept unpacked for MLX (MLXR_UNPACKED_MIB=0: none)"
+            self.notes = (*self._first_notes, told)
 
     def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""

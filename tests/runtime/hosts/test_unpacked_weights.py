@@ -104,6 +104,10 @@ def test_as_much_is_kept_as_there_is_memory_for(
         logits, launches = card.step(PROMPT)
         assert launches == count
         assert np.array_equal(logits, expected)
+    kept = {2: 0, 1: 3 * LAYER, 0: 4 * LAYER}[unpacked[-1]]
+    assert card.host.unpacked_bytes == kept
+    told = f"{kept >> 20} MiB of weights are kept unpacked for MLX (MLXR_UNPACKED_MIB=0: none)"
+    assert card.host.notes == ((told,) if kept else ())
 
 
 @pytest.mark.parametrize(("setting", "unpacked"), [("0", 2), ("1", 2), ("100", 0)])
