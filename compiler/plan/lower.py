@@ -68,7 +68,7 @@ class Lowering(Drafting):
         }
 
     def run(self) -> list[Draft]:
-        """Lowers every op; what unpacks the weights of a layer or two is one launch (see merge_unpacks.py).
+        """Lowers every op; what unpacks the weights of one layer is one launch (see merge_unpacks.py).
 
         Raises:
             PlanError: an op has no kernel; a pass that should have fused it did not fire.

@@ -1,11 +1,11 @@
-"""Merges the launches that unpack weights for MLX's matmul: those of a layer, or of some, become one, before the first.
+"""Merges the launches that unpack weights for MLX's matmul: those of one layer become one, before the first.
 
-The CPU takes 10 to 16 us for each launch (MLX's CUDA backend), longer than the GPU takes to unpack a small weight. Four
+The CPU takes about 9 us for each launch (MLX's CUDA backend), longer than the GPU takes to unpack a small weight. Four
 for each layer are a quarter of the launches of a small model's prefill, in which the GPU waits for the CPU.
 
-1. Launches are merged that are of one kind: under the same conditions, with the same unroll, to the same type. So a
-   merged one runs only when MLX takes all of these projections.
-2. They are merged in order, as long as they are at most `MOST_WEIGHTS`, and what they make at most `MOST_BYTES`.
+1. Launches are merged that are of one layer and of one kind: under the same conditions, with the same unroll, to the
+   same type. So a merged one runs only when MLX takes all of these projections.
+2. They are merged in order, as long as what they make is at most `MOST_BYTES`.
 3. The merged launch stands where the first of them stood, and is of its op and of its geometry's site.
 
 What is unpacked lives from there to the matmul that reads it. A launch that is alone stays as it is.
@@ -19,20 +19,18 @@ from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.plan.draft import ONE, Draft
 from mlxr.compiler.plan.plan import Extent
 
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 128 * 2**20
 """Of the unpacked weights of one launch, which are in memory at once.
 
 A layer of a model of a billion parameters has 90 MB of them. Larger weights take the GPU longer than the CPU takes for
-a launch (an H200 about 35 us for 90 MB), so that merging them would cost memory and save no time.
+a launch (an H200 about 25 us for 100 MB), so that merging them would cost memory and save no time.
 """
-MOST_WEIGHTS = 12
-"""Of one launch, each a buffer to read and one to write: Metal binds 31."""
 
 _LAYER = re.compile(r"layers\.\d+\.")
 
 
 def merge_unpacks(drafts: Sequence[Draft], most_bytes: int = MOST_BYTES) -> list[Draft]:
-    """The drafts of one step, those that unpack the weights of layers merged.
+    """The drafts of one step, those that unpack a layer's weights merged.
 
     Args:
         drafts: in order; each that unpacks does so for one weight.
@@ -43,7 +41,7 @@ def merge_unpacks(drafts: Sequence[Draft], most_bytes: int = MOST_BYTES) -> list
     for draft in drafts:
         key = _kind(draft)
         group = last.get(key, []) if key else []
-        if not group or len(group) == MOST_WEIGHTS or sum(map(_unpacked_bytes, (*group, draft))) > most_bytes:
+        if not group or sum(map(_unpacked_bytes, (*group, draft))) > most_bytes:
             group = []
             groups.append(group)
             last[key] = group
@@ -53,11 +51,11 @@ def merge_unpacks(drafts: Sequence[Draft], most_bytes: int = MOST_BYTES) -> list
 
 def _kind(draft: Draft) -> Hashable:
     """What drafts have in common that may be merged; None of those that may not."""
-    kernel = draft.kernel
-    if not isinstance(kernel, UnpackKernel) or not _LAYER.match(draft.op):
+    kernel, layer = draft.kernel, _LAYER.match(draft.op)
+    if not isinstance(kernel, UnpackKernel) or layer is None:
         return None
     assert draft.feeds_mlx and draft.when is None, "only MLX ops take what is unpacked"
-    return draft.mlx, kernel.unroll, kernel.activation
+    return layer[0], draft.mlx, kernel.unroll, kernel.activation
 
 
 def _unpacked_bytes(draft: Draft) -> int:

@@ -1,4 +1,4 @@
-"""Launches that unpack the weights of layers for MLX: which become one, and which stay apart."""
+"""Launches that unpack a layer's weights for MLX: which become one, and which stay apart."""
 
 from typing import Any
 
@@ -11,10 +11,9 @@ from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.plan import merge_unpacks as merging
 from mlxr.compiler.plan.draft import ONE, Draft
 from mlxr.compiler.plan.geometry_rules import GeometryRule
-from mlxr.compiler.plan.merge_unpacks import MOST_BYTES, MOST_WEIGHTS, merge_unpacks
+from mlxr.compiler.plan.merge_unpacks import MOST_BYTES, merge_unpacks
 from mlxr.compiler.plan.plan import Condition, Extent, Plan
 from mlxr.compiler.weight_layout import layout_of
 from mlxr_tests.specs import small_spec
@@ -54,21 +53,22 @@ def without_layer(buffer: str) -> str:
     return buffer.removesuffix(".unpacked").split(".", 2)[2]
 
 
-def test_two_layers_have_one_launch_before_their_first_projection() -> None:
+def test_a_layer_has_one_launch_before_its_first_projection() -> None:
     plan = plan_with()
-    assert feeding(plan) == [("unpack", "tokens >= 16", ALL * 2)]
+    assert feeding(plan) == [("unpack", "tokens >= 16", ALL)] * 2
     launches = plan.step("prefill").launches
-    ops = [la for la in launches if la.op.startswith("layers.")]
-    assert ops[0].feeds_mlx, "before all others of the layers"
-    assert ops[0].inputs[0] == "layers.0.attention.qkv"
-    assert {name for la in ops for _, name in la.mlx_inputs} == set(ops[0].outputs)
-    (kernel,) = [kernel for kernel in plan.kernels if kernel.label == "unpack"]
-    assert kernel.chosen is not None and kernel.chosen.site.startswith("qkv "), "the site of its op"
+    for layer in range(2):
+        ops = [i for i, la in enumerate(launches) if la.op.startswith(f"layers.{layer}.")]
+        assert launches[ops[0]].feeds_mlx, "before all others of the layer"
+        assert launches[ops[0]].inputs[0] == f"layers.{layer}.attention.qkv"
+        taken = {name for i in ops for _, name in launches[i].mlx_inputs}
+        assert taken == set(launches[ops[0]].outputs)
+    kernels = [kernel for kernel in plan.kernels if kernel.label == "unpack"]
+    assert len(kernels) == 2, "q6_k in one layer"
+    assert all(k.chosen is not None and k.chosen.site.startswith("qkv ") for k in kernels), "the site of its op"
 
 
-def test_one_place_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "MOST_WEIGHTS", 4)
-    assert feeding(plan_with()) == [("unpack", "tokens >= 16", ALL)] * 2, "one of each layer"
+def test_one_place_serves_all_layers() -> None:
     step = plan_with().step("prefill")
     buffers = [b for b in step.buffers if b.name.endswith(".unpacked")]
     first, second = ([b for b in buffers if b.name.startswith(f"layers.{layer}.")] for layer in range(2))
@@ -82,16 +82,16 @@ def test_one_place_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_differs_stays_apart(sizes: dict[str, int]) -> None:
     plan = plan_with(o=sizes)
     minimum = sizes.get("mlx_min_rows_quantised", 16)
-    apart = ("unpack", f"tokens >= {minimum}", ALL[1:2] * 2)
-    assert feeding(plan) == [("unpack", "tokens >= 16", (ALL[0], *ALL[2:]) * 2), apart]
+    apart = ("o_unpack", f"tokens >= {minimum}", ALL[1:2])
+    assert feeding(plan) == [("unpack", "tokens >= 16", (ALL[0], *ALL[2:])), apart] * 2
     both = plan_with(o=sizes, down=sizes)
-    pair = ("unpack", f"tokens >= {minimum}", (ALL[1], ALL[3]) * 2)
-    assert feeding(both) == [("unpack", "tokens >= 16", (ALL[0], ALL[2]) * 2), pair]
+    pair = ("unpack", f"tokens >= {minimum}", (ALL[1], ALL[3]))
+    assert feeding(both) == [("unpack", "tokens >= 16", (ALL[0], ALL[2])), pair] * 2
 
 
 def test_what_mlx_never_takes_is_not_merged() -> None:
     never = {"mlx_min_rows_quantised": 0}
-    assert feeding(plan_with(o=never, gate_up=never, down=never)) == [("unpack", "tokens >= 16", ALL[:1] * 2)]
+    assert feeding(plan_with(o=never, gate_up=never, down=never)) == [("qkv_unpack", "tokens >= 16", ALL[:1])] * 2
 
 
 def unpack(op: str, rows: int, **changes: Any) -> Draft:
@@ -116,16 +116,10 @@ def test_no_more_is_merged_than_the_limit() -> None:
     assert merged_ops(drafts, MOST_BYTES // 1024) == [f"{a} {b} {c} {d}"]
 
 
-def test_nothing_is_merged_outside_of_layers() -> None:
-    names = ["layers.1.a", "head.a", "layers.10.a", "head.b"]
-    assert merged_ops([unpack(name, 1) for name in names], 999) == ["layers.1.a layers.10.a", "head.a", "head.b"]
-
-
-def test_no_more_buffers_are_bound_than_metal_has() -> None:
-    names = [f"layers.{i}.a" for i in range(2 * MOST_WEIGHTS + 1)]
-    merged = merge_unpacks([unpack(name, 1) for name in names])
-    assert [len(one.outputs) for one in merged] == [MOST_WEIGHTS, MOST_WEIGHTS, 1]
-    assert all(len(one.inputs) + len(one.outputs) <= 31 for one in merged)
+def test_nothing_is_merged_across_layers_or_outside_of_them() -> None:
+    names = ["layers.1.a", "layers.10.a", "head.a", "head.b"]
+    drafts = [unpack(name, 1) for name in names]
+    assert merge_unpacks(drafts) == drafts
 
 
 def test_other_launches_keep_their_order() -> None:

@@ -238,9 +238,9 @@ def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch,
     pair.step([(a, list(range(1, 42)))])
     assert mlx_launches(pair) == {"mlx.projection": 4 * layers}
     labels = [pair.plan.kernel(name).label for name in pair.host.launches if not name.startswith("mlx.")]
-    assert labels.count("unpack") == 1 and layers == 2, "one for both layers, whose formats differ"
-    (unpack,) = [k.name for k in pair.plan.kernels if k.label == "unpack"]
-    assert pair.host.launches[unpack] == 1
+    assert labels.count("unpack") == layers == 2, "one for each layer, whose formats differ"
+    unpacks = [k.name for k in pair.plan.kernels if k.label == "unpack"]
+    assert [pair.host.launches[name] for name in unpacks] == [1, 1]
     assert not any(label.endswith(("_rows", "_gemm")) for label in labels if not label.startswith("logits"))
     pair.host.launches.clear()
     pair.step([(a, list(range(5, 28)))])
@@ -312,7 +312,7 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("weight", range(8))
+@pytest.mark.parametrize("weight", range(4))
 def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
     artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_min_rows_quantised=24))
     for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == "unpack"):
