@@ -6,15 +6,13 @@ shapes and launch conditions; weights and arena are constants of the trace, the 
 Prefill of a size that has been seen before is traced likewise. It runs in parts: the GPU begins with the first layers
 while the CPU is busy with the others.
 
-Weights that MLX's matmul takes unpacked stay so where there is memory to spare: a prompt of a small model takes longer
-to unpack them, and to launch that, than to multiply by some.
+Weights that MLX's matmul takes unpacked stay so where there is memory to spare (see cuda/kept_weights.py).
 
 Where the plan asks for it, a decode step of one token is one kernel that holds all of the plan's (see
 cuda/step_kernel.py). Where that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
 """
 
 import functools
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +27,13 @@ from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Ste
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
-from mlxr.runtime.hosts.cuda.device import architecture, spare_bytes
+from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
+from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImage, StepKernel, build_step
 from mlxr.runtime.hosts.cuda.step_program import fits_step
 from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128
@@ -88,7 +86,7 @@ class CudaHost(MlxHost):
         self._inputs = DecodeInputs()
         self._decodes: _Recent[_Trace] = _Recent()
         self._prefills: _Recent[list[_Trace] | None] = _Recent()
-        self._spare, self._unpacked = spare_bytes(), dict[str, str]()
+        self._kept = KeptWeights()
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
@@ -196,45 +194,29 @@ class CudaHost(MlxHost):
 
         return self._compiled(run)
 
-    @property
-    def unpacked_bytes(self) -> int:
-        """Bytes of weights that are kept unpacked."""
-        return sum(self._fixed[name].nbytes for name in self._unpacked)
-
     def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
-        if not self._is_kept(launch):
+        if not self._kept.has(launch):
             super()._run(step, launch, arrays, dims)
 
-    def _is_kept(self, launch: Launch) -> bool:
-        """Whether all that it makes are weights unpacked before."""
-        made = zip(launch.inputs, launch.outputs, strict=False)
-        return launch.feeds_mlx and all(self._unpacked.get(out) == weight for weight, out in made)
-
     def _keep_unpacked(self, step: Step, dims: Dims) -> None:
-        """Unpacks what a step takes of weights, and keeps it, as far as there is memory to spare."""
+        """Unpacks what the step takes of weights unpacked, and keeps it, as far as there is memory to spare."""
         shapes = self._shapes[step.name]
-        for launch in step.launches:
-            of_weights = launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
-            if not of_weights or self._is_kept(launch) or grid_of(launch, dims) is None:
-                continue
-            dtypes = (MLX_DTYPES[str(port.dtype)] for port in self.plan.kernel(launch.kernel).outputs)
-            sizes = (math.prod(shape_of(shapes[name], dims)) for name in launch.outputs)
-            needed = sum(size * dtype.size for size, dtype in zip(sizes, dtypes, strict=True))
-            if needed <= self._spare:
-                made = self.run_launches(step, [launch], dims, {})
-                with self.failures():
-                    mx.eval([made[name] for name in launch.outputs])
-                self._fixed |= {name: made[name] for name in launch.outputs}
-                self._unpacked |= dict(zip(launch.outputs, launch.inputs, strict=True))
-                self._spare -= needed
-        if kept := self.unpacked_bytes:
-            told = f"{kept >> 20} MiB of weights are kept unpacked for MLX (MLXR_UNPACKED_MIB=0: none)"
-            self.notes = (*self._first_notes, told)
+        self._kept.keep(
+            [one for one in step.launches if self._reads_weights_alone(one) and grid_of(one, dims) is not None],
+            self.plan.kernel,
+            lambda name: shape_of(shapes[name], dims),
+            lambda launches: self.run_launches(step, launches, dims, {}),
+        )
+        self._fixed |= self._kept.arrays
+        self.notes = (*self._first_notes, self._kept.note) if self._kept.note else self._first_notes
+
+    def _reads_weights_alone(self, launch: Launch) -> bool:
+        return launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
 
     def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""
         self._keep_unpacked(step, dims)
-        launches = [one for one in step.launches if grid_of(one, dims) is not None and not self._is_kept(one)]
+        launches = [one for one in step.launches if grid_of(one, dims) is not None and not self._kept.has(one)]
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(step.outputs)
         for start, end in reversed(list(pairwise(cuts))):

@@ -32,24 +32,6 @@ def architecture() -> str:
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
-def spare_bytes() -> int:
-    """Bytes of the GPU's memory for weights that are kept unpacked: see README.md.
-
-    Raises:
-        HostError: MLXR_UNPACKED_MIB is no whole number.
-    """
-    wanted = os.environ.get("MLXR_UNPACKED_MIB")
-    if wanted is not None:
-        if not wanted.isdecimal():
-            raise HostError(
-                f"MLXR_UNPACKED_MIB is {wanted!r}; expected MiB of GPU memory, or 0 to keep no weights unpacked"
-            )
-        return int(wanted) << 20
-    info = mx.device_info(mx.Device(mx.gpu))
-    total = int(info.get("total_memory", 0))
-    return min(total // 8, int(info.get("free_memory", total)) // 2)
-
-
 def check_cuda() -> None:
     """Finds out whether host cuda can run.
 

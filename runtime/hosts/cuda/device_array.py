@@ -63,12 +63,16 @@ def sent(numbers: npt.NDArray[np.int32]) -> mx.array:
     MLX copies what it loads from a file as soon as it evaluates the array. This file is in memory, and MLX has opened
     it when this returns.
     """
-    if not hasattr(os, "memfd_create"):  # not Linux
-        return mx.array(numbers) | 0
-    file = os.memfd_create("mlxr")
     try:
-        os.write(file, _header(numbers.shape, numbers.dtype) + numbers.tobytes())
+        file = os.memfd_create("mlxr")
+    except (AttributeError, OSError):  # not Linux, or not allowed
+        return mx.array(numbers) | 0
+    try:
+        with open(file, "wb", buffering=0, closefd=False) as stream:
+            stream.write(_header(numbers.shape, numbers.dtype) + numbers.tobytes())
         array = mx.load(f"/proc/self/fd/{file}", format="npy")
+    except (OSError, RuntimeError):  # no memory for files, or no /proc
+        return mx.array(numbers) | 0
     finally:
         os.close(file)
     assert isinstance(array, mx.array), "an .npy file is one array"

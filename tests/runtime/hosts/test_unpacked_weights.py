@@ -1,5 +1,6 @@
 """Weights that host cuda unpacks for MLX: kept as far as there is memory, and whatever is kept, the same logits."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda import device, kept_weights
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -33,7 +34,7 @@ QUANTISED: dict[str, Any] = {
     "prefill_chunk": 64,
 }
 LAYER = 2 * (256 * 384 + 256 * 256 + 3 * 256 * 512)
-"""Bytes of one layer's weights unpacked; three layers are one launch, the fourth is another."""
+"""Bytes of one layer's weights unpacked; each of the four layers is one launch."""
 PROMPT = list(range(1, 40))
 
 
@@ -78,17 +79,17 @@ def expected(artifact: Artifact) -> np.ndarray[Any, Any]:
     with pytest.MonkeyPatch.context() as patch:
         card = Card(patch, artifact)
         found = [card.step(PROMPT) for _ in range(3)]
-    assert [count for _, count in found] == [2, 2, 2], "each prompt unpacks all"
+    assert [count for _, count in found] == [4, 4, 4], "each prompt unpacks all"
     return found[0][0]
 
 
 @pytest.mark.parametrize(
     ("memory", "unpacked"),
     [
-        ({"total_memory": 8 * 4 * LAYER}, [2, 0, 0]),
-        ({"total_memory": 8 * 4 * LAYER, "free_memory": 2 * 4 * LAYER - 2}, [2, 1, 1]),
-        ({"total_memory": 8 * 4 * LAYER - 8}, [2, 1, 1]),
-        ({"total_memory": 8 * LAYER - 8}, [2, 2, 2]),
+        ({"total_memory": 8 * 4 * LAYER}, [4, 0, 0]),
+        ({"total_memory": 8 * 4 * LAYER, "free_memory": 2 * 4 * LAYER - 2}, [4, 1, 0]),
+        ({"total_memory": 8 * 4 * LAYER - 8}, [4, 1, 1]),
+        ({"total_memory": 8 * LAYER - 8}, [4, 4, 4]),
     ],
 )
 def test_as_much_is_kept_as_there_is_memory_for(
@@ -104,13 +105,13 @@ def test_as_much_is_kept_as_there_is_memory_for(
         logits, launches = card.step(PROMPT)
         assert launches == count
         assert np.array_equal(logits, expected)
-    kept = {2: 0, 1: 3 * LAYER, 0: 4 * LAYER}[unpacked[-1]]
-    assert card.host.unpacked_bytes == kept
+    kept = (4 - unpacked[-1]) * LAYER
+    assert card.host._kept.nbytes == kept
     told = f"{kept >> 20} MiB of weights are kept unpacked for MLX (MLXR_UNPACKED_MIB=0: none)"
     assert card.host.notes == ((told,) if kept else ())
 
 
-@pytest.mark.parametrize(("setting", "unpacked"), [("0", 2), ("1", 2), ("100", 0)])
+@pytest.mark.parametrize(("setting", "unpacked"), [("0", 4), ("2", 3), ("100", 0)])
 def test_the_setting_counts(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, setting: str, unpacked: int) -> None:
     monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
     card = Card(monkeypatch, artifact, total_memory=8 * 4 * LAYER)
@@ -128,7 +129,27 @@ def test_a_bad_setting_is_refused(monkeypatch: pytest.MonkeyPatch, artifact: Art
 def test_short_prompts_keep_nothing(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
     card = Card(monkeypatch, artifact, total_memory=1 << 40)
     assert card.step(PROMPT[:17])[1] == 0
-    assert card.step(PROMPT)[1] == 2
+    assert card.step(PROMPT)[1] == 4
+
+
+def test_where_memory_is_not_there_prompts_go_on(
+    monkeypatch: pytest.MonkeyPatch, artifact: Artifact, expected: np.ndarray[Any, Any]
+) -> None:
+    """And it is told, and not tried again."""
+    card, tried = Card(monkeypatch, artifact, total_memory=1 << 40), []
+
+    def fail(arrays: list[mx.array]) -> None:
+        tried.append(len(arrays))
+        raise RuntimeError("[malloc] out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kept_weights, "mx", SimpleNamespace(**vars(mx) | {"eval": fail}))
+        found = [card.step(PROMPT) for _ in range(3)]
+    assert tried == [16]
+    (note,) = card.host.notes
+    assert note == "weights are unpacked for each prompt, since not all can be kept: [malloc] out of memory"
+    assert [count for _, count in found] == [8, 4, 4], "once in vain"
+    assert all(np.array_equal(logits, expected) for logits, _ in found)
 
 
 def test_decode_of_many_sequences_takes_what_prompts_kept(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
