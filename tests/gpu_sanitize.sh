@@ -17,6 +17,7 @@ trap 'rm -rf "$logs"' EXIT
 set -m # every process leads a group, all of which gets an interrupt; it is pytest that heeds it, see conftest.py
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done' INT TERM
 for ((i = 0; i < processes; i++)); do
+  echo 137 >"$logs/$i.status" # killed, unless it says otherwise
   (
     trap '' INT
     export CUDA_VISIBLE_DEVICES=$((i % (gpus ? gpus : 1)))

@@ -231,7 +231,6 @@ namespace precise {
 __noinline__ float sin(float x) { return sinf(x); }
 __noinline__ float cos(float x) { return cosf(x); }
 __forceinline__ float exp(float x) { return expf(x); }
-__forceinline__ float exp2(float x) { return exp2f(x); }
 __forceinline__ float log(float x) { return logf(x); }
 __forceinline__ float log2(float x) { return log2f(x); }
 __forceinline__ float tanh(float x) { return tanhf(x); }

@@ -143,7 +143,12 @@ class Tuner:
         before = self._pieces(self._compiled({}), scenario, of_changed)
         after = self._pieces(self._compiled({site: one.changed for site, one in changed.items()}), scenario, of_changed)
         for site, one in changed.items():
-            old, new, wins = self._again(list(zip(before[site], after[site], strict=True)))
+            try:
+                old, new, wins = self._again(list(zip(before[site], after[site], strict=True)))
+            except HostError as error:
+                self._tell(f"{site}: {error}")
+                self._forget(one)
+                continue
             one.rounds.append([Trial(one.before, old), Trial(one.best, new)])
             one.because = f"{new:.2f} us instead of {old:.2f} us with {one.scenario} on {self._device}"
             if not wins:
@@ -276,15 +281,17 @@ class Tuner:
             for site, (sizes, _) in kinds.items():
                 size = {name: sizes[name]}
                 one = sites.setdefault(site, SiteTuning("2 rows and more", site, size, size))
-                timed.setdefault(site, {})[rows] = list(zip(below[site], above[site], strict=True))
-                one.rounds.append(self._timed([({name: rows + 1}, below[site]), ({name: rows}, above[site])]))
+                both = self._timed([({name: rows + 1}, below[site]), ({name: rows}, above[site])])
+                one.rounds.append(both)
+                if not any(trial.error for trial in both):
+                    timed.setdefault(site, {})[rows] = list(zip(below[site], above[site], strict=True))
         for one in sites.values():
             _choose_threshold(one, name, self._device)
-            old, new = one.before[name], one.best[name]
+            old, new = (rows or _NEVER for rows in (one.before[name], one.best[name]))
             # The rows for which the threshold decides otherwise now: what ran, and what runs.
             turned = [
                 (above, below) if new > old else (below, above)
-                for rows, pairs in timed[one.site].items()
+                for rows, pairs in timed.get(one.site, {}).items()
                 for below, above in pairs
                 if (rows >= old) != (rows >= new)
             ]
@@ -354,7 +361,7 @@ def _choose_threshold(one: SiteTuning, name: str, device: str) -> None:
     """Takes the fewest rows from which on the other side is never slower, if the present threshold is clearly wrong."""
     times = [(above.sizes[name], below.time_us, above.time_us) for below, above in one.rounds]
     known = [(rows, below, above) for rows, below, above in times if below is not None and above is not None]
-    present = one.before[name]
+    present = one.before[name] or _NEVER
     wrong = any(
         (above if rows >= present else below) * (1 - MARGIN) > min(below, above) for rows, below, above in known
     )
