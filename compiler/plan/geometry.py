@@ -50,6 +50,7 @@ class Geometry:
         mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
         unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
         mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
+        mlx_min_context: contexts from which they do that, with those tokens.
         step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
             each kernel.
         step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
@@ -93,6 +94,7 @@ class Geometry:
     mlx_min_rows_quantised: int = 0
     unpack_unroll: int = 4
     mlx_min_tokens: int = 0
+    mlx_min_context: int = 0
     step_threads: int = 0
     step_blocks: int = 1
     step_prefetch: int = 0

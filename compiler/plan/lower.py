@@ -64,7 +64,7 @@ class Lowering(Drafting):
             "projection": self._projection,
             "expert_projection": self._expert_projection,
             "expert_combine": self._expert_combine,
-            **AttentionLowering(self).rules,
+            **AttentionLowering(self, limits["tokens"]).rules,
         }
 
     def run(self) -> list[Draft]:

@@ -30,8 +30,8 @@ MLX_MOST_HEAD_DIM = 128
 class AttentionLowering:
     """The rules of the ops around attention; launches go to a `Drafting`."""
 
-    def __init__(self, drafting: Drafting) -> None:
-        self._to = drafting
+    def __init__(self, drafting: Drafting, most_tokens: int) -> None:
+        self._to, self._most_tokens = drafting, most_tokens
         self._arena = drafting.arena
 
     @property
@@ -148,7 +148,7 @@ class AttentionLowering:
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
         mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
         buffers = self._arena_buffers(op) | {"out": op.out}
-        chosen = _without(choice.part("prefill_", "mlx_min_tokens"), unused)
+        chosen = _without(choice.part("prefill_", "mlx_min_tokens", "mlx_min_context"), unused)
         self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
 
     def _for_mlx(
@@ -159,13 +159,17 @@ class AttentionLowering:
         One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
         and sinks, and for heads of up to 128 elements; it knows no soft cap.
         """
-        minimum, arena, dtype = choice.geometry.mlx_min_tokens, self._arena, kernel.activation
-        of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
-        if not minimum or not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
+        g, arena, dtype = choice.geometry, self._arena, kernel.activation
+        tokens = max(2, g.mlx_min_tokens)
+        window = kernel.window if kernel.window is not None and kernel.window < arena.context else None
+        if not g.mlx_min_tokens or tokens > self._most_tokens or g.mlx_min_context > (window or arena.context):
             return (), ()
-        mlx = [Condition(dim="tokens", minimum=max(2, minimum)), Condition(dim="seqs", maximum=1)]
-        if kernel.window is not None and kernel.window < arena.context:
-            mlx.append(Condition(dim="context", maximum=kernel.window))
+        of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
+        if not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
+            return (), ()
+        mlx = [Condition(dim="tokens", minimum=tokens), Condition(dim="seqs", maximum=1)]
+        if window or g.mlx_min_context > tokens:
+            mlx.append(Condition(dim="context", minimum=g.mlx_min_context, maximum=window))
         ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
         buffers = dict(ports)
         context = (1, arena.num_kv_heads, "context", arena.head_dim)
@@ -183,7 +187,7 @@ class AttentionLowering:
             self._arena_buffers(op) | buffers,
             mlx=tuple(mlx),
             feeds_mlx=True,
-            chosen=choice.part("mlx_min_tokens"),
+            chosen=choice.part("mlx_min_tokens", "mlx_min_context"),
         )
         return tuple(mlx), ports
 

@@ -274,6 +274,26 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
     assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
 
 
+@pytest.mark.parametrize(
+    ("changes", "sizes", "expected"),
+    [
+        ({}, {}, "tokens >= 16; seqs <= 1"),
+        ({}, {"mlx_min_context": 16}, "tokens >= 16; seqs <= 1"),
+        ({}, {"mlx_min_context": 40}, "tokens >= 16; seqs <= 1; context >= 40"),
+        ({}, {"mlx_min_context": 41}, None),
+        ({"model__attention__sliding_window": 24}, {"mlx_min_context": 20}, "tokens >= 16; seqs <= 1; 20..24 context"),
+        ({"model__attention__sliding_window": 24}, {"mlx_min_context": 25}, None),
+        ({"prefill_chunk": 15}, {}, None),
+    ],
+)
+def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[str, int], expected: str | None) -> None:
+    """Where a plan's steps or contexts never get there, nothing is prepared for it."""
+    spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
+    plan = compiled(spec, Geometry(mlx_min_tokens=16, **sizes)).plan
+    found = {"; ".join(map(str, la.mlx)) for la in plan.step("prefill").launches if la.feeds_mlx}
+    assert found == ({expected} if expected else set())
+
+
 def test_a_lost_result_is_refused(plan: Plan) -> None:
     with pytest.raises(PlanError, match="the step returns 'logits', which no launch makes"):
         check_plan(edited(plan, lambda launches: launches.__delitem__(slice(-2, None))))

@@ -1,4 +1,4 @@
-// attend_prefill_mma_14e47732
+// attend_prefill_mma_5264f5a7
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -103,7 +103,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_mma_14e47732(
+[[kernel]] void attend_prefill_mma_5264f5a7(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -149,7 +149,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     turns[i] = turn_of(i % 32u, (int)(first_position + i / 32u));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  // Row r is query head first_head + r % 2 of token r / 2; those past the end are zero and are not stored. A lane has
+  // Row r is query head first_head + r % 2 of token r / 2; those past the end are not stored. A lane has
   // rows group and group + 8 of its simdgroup's, and of each 32 dimensions eight from 8 quad on.
   const uint first_row = simd_gid * 16;
   uint4 upper[4], lower[4];
@@ -165,7 +165,6 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       const uint element = i / 4 * 32 + quad * 8 + i % 4 * 2;
       float2 x = float2(rotate(q, element, rotation_by(element, turn[pair_of(element)])),
                         rotate(q, element + 1, rotation_by(element + 1, turn[pair_of(element + 1)]))) * factor;
-      x = is_there ? x : float2(0.0f);
       const uint most = pack_bf16(x.x, x.y);
       const float2 kept = floats_of(most);
       upper[i / 2][i % 2 * 2 + e] = most;
@@ -182,7 +181,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     sums[i] = float4(0.0f);
   }
   const uint first_of_rows = first_row / 2u;
-  // The positions of this lane's rows; those before which some row of the simdgroup sees a key, and all rows see all.
+  // The positions of this lane's rows. From some_see on no row of the simdgroup sees a key; before all_see all rows do.
   const uint position[2] = {first_position + min((first_row + group) / 2u, num_tokens - 1),
                             first_position + min((first_row + group + 8) / 2u, num_tokens - 1)};
   const uint some_see = first_of_rows < num_tokens ? first_position + min((first_row + 15) / 2u, num_tokens - 1) + 1 : 0;
