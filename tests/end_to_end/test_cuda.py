@@ -14,7 +14,13 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.pager import Pager
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 pytestmark = pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
@@ -69,6 +75,36 @@ def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
         assert answer.token_ids == expected
         steps = [count for name, count in model.host.launches.items() if name.startswith("step_")]
         assert len(steps) == 1 and steps[0] >= len(expected) - 1, model.host.notes
+
+
+def test_weights_that_stay_unpacked_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of several sizes again and again, and decode of many sequences, bit by bit."""
+    spec = small_spec(
+        model__hidden_size=256,
+        model__mlp={"intermediate_size": 512},
+        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        weights={"default": "q4_k"},
+        activation_dtype="bf16",
+        cache={"dtype": "bf16", "block_size": 16, "max_sequences": 20},
+        prefill_chunk=40,
+    )
+    artifact = compile_spec(spec, Geometry(mlx_min_rows_quantised=17), ("metal",)).artifact
+    weights, found = random_buffers(artifact.plan)[0], []
+    for setting in ("0", "100"):
+        monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
+        arena, pager = Arena(artifact.plan.arena), Pager.from_geometry(artifact.plan.arena)
+        host, logits, unpacked = CudaHost(artifact, weights, arena), [], []
+        for sizes in ([39], [30], [39], [39], [1] * 20, [30], [1] * 20, [1] * 20):
+            host.launches.clear()
+            requests = [BatchRequest(pager.add_sequence(), list(range(3, 3 + size)), 0) for size in sizes]
+            logits.append(host.read(host.step(Batch.build(requests, pager, artifact.plan.query_tile))))
+            unpacked.append(sum(count for name, count in host.launches.items() if "unpack" in name))
+            for request in requests:
+                pager.free(request.seq_id)
+        found.append((logits, unpacked))
+    (plain, each), (kept, once) = found
+    assert all(np.isfinite(a).all() and np.array_equal(a, b) for a, b in zip(plain, kept, strict=True))
+    assert all(each) and once[0] and not any(once[1:]), (each, once)
 
 
 def test_forks_and_reused_blocks_give_the_tokens_of_a_fresh_run(

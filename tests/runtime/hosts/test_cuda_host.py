@@ -26,7 +26,7 @@ from mlxr.runtime.hosts.select import resolve_host
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.pipeline import Draws
 from mlxr.runtime.sampling import Sampler, Sampling
-from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
@@ -122,18 +122,6 @@ def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypat
     draws = Draws(host, mx.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1], [Sampler(Sampling(), 0), Sampler(Sampling(), 1)])
     assert draws.read() == [1, 0]
     assert looked[1] is looked[0] and not any(one is draws.tokens([0, 1]) for one in looked)
-
-
-class Sums:
-    """Stands in for `mx.fast.precompiled_cuda_kernel`: launches are sums, lazy as MLX's own, which may be traced."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def __call__(self, *, name: str, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
-        self.calls.append(name)
-        total = sum((x.reshape(-1)[0].astype(mx.float32) for x in inputs), mx.array(0.0))
-        return [mx.broadcast_to(total, s).astype(d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
 
 
 def with_and_without_traces(

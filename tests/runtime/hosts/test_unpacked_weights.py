@@ -15,7 +15,7 @@ from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device, kept_weights
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.pager import Pager
-from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, small_spec
 
@@ -46,11 +46,13 @@ def artifact() -> Artifact:
 class Card:
     """A host on a card with some memory, and how often it unpacked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, artifact: Artifact, **memory: int) -> None:
-        use_card(monkeypatch, artifact, SimLauncher(artifact))
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, artifact: Artifact, traces: bool = False, **memory: int
+    ) -> None:
+        use_card(monkeypatch, artifact, Sums() if traces else SimLauncher(artifact))
         info = mx.device_info(mx.Device(mx.gpu)) | memory
         monkeypatch.setattr(mx, "device_info", lambda *_: info)
-        mx.disable_compile()
+        (mx.enable_compile if traces else mx.disable_compile)()
         self.plan = artifact.plan
         self.pager = Pager.from_geometry(artifact.plan.arena)
         self.host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
@@ -150,6 +152,19 @@ def test_where_memory_is_not_there_prompts_go_on(
     assert note == "weights are unpacked for each prompt, since not all can be kept: [malloc] out of memory"
     assert [count for _, count in found] == [8, 4, 4], "once in vain"
     assert all(np.array_equal(logits, expected) for logits, _ in found)
+
+
+def test_traces_take_what_is_kept(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
+    """Made before and after some of it was kept: the first prompt's size needs no unpacking."""
+    found = []
+    for memory in (0, 1 << 40):
+        card = Card(monkeypatch, artifact, traces=True, total_memory=memory)
+        many = [[3 + i] for i in range(20)]
+        found.append([card.step(*one) for one in ([PROMPT[:9]], *[[PROMPT]] * 3, [PROMPT[:30]], many, many, many)])
+    plain, kept = ([logits for logits, _ in one] for one in found)
+    assert all(np.isfinite(a).all() and np.array_equal(a, b) for a, b in zip(plain, kept, strict=True))
+    assert [count for _, count in found[1]] == [0, 4, 0, 0, 0, 0, 0, 0]
+    assert all(count for _, count in found[0][1:])
 
 
 def test_decode_of_many_sequences_takes_what_prompts_kept(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
