@@ -92,7 +92,7 @@ class Group:
             self._compared = True
         if row.kind == "prefill":
             engines: dict[str, Engine] = {"mlxr": in_turns(ours.prefill), "mlx-lm": in_turns(theirs.prefill)}
-            if row.format != "bf16":
+            if row.format != "bf16" and self._args.host == "cuda":
                 unpacking = Ours(row, document, self._args.host, self._weights, keeps_unpacked=False)
                 engines["mlxr-unpacking"] = in_turns(unpacking.prefill)
         else:

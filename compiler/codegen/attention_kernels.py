@@ -53,6 +53,16 @@ class AttentionKernel(RopeKernel):
         """The sinks, where there are any."""
         return (("sinks", self.sinks),) if self.sinks else ()
 
+    @property
+    def suits_mma(self) -> bool:
+        """Whether types and heads are such as matrix instructions take."""
+        return self.activation.is_16_bit and self.cache is self.activation and self.head_dim in (64, 128)
+
+    @property
+    def weight_exponent(self) -> int:
+        """Weights that matrix instructions take are 2^this at most: f16 has more numbers above 1 than below."""
+        return 14 if self.activation is DType.F16 else 0
+
 
 @dataclass(frozen=True)
 class AttendKernel(AttentionKernel):
@@ -174,17 +184,12 @@ class AttendMmaKernel(AttendKernel):
     @staticmethod
     def takes(kernel: AttendKernel) -> bool:
         """Whether there is a kernel by matrix instructions for what this one does."""
-        return _has_mma(kernel) and kernel.gqa_ratio <= MMA_HEADS
+        return kernel.suits_mma and kernel.gqa_ratio <= MMA_HEADS
 
     @property
     def newest_apart(self) -> bool:
         """They are: all keys of a simdgroup are read in the same way."""
         return True
-
-    @property
-    def weight_exponent(self) -> int:
-        """Weights are 2^this at most."""
-        return _weight_exponent(self)
 
     @property
     def one_block(self) -> bool:
@@ -347,7 +352,7 @@ class AttendPrefillMmaKernel(AttendPrefillKernel):
     @staticmethod
     def takes(kernel: AttendPrefillKernel) -> bool:
         """Whether there is a kernel by matrix instructions for what this one does."""
-        return _has_mma(kernel)
+        return kernel.suits_mma
 
     @staticmethod
     def made_of(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
@@ -356,11 +361,6 @@ class AttendPrefillMmaKernel(AttendPrefillKernel):
         sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
         return AttendPrefillMmaKernel(**same | sizes | {"label": f"{kernel.label}_mma", "rows_per_simdgroup": MMA_ROWS})
-
-    @property
-    def weight_exponent(self) -> int:
-        """Weights are 2^this at most."""
-        return _weight_exponent(self)
 
     @property
     def turns(self) -> int:
@@ -377,13 +377,3 @@ class AttendPrefillMmaKernel(AttendPrefillKernel):
     def threadgroup_bytes(self) -> int:
         """The K and V tiles."""
         return 2 * _TILE_ELEMENTS * self.cache_bytes
-
-
-def _has_mma(kernel: AttentionKernel) -> bool:
-    of_one_type = kernel.activation.is_16_bit and kernel.cache is kernel.activation
-    return of_one_type and kernel.head_dim in (64, 128)
-
-
-def _weight_exponent(kernel: AttentionKernel) -> int:
-    # Of f16, where numbers below 2^-24 are none, there are more above 1.
-    return 14 if kernel.activation is DType.F16 else 0

@@ -20,7 +20,7 @@ from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.format_planes import random_buffers
-from mlxr_tests.specs import small_spec
+from mlxr_tests.specs import UNPACKED, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 pytestmark = pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
@@ -79,16 +79,7 @@ def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
 
 def test_weights_that_stay_unpacked_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of several sizes again and again, and decode of many sequences, bit by bit."""
-    spec = small_spec(
-        model__hidden_size=256,
-        model__mlp={"intermediate_size": 512},
-        model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
-        weights={"default": "q4_k"},
-        activation_dtype="bf16",
-        cache={"dtype": "bf16", "block_size": 16, "max_sequences": 20},
-        prefill_chunk=40,
-    )
-    artifact = compile_spec(spec, Geometry(mlx_min_rows_quantised=17), ("metal",)).artifact
+    artifact = compile_spec(small_spec(**UNPACKED), Geometry(mlx_min_rows_quantised=17), ("metal",)).artifact
     weights, found = random_buffers(artifact.plan)[0], []
     for setting in ("0", "100"):
         monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)

@@ -6,7 +6,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr_tests.attention_cases import Case
+from mlxr_tests.attention_cases import NOT_FOR_MATRICES, Case
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -130,14 +130,7 @@ def test_weights_too_small_for_f16_count(kernel_host):
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        Case(16, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"),
-        Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
-        Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
-        Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),
-    ],
-    ids=str,
+    "case", [Case(16, 1, 64, "bf16", "bf16", "layer", "paged", 16, None, "half"), *NOT_FOR_MATRICES], ids=str
 )
 def test_others_are_not(case):
     """Where there is no such kernel, there is the ordinary one."""

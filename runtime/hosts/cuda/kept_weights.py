@@ -65,14 +65,15 @@ class KeptWeights:
             shape_of: of a buffer.
             run: launches some of them, lazily.
         """
-        left, chosen = self._spare_bytes(), []
-        for launch in launches:
+        missing = [launch for launch in launches if not self.has(launch)]
+        left, chosen = self._spare_bytes() if missing else 0, []
+        for launch in missing:
             ports = kernel_of(launch.kernel).outputs
             sizes = (
                 math.prod(shape_of(name)) * MLX_DTYPES[str(port.dtype)].size
                 for name, port in zip(launch.outputs, ports, strict=True)
             )
-            if not self.has(launch) and (needed := sum(sizes)) <= left:
+            if (needed := sum(sizes)) <= left:
                 left -= needed
                 chosen.append(launch)
         if not chosen:

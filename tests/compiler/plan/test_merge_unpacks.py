@@ -16,16 +16,8 @@ from mlxr.compiler.plan.geometry_rules import GeometryRule
 from mlxr.compiler.plan.merge_unpacks import MOST_BYTES, merge_unpacks
 from mlxr.compiler.plan.plan import Condition, Extent, Plan
 from mlxr.compiler.weight_layout import layout_of
-from mlxr_tests.specs import small_spec
+from mlxr_tests.specs import UNPACKED, small_spec
 
-LARGE: dict[str, Any] = {
-    "model__hidden_size": 256,
-    "model__mlp": {"intermediate_size": 512},
-    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
-    "model__tensor_names": "canonical",
-    "activation_dtype": "bf16",
-    "weights": {"default": "q4_k", "tensors": {"layers.1.mlp.down": "q6_k"}},
-}
 ALL = ("attention.qkv_projected", "attention.out", "mlp.gated", "mlp.out")
 MANY = Condition(dim="tokens", minimum=48)
 
@@ -37,7 +29,7 @@ def plan_with(**labelled: dict[str, int]) -> Plan:
         for label, sizes in {"": {"mlx_min_rows_quantised": 16}, **labelled}.items()
     ]
     chip = Chip(name="one", title="One", geometry=tuple(rules))
-    return compile_spec(small_spec(**LARGE), targets=("metal",), chip=chip).artifact.plan
+    return compile_spec(small_spec(**UNPACKED), targets=("metal",), chip=chip).artifact.plan
 
 
 def feeding(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -17,22 +17,11 @@ from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.pager import Pager
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
-from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.specs import UNPACKED, compiled, small_spec
 
 pytestmark = pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 
-QUANTISED: dict[str, Any] = {
-    "model__hidden_size": 256,
-    "model__num_layers": 4,
-    "model__context": 64,
-    "model__mlp": {"intermediate_size": 512},
-    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
-    "model__tensor_names": "canonical",
-    "activation_dtype": "bf16",
-    "weights": {"default": "q4_k", "tensors": {"layers.1.mlp.down": "q6_k"}},
-    "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 20},
-    "prefill_chunk": 64,
-}
+QUANTISED: dict[str, Any] = UNPACKED | {"model__num_layers": 4, "model__context": 64}
 LAYER = 2 * (256 * 384 + 256 * 256 + 3 * 256 * 512)
 """Bytes of one layer's weights unpacked; each of the four layers is one launch."""
 PROMPT = list(range(1, 40))

@@ -131,3 +131,10 @@ EXTRA_CASES = [
     Case(5, 5, 80, "f16", "bf16", "block", "paged", 16, 1, "none"),
     Case(3, 1, 104, "f16", "f16", "layer", "paged", 2, None, "yarn-half-of-it"),
 ]
+
+NOT_FOR_MATRICES = [
+    # Such types and heads as attention by matrix instructions does not take.
+    Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
+    Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
+    Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),
+]
