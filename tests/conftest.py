@@ -4,11 +4,17 @@ import argparse
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # The oracle of f32 kernels is f32 arithmetic; where MLX computes on a GPU with TF32, it would not be.
 os.environ["MLX_ENABLE_TF32"] = "0"
+
+# Workers of pytest-xdist take turns at the machine's GPUs.
+_GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
+if _GPUS > 1 and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % _GPUS))
 
 # A job in the background of a script ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -3,13 +3,19 @@
 #   tests/gpu_sanitize.sh {memcheck|racecheck|initcheck|synccheck} [PROCESSES [pytest arguments]]
 # Each process runs its share of the tests on one of the machine's GPUs. An interrupt (timeout -s INT 300 ...) ends them
 # all, and what came so far is counted. Ends with 9 and shows what was found if a process has a finding.
-# Texts that are only compiled are left out. Launches are not in CUDA graphs, and where initcheck looks, outputs do not
-# start as NaN.
+# Texts that are only compiled are left out. Launches are not in CUDA graphs.
 cd "$(dirname "$0")/.." || exit
 tool="${1:?memcheck, racecheck, initcheck or synccheck}" processes="${2:-1}"
 shift $(($# < 2 ? $# : 2))
 export PYTHONPATH="src:tests/support:${PYTHONPATH}" MLX_USE_CUDA_GRAPHS=0
-if [ "$tool" = initcheck ]; then export MLXR_TEST_POISON=0; fi
+options=(--target-processes all --print-limit 20)
+case "$tool" in
+  racecheck) options+=(--racecheck-num-workers 1) ;; # else as many as cores, in every process
+  initcheck)
+    export MLXR_TEST_POISON=0 # outputs that start as NaN would be initialised
+    options+=(--check-api-memory-access no) # MLX copies whole allocations, which are larger than what was written
+    ;;
+esac
 gpus="$(nvidia-smi -L | grep -c '^GPU')"
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
@@ -21,7 +27,7 @@ for ((i = 0; i < processes; i++)); do
   (
     trap '' INT
     export CUDA_VISIBLE_DEVICES=$((i % (gpus ? gpus : 1)))
-    compute-sanitizer --tool "$tool" --target-processes all --print-limit 20 --log-file "$logs/$i.%p.log" \
+    compute-sanitizer --tool "$tool" "${options[@]}" --log-file "$logs/$i.%p.log" \
       python3 -m pytest -p no:cacheprovider -k cuda --share "$i/$processes" --deselect tests/kernels/test_cuda_texts.py \
       --deselect tests/kernels/test_cuda_step_texts.py "$@" tests/kernels
     echo $? >"$logs/$i.status"

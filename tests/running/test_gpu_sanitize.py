@@ -11,6 +11,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "gpu_sanitize.sh"
 SANITIZER = """#!/usr/bin/env bash
+echo "$* $MLXR_TEST_POISON" >"$PLAYED/options"
 while [ "$1" != python3 ]; do [ "$1" = --log-file ] && log="${2//%p/$$}"; shift; done
 while [ "$1" != --share ]; do shift; done
 echo "$2 $CUDA_VISIBLE_DEVICES ${*:3}" >"$PLAYED/share.${2%/*}"
@@ -39,11 +40,13 @@ def played(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(played: Path, *processes: str, arguments: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+def start(
+    played: Path, *processes: str, tool: str = "memcheck", arguments: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
     for index, text in enumerate(processes):
         (played / str(index)).write_text(text)
     environment = os.environ | {"PATH": f"{played}:{os.environ['PATH']}", "PLAYED": str(played), "TMPDIR": str(played)}
-    command = ["bash", str(SCRIPT), "memcheck", str(len(processes)), *arguments]
+    command = ["bash", str(SCRIPT), tool, str(len(processes)), *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -61,6 +64,21 @@ def test_counts(played: Path) -> None:
     shares = [(played / f"share.{index}").read_text() for index in range(3)]
     texts = "--deselect tests/kernels/test_cuda_texts.py --deselect tests/kernels/test_cuda_step_texts.py"
     assert shares == [f"{index}/3 {index % 2} {texts} --repeat 2 tests/kernels\n" for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("tool", "own", "poison"),
+    [
+        ("memcheck", "", ""),
+        ("racecheck", " --racecheck-num-workers 1", ""),
+        ("initcheck", " --check-api-memory-access no", "0"),
+    ],
+)
+def test_each_tool_has_its_options(played: Path, tool: str, own: str, poison: str) -> None:
+    start(played, CLEAN, tool=tool).communicate(timeout=60)
+    options = (played / "options").read_text()
+    assert options.startswith(f"--tool {tool} --target-processes all --print-limit 20{own} --log-file ")
+    assert options.endswith(f" tests/kernels {poison}\n")
 
 
 def test_the_worst_status_counts(played: Path) -> None:

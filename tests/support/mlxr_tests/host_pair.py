@@ -1,7 +1,7 @@
 """Two hosts side by side: one runs an artifact's generated code, `reference` its unfused graph, on the same batches.
 
-Each has its own arena. Logits, arenas and block copies are compared at every step; what no step may touch is compared
-to the bit.
+The reference computes on the CPU, wherever the other one does. Each has its own arena. Logits, arenas and block copies
+are compared at every step; what no step may touch is compared to the bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from mlxr.runtime.pager import Pager
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
 from mlxr_tests.following_reference import FollowingReference
 from mlxr_tests.format_planes import has_minima, random_buffers
-from mlxr_tests.kernel_host import make_kernel_host
+from mlxr_tests.kernel_host import make_kernel_host, on_cpu
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats
@@ -38,6 +38,13 @@ def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
     if any(has_minima(part.format) for weight in artifact.plan.weights for part in weight.parts):
         dtypes.append("minima")
     return max(dtypes, key=["f32", "minima", "f16", "q8", "bf16", "fast"].index)
+
+
+@on_cpu
+def logits_of(reference: Host, batch: Batch) -> "np.ndarray[Any, Any]":
+    """A step of a reference, computed on the CPU: [rows, vocab] f32."""
+    logits: np.ndarray[Any, Any] = floats(reference.step(batch))
+    return logits
 
 
 class HostPair:
@@ -64,11 +71,12 @@ class HostPair:
         self.dtype, arithmetic = least_exact(artifact), least_exact(artifact, cache=False)
         follows = arithmetic != self.dtype and arithmetic in ("f32", "minima")  # nothing but the cache rounds
         self.step_dtype = arithmetic if follows else self.dtype
-        self.reference: Host = (
-            FollowingReference(artifact, self.weights, self.reference_arena, self.arena, LOGIT_ERROR[arithmetic])
-            if follows
-            else ReferenceHost(artifact, self.weights, self.reference_arena)
-        )
+        with mx.stream(mx.cpu):
+            self.reference: Host = (
+                FollowingReference(artifact, self.weights, self.reference_arena, self.arena, LOGIT_ERROR[arithmetic])
+                if follows
+                else ReferenceHost(artifact, self.weights, self.reference_arena)
+            )
         self.fed: dict[int, list[int]] = {}
 
     def add(self) -> int:
@@ -97,23 +105,23 @@ class HostPair:
         batch = Batch.build(requests, self.pager, self.plan.query_tile)
         self._copy(self.pager.take_copies())
         before = snapshot(self.arena)
-        got, want = np.array(self.host.read(self.host.step(batch))), floats(self.reference.step(batch))
+        got, want = np.array(self.host.read(self.host.step(batch))), logits_of(self.reference, batch)
         self.pager.check_integrity()
         for seq_id, tokens in parts:
             self.fed[seq_id] += tokens
         what = f"batch of {[(len(t), self.pager.length(s)) for s, t in parts]} (tokens, context)"
         self._check_logits(what, batch, got, want)
         written = {layer: set(batch.slots.tolist()) for layer in range(self.plan.num_layers)}
-        check_arena(self.arena, before, self.reference_arena, written, self._check_rows)
+        on_cpu(check_arena)(self.arena, before, self.reference_arena, written, self._check_rows)
         return got
 
+    @on_cpu
     def fresh_logits(self, tokens: Sequence[int]) -> "np.ndarray[Any, Any]":
         """The reference's logits after the last of these tokens, of one sequence alone in an arena of its own."""
         pager, arena = Pager.from_geometry(self.plan.arena), nan_arena(Arena(self.plan.arena))
         request = BatchRequest(pager.add_sequence(), tokens, 0)
         batch = Batch.build([request], pager, self.plan.query_tile)
-        logits: np.ndarray[Any, Any] = floats(ReferenceHost(self.artifact, self.weights, arena).step(batch))
-        return logits.reshape(-1)
+        return logits_of(ReferenceHost(self.artifact, self.weights, arena), batch).reshape(-1)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         if not copies:
@@ -126,7 +134,7 @@ class HostPair:
                 blocks[:, target] = blocks[:, source]
         self.host.copy_blocks(copies)
         mx.eval(self.arena.token)  # a host may only have queued them
-        self.reference.copy_blocks(copies)
+        on_cpu(self.reference.copy_blocks)(copies)
         after = snapshot(self.arena)
         for name, bits in expected.items():
             if (after[name] != bits).any():

@@ -15,8 +15,8 @@ from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.reference import ReferenceHost
 from mlxr_tests.arenas import nan_arena, stored_rows
-from mlxr_tests.host_pair import HostPair
-from mlxr_tests.specs import floats
+from mlxr_tests.host_pair import HostPair, logits_of
+from mlxr_tests.kernel_host import on_cpu
 from mlxr_tests.tolerances import Floats, check_as_exact
 
 
@@ -27,7 +27,7 @@ class RoundingPair(HostPair):
         """The artifact, and one of the same model and weights whose activations and cache are f32."""
         super().__init__(artifact)
         self.exact_arena = nan_arena(Arena(exact.plan.arena))
-        self.exact = ReferenceHost(exact, self.weights, self.exact_arena)
+        self.exact = on_cpu(ReferenceHost)(exact, self.weights, self.exact_arena)
         self.rows: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)
 
     def check(self) -> None:
@@ -40,7 +40,7 @@ class RoundingPair(HostPair):
             check_as_exact(what, *(np.concatenate(each) for each in zip(*rows, strict=True)))
 
     def _check_logits(self, what: str, batch: Batch, got: Floats, want: Floats) -> None:
-        self.rows["logits"].append((got, want, floats(self.exact.step(batch))))
+        self.rows["logits"].append((got, want, logits_of(self.exact, batch)))
         for layer in range(self.plan.num_layers):
             arenas = (self.arena, self.reference_arena, self.exact_arena)
             k, v = zip(*(stored_rows(arena, layer, batch.slots.tolist()).values() for arena in arenas), strict=True)
@@ -52,4 +52,4 @@ class RoundingPair(HostPair):
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         super()._copy(copies)
-        self.exact.copy_blocks(copies)
+        on_cpu(self.exact.copy_blocks)(copies)
