@@ -10,7 +10,7 @@ shift $(($# < 2 ? $# : 2))
 export PYTHONPATH="src:tests/support:${PYTHONPATH}" MLX_USE_CUDA_GRAPHS=0
 options=(--target-processes all --print-limit 20)
 case "$tool" in
-  racecheck) options+=(--racecheck-num-workers 1) ;; # else as many as cores, in every process
+  racecheck) export MLXR_TEST_STEPS=4 ;; # of a step that is one kernel each takes seconds, instead of up to 200
   initcheck)
     export MLXR_TEST_POISON=0 # outputs that start as NaN would be initialised
     options+=(--check-api-memory-access no) # MLX copies whole allocations, which are larger than what was written

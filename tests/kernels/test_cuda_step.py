@@ -1,5 +1,6 @@
 """The step kernel on an NVIDIA GPU: what its plan's launches compute, at each step, and again and again."""
 
+import os
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,8 @@ from mlxr_tests.tolerances import check_logits
 
 pytestmark = pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
 
-REPETITIONS = 200
+STEPS = int(os.environ.get("MLXR_TEST_STEPS", "200"))
+"""Of each test, at most; fewer where a tool takes seconds for each."""
 QUANTISED = small_spec(
     model__hidden_size=256,
     model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
@@ -48,10 +50,10 @@ def test_families_give_the_references_logits(name: str) -> None:
         one_sequence(pair)
         seq = pair.add()
         rng = np.random.default_rng(5)
-        for _ in range(pair.plan.arena.context):
+        for _ in range(min(STEPS, pair.plan.arena.context)):
             pair.step([(seq, tokens(rng, 1))])
     assert isinstance(pair.host, CudaHost) and not pair.host.notes
-    assert steps_of(pair.host) >= pair.plan.arena.context
+    assert steps_of(pair.host) >= min(STEPS, pair.plan.arena.context)
 
 
 @pytest.mark.parametrize(("threads", "blocks"), [(256, 1), (512, 2), (1024, 1), (640, 1)])
@@ -65,7 +67,7 @@ def test_launches_and_one_kernel_agree_again_and_again(quantised: bool, threads:
     assert not hosts[0].notes
     rng = np.random.default_rng(7)
     pager, seq_id, steps = Pager.from_geometry(artifacts[0].plan.arena), -1, 0
-    while steps < REPETITIONS:
+    while steps < STEPS:
         if seq_id < 0 or pager.length(seq_id) == artifacts[0].plan.arena.context:
             if seq_id >= 0:
                 pager.free(seq_id)
@@ -75,7 +77,7 @@ def test_launches_and_one_kernel_agree_again_and_again(quantised: bool, threads:
         as_one, launched = (np.array(host.read(host.step(batch))) for host in hosts)
         check_logits(f"step {steps}", as_one, launched, "bf16" if quantised else "f32")
         steps += 1
-    assert steps_of(hosts[0]) == REPETITIONS and steps_of(hosts[1]) == 0
+    assert steps_of(hosts[0]) == STEPS and steps_of(hosts[1]) == 0
     inner = {name: count for name, count in hosts[0].launches.items() if not name.startswith("step_")}
     assert inner == dict(hosts[1].launches)
 
@@ -88,7 +90,7 @@ def test_steps_of_two_models_take_turns() -> None:
     pagers = [Pager.from_geometry(artifact.plan.arena) for _ in hosts]
     ids = [pager.add_sequence() for pager in pagers]
     logits: list[Any] = []
-    for position in range(artifact.plan.arena.context):
+    for position in range(min(STEPS, artifact.plan.arena.context)):
         for host, pager, seq_id in zip(hosts, pagers, ids, strict=True):
             request = BatchRequest(seq_id, [position % 61], position)
             logits.append(host.step(Batch.build([request], pager, artifact.plan.query_tile)))

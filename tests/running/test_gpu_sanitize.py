@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "gpu_sanitize.sh"
 SANITIZER = """#!/usr/bin/env bash
-echo "$* $MLXR_TEST_POISON" >"$PLAYED/options"
+echo "$* poison=$MLXR_TEST_POISON steps=$MLXR_TEST_STEPS" >"$PLAYED/options"
 while [ "$1" != python3 ]; do [ "$1" = --log-file ] && log="${2//%p/$$}"; shift; done
 while [ "$1" != --share ]; do shift; done
 echo "$2 $CUDA_VISIBLE_DEVICES ${*:3}" >"$PLAYED/share.${2%/*}"
@@ -67,18 +67,18 @@ def test_counts(played: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "own", "poison"),
+    ("tool", "own", "settings"),
     [
-        ("memcheck", "", ""),
-        ("racecheck", " --racecheck-num-workers 1", ""),
-        ("initcheck", " --check-api-memory-access no", "0"),
+        ("memcheck", "", "poison= steps="),
+        ("racecheck", "", "poison= steps=4"),
+        ("initcheck", " --check-api-memory-access no", "poison=0 steps="),
     ],
 )
-def test_each_tool_has_its_options(played: Path, tool: str, own: str, poison: str) -> None:
+def test_each_tool_has_its_options(played: Path, tool: str, own: str, settings: str) -> None:
     start(played, CLEAN, tool=tool).communicate(timeout=60)
     options = (played / "options").read_text()
     assert options.startswith(f"--tool {tool} --target-processes all --print-limit 20{own} --log-file ")
-    assert options.endswith(f" tests/kernels {poison}\n")
+    assert options.endswith(f" tests/kernels {settings}\n")
 
 
 def test_the_worst_status_counts(played: Path) -> None:
