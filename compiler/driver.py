@@ -83,7 +83,7 @@ def choose_targets(wanted: Sequence[Target] | None) -> tuple[Target, ...]:
 def _plan(
     spec: ModelSpec, table: GeometryTable, targets: Sequence[Target]
 ) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
-    arena = arena_geometry(spec)
+    arena = arena_geometry(spec, table)
     source = build_graph(spec, arena)
     graphs: dict[StepName, OpGraph] = {}
     records: dict[StepName, list[PassRecord]] = {}

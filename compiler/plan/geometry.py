@@ -51,6 +51,7 @@ class Geometry:
         unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
         mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
         mlx_min_context: contexts from which they do that, with those tokens.
+        contiguous_context: context up to which `mode: auto` gives one sequence a contiguous arena; 0: never.
         step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
             each kernel.
         step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
@@ -95,6 +96,7 @@ class Geometry:
     unpack_unroll: int = 4
     mlx_min_tokens: int = 0
     mlx_min_context: int = 0
+    contiguous_context: int = 4096
     step_threads: int = 0
     step_blocks: int = 1
     step_prefetch: int = 0
@@ -107,7 +109,7 @@ class Geometry:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.default == 0 or field.name.startswith("mlx_") else 1
+            least = 0 if field.default == 0 or field.name.startswith(("mlx_", "contiguous_")) else 1
             if value < least:
                 raise PlanError(f"geometry: {field.name} is {value}; expected at least {least}")
         for name in ("matvec_outputs", "matmul_outputs"):

@@ -24,11 +24,11 @@ class Site:
 
     Attributes:
         label: the readable part of its kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` of a
-            whole decode step.
-        outputs: rows of the weight (of one expert's); of attention KV heads; of a step layers.
-        columns: of the weight; of attention head_dim; of a step the hidden size.
-        formats: of the weight, in order; of attention the cache's element type; of a step those of all matrices.
-        bits: of a weight with its scales, on average; of attention those of a cached number.
+            whole decode step, `arena` of the cache itself.
+        outputs: rows of the weight (of one expert's); of attention and the cache KV heads; of a step layers.
+        columns: of the weight; of attention and the cache head_dim; of a step the hidden size.
+        formats: of the weight, in order; of attention and the cache its element type; of a step those of all matrices.
+        bits: of a weight with its scales, on average; of attention and the cache those of a cached number.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Site:
 
     @classmethod
     def of_arena(cls, label: str, arena: ArenaGeometry) -> "Site":
-        """The site of a launch that reads the cache: one for all layers, which share sizes such as the partition."""
+        """The site of the cache or of a launch that reads it: one for all layers, which share the partition's size."""
         bits = 8 * arena.row_bytes / arena.head_dim
         return cls(label, arena.num_kv_heads, arena.head_dim, (str(arena.dtype),), bits)
 

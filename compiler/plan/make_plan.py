@@ -21,7 +21,7 @@ from mlxr.compiler.plan.geometry_rules import GeometryTable, Site
 from mlxr.compiler.plan.lower import Lowering
 from mlxr.compiler.plan.lower_attention import copy_blocks_draft
 from mlxr.compiler.plan.make_cpu import make_cpu
-from mlxr.compiler.plan.memory import place_activations
+from mlxr.compiler.plan.memory import arena_choice, place_activations
 from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, Plan, Step, Target
 from mlxr.compiler.plan.recipes import recipes
 from mlxr.compiler.plan.record import MemoryPlan
@@ -83,6 +83,7 @@ def make_plan(
         weights=weights,
         ignored_tensors=load_tensor_names(spec.model.tensor_names).ignored_for(spec.model),
         arena=arena,
+        arena_chosen=arena_choice(spec, arena, table),
         memory=cpu.memory if cpu and "metal" not in targets else memory,
         vocab_size=spec.model.vocab_size,
         num_layers=spec.model.num_layers,

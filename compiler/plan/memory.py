@@ -2,32 +2,32 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from mlxr.compiler.arena import ArenaGeometry, cache_row_bytes
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.ops import Shape
+from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryTable, Site
 from mlxr.compiler.plan.record import Buffer
 from mlxr.compiler.spec.model import ModelSpec
 
 ALIGNMENT = 256
-AUTO_CONTIGUOUS_CONTEXT = 4096
-"""`mode: auto` bakes in the identity table for one sequence of at most this context."""
 
 
-def arena_geometry(spec: ModelSpec) -> ArenaGeometry:
+def arena_geometry(spec: ModelSpec, table: GeometryTable) -> ArenaGeometry:
     """Sizes of the arena.
+
+    Args:
+        spec: the spec.
+        table: chooses between a paged and a contiguous arena, where the spec leaves it open.
 
     Raises:
         BudgetError: it cannot hold even one sequence of full context.
     """
     cache, model = spec.cache, spec.model
     per_sequence = -(-model.context // cache.block_size)
-    mode = cache.mode
-    if mode == "auto":
-        single = cache.max_sequences == 1 and model.context <= AUTO_CONTIGUOUS_CONTEXT
-        mode = "contiguous" if single and cache.num_blocks is None and cache.memory_budget is None else "paged"
     row_bytes = cache_row_bytes(DType(cache.dtype), model.attention.head_dim)
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
     wanted = per_sequence * cache.max_sequences
@@ -40,10 +40,11 @@ def arena_geometry(spec: ModelSpec) -> ArenaGeometry:
             f"{limit} gives {blocks} blocks of {cache.block_size} tokens, but one sequence of context {model.context} "
             f"needs {per_sequence}; the largest context that fits is {blocks * cache.block_size}, with 1 sequence"
         )
-    return ArenaGeometry(
+    contiguous = cache.mode == "contiguous"
+    arena = ArenaGeometry(
         layout=cache.layout,
-        mode=mode,
-        num_blocks=per_sequence if mode == "contiguous" else blocks,
+        mode="contiguous" if contiguous else "paged",
+        num_blocks=per_sequence if contiguous else blocks,
         num_layers=model.num_layers,
         block_size=cache.block_size,
         num_kv_heads=model.attention.num_kv_heads,
@@ -53,6 +54,19 @@ def arena_geometry(spec: ModelSpec) -> ArenaGeometry:
         max_sequences=cache.max_sequences,
         context=model.context,
     )
+    chosen = arena_choice(spec, arena, table)
+    if chosen and model.context <= chosen.sizes["contiguous_context"]:
+        arena = replace(arena, mode="contiguous")
+    return arena
+
+
+def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:
+    """By what an arena is contiguous or paged; None where the spec says it, or where it has to be paged."""
+    cache = spec.cache
+    sized = cache.num_blocks is not None or cache.memory_budget is not None
+    if cache.mode != "auto" or cache.max_sequences > 1 or sized:
+        return None
+    return table.choose(Site.of_arena("arena", arena)).part("contiguous_")
 
 
 def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:

@@ -140,6 +140,7 @@ class Plan(Record):
     """Everything a host and the runtime need besides the weights themselves.
 
     `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
+    `arena_chosen` is by what the arena is contiguous or paged, where that was open.
     `memory` is the metal target's where there is one; the hosts of each target hold the weights as theirs says.
     Contexts of up to `whole_context` tokens are attended to in one launch in decode; all are in batches of as many
     sequences as the geometry calls many.
@@ -153,6 +154,7 @@ class Plan(Record):
     weights: tuple[WeightPlan, ...]
     ignored_tensors: tuple[str, ...]
     arena: ArenaGeometry
+    arena_chosen: ChosenGeometry | None = None
     memory: MemoryPlan
     vocab_size: int
     num_layers: int

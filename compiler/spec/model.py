@@ -59,7 +59,7 @@ class Cache(Frozen):
     layout: Literal["block", "layer"] = "block"
     """`block`: [blocks, layers, block_size, kv_heads, head_dim]; `layer`: [layers, blocks, ...]."""
     mode: Literal["paged", "contiguous", "auto"] = "auto"
-    """`contiguous` bakes an identity block table into the kernels (one sequence only); `auto` decides."""
+    """`contiguous` bakes an identity block table into the kernels (one sequence only); `auto` asks the chip's table."""
     block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
     """Tokens of one block: a power of two."""
     dtype: CacheType = "bf16"

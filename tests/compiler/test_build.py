@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from mlxr.compiler.dtypes import DType
+from mlxr.compiler.plan.geometry_rules import GeometryTable
 from mlxr.compiler.plan.memory import arena_geometry
 from mlxr.compiler.spec.names import load_tensor_names
 from mlxr.compiler.verify import verify
@@ -50,7 +51,11 @@ def test_arena(layout: str) -> None:
     spec = small_spec(cache__layout=layout, cache__dtype="f16")
     for name in ("k_arena", "v_arena"):
         value = source_graph(spec).value(name)
-        assert (value.role, value.shape, value.dtype) == ("arena", arena_geometry(spec).shape, DType.F16)
+        assert (value.role, value.shape, value.dtype) == (
+            "arena",
+            arena_geometry(spec, GeometryTable()).shape,
+            DType.F16,
+        )
 
 
 def test_each_layer_has_its_own_place_in_the_arena() -> None:

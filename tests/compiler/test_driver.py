@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.plan.geometry_rules import GeometryRule
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr_tests.storyteller import storyteller_spec
@@ -89,6 +91,25 @@ def test_auto_is_contiguous_for_one_short_sequence(cache: dict[str, Any], contex
     assert artifact.plan.arena.mode == mode
     tables = [k.name for k in artifact.plan.kernels if any(p.name == "block_tables" for p in k.inputs)]
     assert bool(tables) == (mode == "paged")
+
+
+def test_auto_asks_the_chips_table() -> None:
+    rule = GeometryRule(
+        sizes={"contiguous_context": 1023}, because="pages are as fast", origin="predicted", labels=("arena",)
+    )
+    chip = find_chip("generic").model_copy(update={"geometry": (rule,)})
+    modes = {}
+    for context in (1023, 1024):
+        plan = compile_spec(
+            storyteller_spec(cache={"mode": "auto"}, model={"context": context}), chip=chip
+        ).artifact.plan
+        modes[context] = plan.arena.mode
+        assert plan.arena_chosen is not None and plan.arena_chosen.sizes == {"contiguous_context": 1023}
+        assert plan.arena_chosen.why == {"contiguous_context": "pages are as fast (predicted)"}
+    assert modes == {1023: "contiguous", 1024: "paged"}
+    for cache in ({"mode": "paged"}, {"mode": "contiguous"}, {"num_blocks": 70}, {"max_sequences": 2}):
+        plan = compile_spec(storyteller_spec(cache={"mode": "auto"} | cache), chip=chip).artifact.plan
+        assert plan.arena_chosen is None and plan.arena.mode == cache.get("mode", "paged")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

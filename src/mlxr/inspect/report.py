@@ -128,7 +128,8 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
 def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
     of_steps = [step.chosen for step in artifact.plan.steps if step.chosen]
-    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps
+    of_arena = [artifact.plan.arena_chosen] if artifact.plan.arena_chosen else []
+    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps + of_arena
     order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
     found = {
         (order[one.site], one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()

@@ -14,6 +14,7 @@ from mlxr.compiler.build import build_graph
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.ops import OPS
 from mlxr.compiler.passes.base import Pass
+from mlxr.compiler.plan.geometry_rules import GeometryTable
 from mlxr.compiler.plan.memory import arena_geometry
 from mlxr.compiler.verify import verify
 from mlxr.runtime.arena import Arena
@@ -28,7 +29,7 @@ Floats = npt.NDArray[np.floating]
 
 def source_graph(spec: ModelSpec) -> OpGraph:
     """The graph as built."""
-    return build_graph(spec, arena_geometry(spec))
+    return build_graph(spec, arena_geometry(spec, GeometryTable()))
 
 
 def small_graph(**changes: Any) -> OpGraph:
@@ -150,7 +151,10 @@ def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = 
     Steps: two prompts of unequal length, a mixed step (a further chunk of one, a token of the other), two decode steps.
     With `decode_only` the source graph runs the first two.
     """
-    arena, pager = Arena(arena_geometry(spec)), Pager.from_geometry(arena_geometry(spec))
+    arena, pager = (
+        Arena(arena_geometry(spec, GeometryTable())),
+        Pager.from_geometry(arena_geometry(spec, GeometryTable())),
+    )
     rng = np.random.default_rng(1)
     a, b = pager.add_sequence(), pager.add_sequence()
     results: dict[str, Floats] = {}
