@@ -47,7 +47,7 @@ class Geometry:
             or 128 elements: then prefill_rows are a multiple of 16 up to 128, and the other two mean nothing.
         mlx_min_rows: rows from which hosts that have MLX's ops give it a projection whose weight has the activations'
             type; 0: never.
-        mlx_min_rows_quantised: the same where the weight is quantised, and is unpacked for MLX; 0: never.
+        mlx_quantised_min_rows: the same where the weight is quantised, and is unpacked for MLX; 0: never.
         unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
         mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
         mlx_min_context: contexts from which they do that, with those tokens.
@@ -92,7 +92,7 @@ class Geometry:
     prefill_rows_per_simdgroup: int = 4
     prefill_mma: int = 0
     mlx_min_rows: int = 32
-    mlx_min_rows_quantised: int = 0
+    mlx_quantised_min_rows: int = 0
     unpack_unroll: int = 4
     mlx_min_tokens: int = 0
     mlx_min_context: int = 0

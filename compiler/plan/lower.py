@@ -175,7 +175,7 @@ class Lowering(Drafting):
             parts: list[str] = [] if kernel.gemm else ["matmul_"]
             parts += ["gemm_"] if tiled else []
             parts += ["mma_"] if by_matrix else []
-            parts += ["mlx_"] if reached else []
+            parts += [f"mlx_{'quantised_' if layout.dtype is DType.U8 else ''}min_rows"] if reached else []
             self.emit(
                 op,
                 kernel,
@@ -261,7 +261,7 @@ class Lowering(Drafting):
         if layout.dtype == kernel.activation == out:
             minimum = g.mlx_min_rows
         elif layout.dtype is DType.U8 and kernel.activation == out and out.is_16_bit and dim == "tokens":
-            minimum = g.mlx_min_rows_quantised
+            minimum = g.mlx_quantised_min_rows
         else:
             return (), ()
         minimum = minimum and max(minimum, least)
@@ -274,7 +274,7 @@ class Lowering(Drafting):
         self.scratch.append(Scratch(unpacked, (layout.rows, layout.columns), kernel.activation))
         unpack = UnpackKernel(f"{kernel.label}_unpack", (layout,), kernel.activation, g.unpack_unroll)
         grid = (Extent(times=unpack.threadgroups),)
-        chosen = choice.part("mlx_", "unpack_")
+        chosen = choice.part("mlx_quantised_", "unpack_")
         self.emit(op, unpack, grid, {"out": unpacked}, mlx=mlx, feeds_mlx=True, chosen=chosen)
         return mlx, (("weight", unpacked),)
 

@@ -90,6 +90,8 @@ class AttentionLowering:
             unroll=g.attend_unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
+        # As parts of one kernel, those by matrix instructions would take the registers of others.
+        alone = not self._to.one_kernel
         few: Condition | None = None
         if 0 < g.attend_many <= self._arena.max_sequences:
             many = replace(
@@ -102,15 +104,13 @@ class AttentionLowering:
             many = _by_matrix(many) if g.attend_many_mma else many
             enough = Condition(dim="seqs", minimum=g.attend_many)
             few = Condition(dim="seqs", maximum=enough.minimum - 1)
-            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=_sizes(choice, many))
-        # As parts of one kernel, those by matrix instructions would take the registers of others.
-        alone = not self._to.one_kernel
+            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=_sizes(choice, many, alone))
         short, longest = _by_matrix(whole) if g.attend_mma and alone else whole, g.attend_whole or partition
         if self._arena.context <= longest:
-            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=_sizes(choice, short))
+            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=_sizes(choice, short, alone))
             return
         when = Condition(dim="context", maximum=longest, also=few)
-        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=_sizes(choice, short))
+        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=_sizes(choice, short, alone))
         long = Condition(dim="context", minimum=longest + 1, also=few)
         # The reduction counts the sinks, once.
         part = replace(
@@ -129,7 +129,7 @@ class AttentionLowering:
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
         self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
         part_grid = (*self._attend_grid(part), Extent(times=partitions))
-        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=_sizes(choice, part))
+        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=_sizes(choice, part, alone))
         reduce = AttendReduceKernel(
             "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
         )
@@ -141,8 +141,10 @@ class AttentionLowering:
 
     def _prefill_attention(self, op: Op) -> None:
         choice = self._choose("attend_prefill")
-        kernel, unused = self._fitting_prefill(self._attention_fields(op), choice), {"prefill_mma"}
-        if choice.geometry.prefill_mma and AttendPrefillMmaKernel.takes(kernel):
+        kernel = self._fitting_prefill(self._attention_fields(op), choice)
+        by_matrix = AttendPrefillMmaKernel.takes(kernel)
+        unused = set() if by_matrix else {"prefill_mma"}
+        if choice.geometry.prefill_mma and by_matrix:
             kernel = AttendPrefillMmaKernel.made_of(kernel, choice.geometry.prefill_rows)
             unused = {"prefill_keys", "prefill_rows_per_simdgroup"}
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
@@ -275,10 +277,14 @@ class AttentionLowering:
         self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
 
 
-def _sizes(choice: Choice, kernel: AttendKernel) -> ChosenGeometry:
-    """The sizes of attention that mean something to a kernel."""
+def _sizes(choice: Choice, kernel: AttendKernel, alone: bool) -> ChosenGeometry:
+    """The sizes of attention that mean something to a kernel, or say which one it is where that is open."""
     chosen = choice.part("attend_", "partition")
-    less = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ("_mma",)
+    less: tuple[str, ...] = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ()
+    if not AttendMmaKernel.takes(kernel):
+        less = ("_mma",)
+    elif not alone:
+        less += ("attend_mma", "partition_mma")
     return _without(chosen, {name for name in chosen.sizes if name.endswith(less)})
 
 

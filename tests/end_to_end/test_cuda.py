@@ -79,7 +79,7 @@ def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
 
 def test_weights_that_stay_unpacked_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of several sizes again and again, and decode of many sequences, bit by bit."""
-    artifact = compile_spec(small_spec(**UNPACKED), Geometry(mlx_min_rows_quantised=17), ("metal",)).artifact
+    artifact = compile_spec(small_spec(**UNPACKED), Geometry(mlx_quantised_min_rows=17), ("metal",)).artifact
     weights, found = random_buffers(artifact.plan)[0], []
     for setting in ("0", "100"):
         monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)

@@ -113,7 +113,7 @@ def test_ops(case, rows):
 def test_mlx_takes_what_it_takes_without_a_norm_before():
     """Rows from its threshold on have the kernel without matrix instructions, where there is no MLX."""
     spec = small_spec(**SIZES, activation_dtype="bf16", weights={"default": "q4_0"})
-    plan = compiled(spec, Geometry(gemm_mma=1, mlx_min_rows_quantised=48)).plan
+    plan = compiled(spec, Geometry(gemm_mma=1, mlx_quantised_min_rows=48)).plan
     of_qkv = [one for one in plan.step("prefill").launches if one.op == "layers.0.attention.qkv_projected"]
 
     def running(tokens, has_mlx):

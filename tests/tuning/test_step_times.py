@@ -1,5 +1,8 @@
 """Whole steps are timed as generation runs them, on the cuda host's own code with the sim in MLX's place."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
@@ -29,3 +32,22 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     assert isinstance(as_launches, float) and isinstance(as_kernel, float) and min(as_launches, as_kernel) > 0
     assert isinstance(too_small, HostError) and "32" in str(too_small)
     assert sum(name.startswith("step_") for name in called) == 3 + 2 * 3, "a warm-up and two turns"
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(cache={"block_size": 4, "max_sequences": 1})
+    artifacts = [compiled(spec, Geometry(contiguous_context=context)) for context in (0, 40, 0)]
+    assert [artifact.plan.arena.mode for artifact in artifacts] == ["paged", "contiguous", "paged"]
+    texts = {kernel.name: one for one in artifacts for kernel in one.plan.kernels}
+    any_of_them: Any = SimpleNamespace(
+        kernel_text=lambda name: texts[name].kernel_text(name),
+        kernel_sections=lambda name: texts[name].kernel_sections(name),
+    )
+    use_card(monkeypatch, any_of_them, SimLauncher(any_of_them))
+    mx.disable_compile()
+    try:
+        times = StepTimes("cuda", rounds=1, steps=2).times_us(artifacts, 5)
+    finally:
+        mx.enable_compile()
+    assert all(isinstance(time, float) and time > 0 for time in times)

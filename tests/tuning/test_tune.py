@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ from mlxr.compiler.artifact import Artifact, KernelEntry, load_artifact
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
+from mlxr.compiler.plan.geometry_rules import GeometryRule
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.tuning.record import SiteTuning
@@ -20,7 +22,7 @@ from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr.tuning.tune import Tuner, Tuning
 from mlxr_tests.fake_gpu import FakeGpu
-from mlxr_tests.specs import small_spec
+from mlxr_tests.specs import UNPACKED, small_spec
 
 SPEC = small_spec(model__num_layers=1)
 WANTED = {
@@ -47,12 +49,16 @@ def cost_us(entry: KernelEntry) -> float:
     return 20.0 * (1 + wrong)
 
 
-def tuned(gpu: FakeGpu, spec: ModelSpec, context: int = 20) -> Tuning:
-    artifact = compile_spec(spec, targets=("metal",)).artifact
+def tuned(gpu: FakeGpu, spec: ModelSpec, *, steps: StepTimes | None = None, **rule: Any) -> Tuning:
+    """What is found for 20 tokens, on a chip of no rules or of this one."""
+    chip = find_chip("generic")
+    if rule:
+        one = GeometryRule(because="so that there is something to choose", origin="predicted", **rule)
+        chip = chip.model_copy(update={"geometry": (one,)})
+    artifact = compile_spec(spec, targets=("metal",), chip=chip).artifact
     watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
     told: list[str] = []
-    tuner = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", told.append)
-    return tuner.tune(context)
+    return Tuner(artifact, chip, gpu.make_kernels, watch, "Toy", told.append, steps, step_kernels=True).tune(20)
 
 
 def of(tuning: Tuning, label: str, scenario: str) -> SiteTuning:
@@ -62,7 +68,7 @@ def of(tuning: Tuning, label: str, scenario: str) -> SiteTuning:
 @pytest.fixture(autouse=True, scope="module")
 def few_candidates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlxr.tuning.tune.values_of", lambda name: VALUES.get(name, ()))
+        patch.setattr("mlxr.tuning.candidates._VALUES", VALUES)
         patch.setattr("mlxr.tuning.tune.THRESHOLD_ROWS", (2, 3, 4, 16, 32))
         yield
 
@@ -236,6 +242,99 @@ def test_without_a_gpu_tuning_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "two").exists()
 
 
+def by_matrix_us(entry: KernelEntry) -> float:
+    """20 us, of matrix instructions 10, of four simdgroups of these 5."""
+    sizes = entry.chosen.sizes if entry.chosen else {}
+    if not any(size for name, size in sizes.items() if name.endswith("_mma")):
+        return 20.0
+    return 5.0 if sizes.get("matvec_simdgroups") == 8 else 10.0
+
+
+ONE = {
+    "model__num_layers": 1,
+    "weights": {"default": "q4_k"},
+    "cache__max_sequences": 1,
+    "model__attention__head_dim": 64,
+}
+OF_16_BITS = small_spec(**UNPACKED | ONE)
+VARIANTS = ("matvec_mma", "attend_mma", "partition_mma", "prefill_mma")
+
+
+def test_variants_are_tried_with_sizes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On chips whose table knows of them; what is made by matrix instructions needs 16 rows of the weight and more."""
+    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"matvec_simdgroups": (8, 16)})
+    spec = OF_16_BITS
+    found = tuned(FakeGpu(by_matrix_us, compute=False), spec, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
+    one = of(found, "down", "1 sequence")
+    assert one.changed == {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8}
+    assert of(found, "attend", "1 sequence").changed == {"attend_mma": 1}
+    assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 1, "prefill_rows": 64}
+    labels = {kernel.label for kernel in found.artifact.plan.kernels}
+    assert {"attend_mma", "attend_prefill_mma"} <= labels
+    down = next(kernel.name for kernel in found.artifact.plan.kernels if kernel.label == "down")
+    assert "mma_f16(" in found.artifact.kernel_text(down)
+    plain = tuned(FakeGpu(by_matrix_us, compute=False), spec)
+    tried = [trial.sizes for one in plain.sites for trials in one.rounds for trial in trials]
+    assert tried and not any(sizes.get(name) for sizes in tried for name in VARIANTS)
+
+
+def test_variants_are_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {})
+    gpu = FakeGpu(lambda entry: 30.0 - by_matrix_us(entry), compute=False)
+    sizes = {"matvec_mma": 1, "matvec_outputs": 16, "attend_mma": 1, "prefill_mma": 1, "prefill_rows": 64}
+    found = tuned(gpu, OF_16_BITS, sizes=sizes)
+    assert of(found, "down", "1 sequence").changed["matvec_mma"] == 0
+    assert of(found, "attend", "1 sequence").changed == {"attend_mma": 0}
+    assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 0, "prefill_rows": 32}
+    assert not any("_mma" in kernel.label for kernel in found.artifact.plan.kernels)
+
+
+@pytest.mark.parametrize(("unpack_us", "expected"), [(100.0, 3), (1e6, 33), (1.0, 2)])
+def test_a_threshold_of_quantised_weights_is_one_for_all_that_are_unpacked_together(
+    unpack_us: float, expected: int
+) -> None:
+    """Four projections cost 10 us a row each, or one launch that unpacks for all."""
+
+    class Counting(FakeGpu):
+        def make_kernels(self, artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
+            made = super().make_kernels(artifact)
+
+            def costing(kernel: KernelEntry) -> Callable[..., list[mx.array]]:
+                def launch(**options: Any) -> list[mx.array]:
+                    self.spend(unpack_us if kernel.label == "unpack" else 10.0 * options["output_shapes"][0][0])
+                    return made[kernel.name](**options)
+
+                return launch
+
+            return {kernel.name: costing(kernel) for kernel in artifact.plan.kernels}
+
+    found = tuned(Counting(lambda entry: 0.0, compute=False), OF_16_BITS, sizes={"mlx_quantised_min_rows": 16})
+    (one,) = (one for one in found.sites if "mlx_quantised_min_rows" in one.best)
+    assert one.best == {"mlx_quantised_min_rows": expected}
+    assert [site.split()[0] for site in one.site.split(" + ")] == ["qkv", "o", "gate_up", "down"]
+    minima = {launch.mlx[0].minimum for launch in found.artifact.plan.step("prefill").launches if launch.feeds_mlx}
+    assert minima == {expected}
+
+
+class Arenas(StepTimes):
+    """Steps whose times are known: 10 us for each letter of the arena's mode."""
+
+    def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+        return [10.0 * len(artifact.plan.arena.mode) for artifact in artifacts]
+
+
+@pytest.mark.parametrize("start", [0, 4096])
+def test_the_arena_is_what_is_faster(start: int) -> None:
+    spec = small_spec(model__num_layers=1, cache={"max_sequences": 1, "block_size": 4})
+    gpu = FakeGpu(lambda entry: 1.0, compute=False)
+    found = tuned(gpu, spec, steps=Arenas("cuda"), sizes={"contiguous_context": start})
+    one = of(found, "arena", "whole steps")
+    assert one.changed == ({"contiguous_context": 0} if start else {})
+    assert found.artifact.plan.arena.mode == "paged"
+    said = small_spec(model__num_layers=1, cache={"max_sequences": 1, "block_size": 4, "mode": "contiguous"})
+    assert not any(one.site.startswith("arena ") for one in tuned(gpu, said, steps=Arenas("cuda")).sites)
+
+
 class Steps(StepTimes):
     """Steps whose times are known: launches 900 us, one kernel 700 of 512 threads and more of others, none of 1024."""
 
@@ -252,10 +351,7 @@ class Steps(StepTimes):
 
 def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:
     gpu = FakeGpu(lambda entry: 1.0, compute=False)
-    artifact = compile_spec(SPEC, targets=("metal",)).artifact
-    watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
-    tuner = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", lambda _: None, Steps("cuda"))
-    found = tuner.tune(20)
+    found = tuned(gpu, SPEC, steps=Steps("cuda"))
     one = of(found, "step", "whole steps of 1 sequence")
     assert one.changed == {"step_threads": 512}
     assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 20 tokens on Toy"

@@ -1,10 +1,12 @@
 """What the tuner tries: values of each size of the geometry, and the batches in which a size matters."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.geometry_rules import GeometryRule
+from mlxr.tuning.record import Sizes
 
 _VALUES: dict[str, tuple[int, ...]] = {
     "matvec_outputs": (1, 2, 4, 8, 16, 32),
@@ -32,16 +34,52 @@ _VALUES: dict[str, tuple[int, ...]] = {
 }
 """In the order in which they are tried. Sizes that this version of the geometry lacks are left out."""
 
-THRESHOLDS = ("gemm_min_rows", "mlx_min_rows")
+_VARIANTS: dict[str, tuple[Sizes, Sizes]] = {
+    "matvec_mma": (
+        {"matvec_mma": 0, "matvec_outputs": 4, "matvec_simdgroups": 4, "matvec_split": 4, "matvec_unroll": 2},
+        {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8, "matvec_unroll": 1},
+    ),
+    "attend_mma": ({"attend_mma": 0}, {"attend_mma": 1}),
+    "partition_mma": ({"partition_mma": 0}, {"partition_mma": 1}),
+    "prefill_mma": ({"prefill_mma": 0, "prefill_rows": 32}, {"prefill_mma": 1, "prefill_rows": 64}),
+}
+"""By matrix instructions or not, each with sizes to begin with. They are tried first, so that sizes are found for them,
+and on chips alone whose rules know of them."""
+
+OF_ALL_QUANTISED = "mlx_quantised_min_rows"
+"""A threshold of all sites at once: what one launch unpacks, several read."""
+
+THRESHOLDS = ("gemm_min_rows", "mlx_min_rows", OF_ALL_QUANTISED)
 """Sizes that are a number of rows from which something else runs."""
+
+_AND = " + "
+"""Between sites that are tuned as one: none has it in its name."""
 
 THRESHOLD_ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 """Rows at which both sides of a threshold are timed."""
 
 
-def values_of(name: str) -> tuple[int, ...]:
-    """The values to try of a size; none where there is nothing to choose."""
-    return _VALUES.get(name, ()) if name in {field.name for field in fields(Geometry)} else ()
+def changes_of(name: str, rules: Iterable[GeometryRule]) -> tuple[Sizes, ...]:
+    """What to try of a size, others that it asks for among it; none where there is nothing to choose.
+
+    Args:
+        name: of the size.
+        rules: of the chip.
+    """
+    if name in _VARIANTS:
+        return _VARIANTS[name] if any(rule.sizes.get(name) for rule in rules) else ()
+    known = name in {field.name for field in fields(Geometry)}
+    return tuple({name: value} for value in _VALUES.get(name, ()) if known)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sizes in the order in which they are tried."""
+    return sorted(dict.fromkeys(names), key=lambda name: name not in _VARIANTS)
+
+
+def together(sites: Iterable[str]) -> str:
+    """Several sites that are tuned as one."""
+    return _AND.join(sites)
 
 
 def is_possible(sizes: dict[str, int]) -> bool:
@@ -54,8 +92,8 @@ def is_possible(sizes: dict[str, int]) -> bool:
 
 
 def rule_for(site: str, sizes: dict[str, int], because: str) -> GeometryRule:
-    """A measured rule for one kind of launch alone."""
-    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=(site,))
+    """A measured rule for one kind of launch alone, or for several that were tuned as one."""
+    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=tuple(site.split(_AND)))
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ def tune(args: argparse.Namespace) -> int:
     chip = _chip(args.chip, artifact, device)
     context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
     with ProgressLine() as line:
-        steps = StepTimes(host) if host == "cuda" else None
-        tuner = Tuner(artifact, chip, make_kernels, Stopwatch(), device, line.show, steps)
+        tuner = Tuner(
+            artifact, chip, make_kernels, Stopwatch(), device, line.show, StepTimes(host), step_kernels=host == "cuda"
+        )
         tuning = tuner.tune(context)
     about = {
         "artifact": artifact.digest,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxr.bench.measure import Sequences
-from mlxr.compiler.artifact import Artifact, DType
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType
+from mlxr.compiler.errors import ArenaError, HostError
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import host_class
@@ -34,7 +34,7 @@ class _Loaded:
 
 
 class StepTimes:
-    """Times artifacts that differ in geometry alone, with the same random weights and one arena."""
+    """Times artifacts that differ in geometry alone, with the same random weights and an arena of each form."""
 
     def __init__(self, host: str, *, rounds: int = 5, steps: int = 32) -> None:
         """Prepares.
@@ -53,22 +53,25 @@ class StepTimes:
             artifacts: one or more.
             context: tokens of the sequence; fewer where it could not grow by a turn's steps.
         """
-        weights, arena = _random_weights(artifacts[0]), Arena(artifacts[0].plan.arena)
-        steps = min(self._steps, arena.geometry.context - 1)
-        context = max(1, min(context, arena.geometry.context - steps))
+        weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
+        most = artifacts[0].plan.arena.context
+        steps = min(self._steps, most - 1)
+        context = max(1, min(context, most - steps))
         found: list[float | HostError] = []
         running: dict[int, Sequences] = {}
         for number, artifact in enumerate(artifacts):
             found.append(0.0)
             try:
-                host = host_class(self._host)(artifact, weights, arena)  # type: ignore[call-arg, arg-type]
+                geometry = artifact.plan.arena
+                arenas[geometry] = arenas.get(geometry) or Arena(geometry)
+                host = host_class(self._host)(artifact, weights, arenas[geometry])  # type: ignore[call-arg, arg-type]
                 if host.notes:
                     raise HostError("; ".join(host.notes))
                 running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(artifact.plan.arena)), 1)
                 running[number].restart(context)
                 running[number].decode(steps)
-            except HostError as error:
-                found[-1] = error
+            except (HostError, ArenaError) as error:
+                found[-1] = HostError(str(error))
                 running.pop(number, None)
         samples: dict[int, list[float]] = {number: [] for number in running}
         for _ in range(self._rounds):

@@ -4,8 +4,9 @@ For each kind of launch (a site of the geometry rules) one size after the other 
 best values so far; all values of a size are timed interleaved, the current one among them, and another one wins only
 by a margin. Two passes, since sizes depend on each other; the second is left out where the first changed nothing. Then
 thresholds: both sides of each are timed at several numbers of rows. What wins so is timed against what it replaces
-once more, and must win nearly every round, which it does not where another program keeps the machine busy. Last, on
-hosts that can run a decode step as one kernel, whole steps: as launches, and as kernels of several sizes.
+once more, and must win nearly every round, which it does not where another program keeps the machine busy. Last whole
+steps: with a contiguous and a paged arena where the spec leaves that open, and on hosts that can run a decode step as
+one kernel, as launches and as kernels of several sizes.
 
 Winners become rules of the artifact's chip, one for each site, behind those that the chip has.
 """
@@ -21,9 +22,20 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact, Chip, Launch, Target
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, PlanError
-from mlxr.compiler.plan.geometry_rules import GeometryRule
+from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryRule
 from mlxr.runtime.batch import Batch
-from mlxr.tuning.candidates import THRESHOLD_ROWS, THRESHOLDS, Scenario, is_possible, rule_for, scenarios, values_of
+from mlxr.tuning.candidates import (
+    OF_ALL_QUANTISED,
+    THRESHOLD_ROWS,
+    THRESHOLDS,
+    Scenario,
+    changes_of,
+    in_order,
+    is_possible,
+    rule_for,
+    scenarios,
+    together,
+)
 from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.record import SiteTuning, Sizes, Trial
@@ -61,6 +73,7 @@ class Tuner:
         device: str,
         tell: Callable[[str], None],
         step_times: StepTimes | None = None,
+        step_kernels: bool = False,
     ) -> None:
         """Allocates the arena.
 
@@ -71,13 +84,14 @@ class Tuner:
             stopwatch: times launches.
             device: what the GPU calls itself, for the reasons.
             tell: told of progress.
-            step_times: times whole steps, on hosts that can run one as one kernel.
+            step_times: times whole steps; None: they are left alone.
+            step_kernels: whether the host can run a step as one kernel.
 
         Raises:
             ArenaError: the arena does not fit into this machine's memory.
         """
         self._make, self._watch, self._device, self._tell = make_kernels, stopwatch, device, tell
-        self._step_times = step_times
+        self._step_times, self._step_kernels = step_times, step_kernels
         self._spec, self._chip, self._targets = artifact.spec, chip, artifact.plan.targets
         cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
         self._inputs = RandomInputs(artifact, round(cache_mib * 2**20))
@@ -100,6 +114,7 @@ class Tuner:
             done += self._tune_scenario(scenario)
         for threshold in THRESHOLDS:
             done += self._tune_threshold(threshold)
+        done += self._tune_arena(context)
         done += self._tune_step(context)
         rules = [rule_for(one.site, one.changed, one.because) for one in done if one.changed]
         return Tuning(self._with_rules(rules, self._targets), tuple(done))
@@ -122,11 +137,11 @@ class Tuner:
         kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
         sites = {site: SiteTuning(scenario.name, site, sizes, sizes) for site, (sizes, _) in kinds.items()}
         ops = {site: names for site, (_, names) in kinds.items()}
-        names = dict.fromkeys(name for one in sites.values() for name in one.best)
+        names = in_order(name for one in sites.values() for name in one.best)
         for number in range(PASSES):
             before = {site: one.best for site, one in sites.items()}
             for name in names:
-                if values_of(name):
+                if changes_of(name, self._chip.geometry):
                     self._tell(f"{scenario.name}, pass {number + 1}: {name}")
                     self._vary(scenario, name, sites, ops)
             if before == {site: one.best for site, one in sites.items()}:
@@ -178,11 +193,11 @@ class Tuner:
         candidates: dict[str, list[Candidate]] = {site: [(one.best, current[site])] for site, one in mine.items()}
         changes = [
             {
-                site: one.best | {name: value}
+                site: one.best | change
                 for site, one in mine.items()
-                if one.best[name] != value and is_possible(one.best | {name: value})
+                if one.best[name] != change[name] and is_possible(one.best | change)
             }
-            for value in values_of(name)
+            for change in changes_of(name, self._chip.geometry)
         ]
         changes = [wanted for wanted in changes if wanted]
         self._build_ahead(scenario, best, changes, ops)
@@ -223,16 +238,30 @@ class Tuner:
         alone = [self._made(scenario, best, {site: wanted[site]}, {site: ops[site]}) for site in wanted]
         return {site: pieces for one in alone for site, pieces in one.items()}
 
+    def _tune_arena(self, context: int) -> list[SiteTuning]:
+        """Whether the arena is contiguous or paged, where that is open."""
+        plan = self._compiled({}).plan
+        if plan.arena_chosen is None:
+            return []
+        other = 0 if plan.arena.mode == "contiguous" else plan.arena.context
+        return self._tune_whole(plan.arena_chosen, [{"contiguous_context": other}], context)
+
     def _tune_step(self, context: int) -> list[SiteTuning]:
         """Whether a step of one token is one kernel, and of how many threads."""
         chosen = self._compiled({}).plan.step("decode").chosen
-        if self._step_times is None or chosen is None:
+        if not self._step_kernels or chosen is None:
             return []
-        self._tell("whole steps: step_threads")
+        others = [{"step_threads": threads} for threads in THREADS if threads != chosen.sizes["step_threads"]]
+        return self._tune_whole(chosen, others, context)
+
+    def _tune_whole(self, chosen: ChosenGeometry, changes: Sequence[Sizes], context: int) -> list[SiteTuning]:
+        """Chooses by the times of whole steps."""
+        if self._step_times is None:
+            return []
+        self._tell(f"whole steps: {next(iter(changes[0]))}")
         now = dict(chosen.sizes)
         one = SiteTuning(f"whole steps of 1 sequence of {context} tokens", chosen.site, now, now)
-        others = [now | {"step_threads": threads} for threads in THREADS if threads != now["step_threads"]]
-        candidates = [now, *(sizes for sizes in others if is_possible(sizes))]
+        candidates = [now, *(now | change for change in changes if is_possible(now | change))]
         times = self._step_times.times_us([self._compiled({one.site: sizes}) for sizes in candidates], context)
         trials = [
             Trial(sizes, None, str(time)) if isinstance(time, HostError) else Trial(sizes, time)
@@ -275,6 +304,7 @@ class Tuner:
             self._tell(f"{rows} rows: {name}")
             scenario = Scenario(f"{rows} rows", (name,), 0, rows, every_row=rows <= base.plan.max_rows)
             kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
+            kinds = _as_one(kinds) if name == OF_ALL_QUANTISED else kinds
             ops = {site: names for site, (_, names) in kinds.items()}
             below = self._pieces(self._compiled({key: {name: _NEVER} for key in ops}), scenario, ops)
             above = self._pieces(self._compiled({key: {name: 1} for key in ops}), scenario, ops)
@@ -337,6 +367,12 @@ def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[
             seen.add(tuple(names))
             found.setdefault(chosen[0].site, (sizes, []))[1].append(op)
     return found
+
+
+def _as_one(kinds: Mapping[str, tuple[Sizes, list[str]]]) -> dict[str, tuple[Sizes, list[str]]]:
+    """All sites of `_kinds` as one; what most of them have of a threshold is the first's."""
+    found = list(kinds.values())
+    return {together(kinds): (found[0][0], [op for _, ops in found for op in ops])} if found else {}
 
 
 def _batch(artifact: Artifact, scenario: Scenario) -> Batch:

@@ -26,7 +26,7 @@ def plan_with(**labelled: dict[str, int]) -> Plan:
     """The plan of two layers, where MLX takes 16 rows and more, and these sizes hold for these labels."""
     rules = [
         GeometryRule(sizes=sizes, because="so", origin="predicted", labels=(label,) if label else ())
-        for label, sizes in {"": {"mlx_min_rows_quantised": 16}, **labelled}.items()
+        for label, sizes in {"": {"mlx_quantised_min_rows": 16}, **labelled}.items()
     ]
     chip = Chip(name="one", title="One", geometry=tuple(rules))
     return compile_spec(small_spec(**UNPACKED), targets=("metal",), chip=chip).artifact.plan
@@ -70,10 +70,10 @@ def test_one_place_serves_all_layers() -> None:
         assert max(b.offset_bytes + b.size_bytes for b in layer) < 1.5 * size
 
 
-@pytest.mark.parametrize("sizes", [{"mlx_min_rows_quantised": 32}, {"unpack_unroll": 1}])
+@pytest.mark.parametrize("sizes", [{"mlx_quantised_min_rows": 32}, {"unpack_unroll": 1}])
 def test_what_differs_stays_apart(sizes: dict[str, int]) -> None:
     plan = plan_with(o=sizes)
-    minimum = sizes.get("mlx_min_rows_quantised", 16)
+    minimum = sizes.get("mlx_quantised_min_rows", 16)
     apart = ("o_unpack", f"tokens >= {minimum}", ALL[1:2])
     assert feeding(plan) == [("unpack", "tokens >= 16", (ALL[0], *ALL[2:])), apart] * 2
     both = plan_with(o=sizes, down=sizes)
@@ -82,7 +82,7 @@ def test_what_differs_stays_apart(sizes: dict[str, int]) -> None:
 
 
 def test_what_mlx_never_takes_is_not_merged() -> None:
-    never = {"mlx_min_rows_quantised": 0}
+    never = {"mlx_quantised_min_rows": 0}
     assert feeding(plan_with(o=never, gate_up=never, down=never)) == [("qkv_unpack", "tokens >= 16", ALL[:1])] * 2
 
 

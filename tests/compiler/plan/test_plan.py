@@ -269,7 +269,7 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
         "cache": {"dtype": "bf16"},
         "weights": {"default": "q4_k"},
     }
-    plan = compiled(small_spec(**base | changes), Geometry(mlx_min_rows_quantised=16, mlx_min_tokens=16)).plan
+    plan = compiled(small_spec(**base | changes), Geometry(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
     labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
     assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
 

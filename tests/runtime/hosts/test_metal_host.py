@@ -232,7 +232,7 @@ _QUANTISED: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     spec = small_spec(**_QUANTISED, activation_dtype=dtype)
-    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_min_rows_quantised=24)))
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_quantised_min_rows=24)))
     a, b = pair.add(), pair.add()
     layers = pair.plan.num_layers
     pair.step([(a, list(range(1, 42)))])
@@ -314,7 +314,7 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 @pytest.mark.parametrize("weight", range(4))
 def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
-    artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_min_rows_quantised=24))
+    artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_quantised_min_rows=24))
     for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == "unpack"):
         parts = re.split("(?=    // Rows )", artifact.kernel_text(entry.name))
         mistaken = [

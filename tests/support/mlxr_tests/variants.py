@@ -163,7 +163,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
             weights={"default": "q4_k", "tensors": {"layers.0.attention.v": "q6_k"}},
         ),
-        Geometry(mlx_min_rows_quantised=32, mlx_min_tokens=32),
+        Geometry(mlx_quantised_min_rows=32, mlx_min_tokens=32),
         ("unpack", "attention_inputs"),
     ),
     "one-weight-for-mlx": (
@@ -172,7 +172,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             weights={"default": "bf16", "tensors": {"layers.0.mlp.down": "q4_k"}},
         ),
-        Geometry(mlx_min_rows_quantised=32),
+        Geometry(mlx_quantised_min_rows=32),
         ("down_unpack",),
     ),
     **{
