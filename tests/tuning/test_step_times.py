@@ -35,7 +35,8 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
-def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["cuda", "sim"])
+def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     spec = small_spec(cache={"block_size": 4, "max_sequences": 1})
     artifacts = [compiled(spec, Geometry(contiguous_context=context)) for context in (0, 40, 0)]
     assert [artifact.plan.arena.mode for artifact in artifacts] == ["paged", "contiguous", "paged"]
@@ -44,10 +45,11 @@ def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch)
         kernel_text=lambda name: texts[name].kernel_text(name),
         kernel_sections=lambda name: texts[name].kernel_sections(name),
     )
-    use_card(monkeypatch, any_of_them, SimLauncher(any_of_them))
+    if host == "cuda":
+        use_card(monkeypatch, any_of_them, SimLauncher(any_of_them))
     mx.disable_compile()
     try:
-        times = StepTimes("cuda", rounds=1, steps=2).times_us(artifacts, 5)
+        times = StepTimes(host, rounds=1, steps=2).times_us(artifacts, 5)
     finally:
         mx.enable_compile()
     assert all(isinstance(time, float) and time > 0 for time in times)

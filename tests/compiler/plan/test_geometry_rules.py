@@ -13,7 +13,7 @@ from mlxr.compiler.plan.geometry_rules import GeometryRule, GeometryTable, Site
 from mlxr.compiler.plan.plan import KernelEntry, Plan
 from mlxr.compiler.weight_layout import layout_of
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.specs import small_spec
+from mlxr_tests.specs import compiled, small_spec
 
 QKV = Site.of_weight("qkv", layout_of([(WeightFormat.Q4_K, 512), (WeightFormat.Q6_K, 128)], 256))
 
@@ -156,3 +156,21 @@ def test_experts_by_matrix_instructions_are_refused() -> None:
     wrong = rule(sizes={"matvec_mma": 1, "matvec_outputs": 16}, labels=("experts",))
     with pytest.raises(PlanError, match=r"matvec_mma is 1 for experts .* experts have no such kernel; set it to 0"):
         plan_for(wrong, name="experts-shared-gate")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "geometry", "names"),
+    [
+        ("bf16", Geometry(), {"attend_mma", "attend_many_mma", "partition_mma", "prefill_mma"}),
+        ("f32", Geometry(), set()),
+        ("bf16", Geometry(step_threads=512), {"attend_many_mma", "prefill_mma"}),
+    ],
+    ids=["open", "never", "not as one kernel"],
+)
+def test_kernels_tell_of_matrix_instructions_where_they_are_open(
+    dtype: str, geometry: Geometry, names: set[str]
+) -> None:
+    attention = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}
+    spec = small_spec(model__attention=attention, cache={"dtype": dtype, "block_size": 4}, activation_dtype=dtype)
+    chosen = [kernel.chosen for kernel in compiled(spec, geometry).plan.kernels if "attend" in kernel.label]
+    assert {name for one in chosen if one for name in one.sizes if name.endswith("_mma")} == names
