@@ -2,19 +2,30 @@
 
 import argparse
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 # The oracle of f32 kernels is f32 arithmetic; where MLX computes on a GPU with TF32, it would not be.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
-# Workers of pytest-xdist take turns at the machine's GPUs.
-_GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
-if _GPUS > 1 and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % _GPUS))
+
+def _gpus() -> list[str]:
+    """The NVIDIA GPUs that tests may use."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+
+
+# Workers of pytest-xdist take turns at the GPUs.
+if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_found := _gpus()):
+    os.environ["CUDA_VISIBLE_DEVICES"] = _found[int(_worker.removeprefix("gw")) % len(_found)]
 
 # A job in the background of a script ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

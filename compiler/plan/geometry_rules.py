@@ -1,6 +1,6 @@
 """Chooses the geometry of each launch: rules match launches and set numbers, and every number keeps its reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
@@ -130,6 +130,11 @@ class ChosenGeometry(Record):
     site: str
     sizes: Mapping[str, int]
     why: Mapping[str, str] = {}
+
+    def without(self, unused: Collection[str]) -> "ChosenGeometry":
+        """The same but for sizes that mean nothing to the kernel."""
+        sizes = {name: size for name, size in self.sizes.items() if name not in unused}
+        return self.model_copy(update={"sizes": sizes, "why": {n: why for n, why in self.why.items() if n in sizes}})
 
 
 @dataclass(frozen=True)

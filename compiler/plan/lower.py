@@ -33,6 +33,8 @@ from mlxr.compiler.plan.merge_unpacks import merge_unpacks
 from mlxr.compiler.plan.plan import BatchDim, Condition, Extent
 from mlxr.compiler.weight_layout import WeightLayout
 
+_OF_CODES = ("matvec_mma",)
+"""Sizes that mean nothing where matrix instructions cannot take the weight."""
 _Range = tuple[ProjectionKernel | MatmulMmaKernel, int, int]
 """A kernel, and the fewest and the most rows that it takes."""
 
@@ -111,7 +113,8 @@ class Lowering(Drafting):
             tile=1,
             mma=bool(g.matvec_mma),
         )
-        if one.mma and not set(layout.formats) <= MMA_FORMATS:
+        by_codes = set(layout.formats) <= MMA_FORMATS
+        if one.mma and not by_codes:
             raise PlanError(
                 f"geometry: matvec_mma is 1 for {choice.site}, but matrix instructions take codes of "
                 f"{', '.join(sorted(f for f in MMA_FORMATS if not f.affine))} and affine4_*; set it to 0 there"
@@ -146,7 +149,8 @@ class Lowering(Drafting):
             when = Condition(dim=dim, maximum=1) if most > 1 else None
             # A prompt's chunk has one row of logits, or none.
             counted = Extent(times=one.threadgroups, dim=None if self.step == "decode" else dim)
-            self.emit(op, one, (counted,), buffers, when=when, chosen=choice.part("matvec_"))
+            chosen = choice.part("matvec_").without(() if by_codes else _OF_CODES)
+            self.emit(op, one, (counted,), buffers, when=when, chosen=chosen)
             least = 2
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
         several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
@@ -282,13 +286,13 @@ class Lowering(Drafting):
         choice = self._expert_choice("experts", op)
         kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))  # type: ignore[arg-type]
         grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
-        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_"))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(_OF_CODES))
 
     def _expert_combine(self, op: Op) -> None:
         choice = self._expert_choice("experts_down", op)
         kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))  # type: ignore[arg-type]
         grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_"))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(_OF_CODES))
 
     def _expert_choice(self, label: str, op: Op) -> Choice:
         layout = self.layouts[op.inputs["weight"]]

@@ -150,7 +150,7 @@ class AttentionLowering:
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
         mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
         buffers = self._arena_buffers(op) | {"out": op.out}
-        chosen = _without(choice.part("prefill_", "mlx_min_tokens", "mlx_min_context"), unused)
+        chosen = choice.part("prefill_", "mlx_min_tokens", "mlx_min_context").without(unused)
         self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
 
     def _for_mlx(
@@ -285,13 +285,7 @@ def _sizes(choice: Choice, kernel: AttendKernel, alone: bool) -> ChosenGeometry:
         less = ("_mma",)
     elif not alone:
         less += ("attend_mma", "partition_mma")
-    return _without(chosen, {name for name in chosen.sizes if name.endswith(less)})
-
-
-def _without(chosen: ChosenGeometry, unused: set[str]) -> ChosenGeometry:
-    sizes = {name: size for name, size in chosen.sizes.items() if name not in unused}
-    why = {name: reason for name, reason in chosen.why.items() if name in sizes}
-    return chosen.model_copy(update={"sizes": sizes, "why": why})
+    return chosen.without([name for name in chosen.sizes if name.endswith(less)])
 
 
 def _by_matrix(kernel: AttendKernel) -> AttendKernel:

@@ -49,7 +49,9 @@ def cost_us(entry: KernelEntry) -> float:
     return 20.0 * (1 + wrong)
 
 
-def tuned(gpu: FakeGpu, spec: ModelSpec, *, steps: StepTimes | None = None, **rule: Any) -> Tuning:
+def tuned(
+    gpu: FakeGpu, spec: ModelSpec, *, steps: StepTimes | None = None, told: list[str] | None = None, **rule: Any
+) -> Tuning:
     """What is found for 20 tokens, on a chip of no rules or of this one."""
     chip = find_chip("generic")
     if rule:
@@ -57,8 +59,8 @@ def tuned(gpu: FakeGpu, spec: ModelSpec, *, steps: StepTimes | None = None, **ru
         chip = chip.model_copy(update={"geometry": (one,)})
     artifact = compile_spec(spec, targets=("metal",), chip=chip).artifact
     watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
-    told: list[str] = []
-    return Tuner(artifact, chip, gpu.make_kernels, watch, "Toy", told.append, steps, step_kernels=True).tune(20)
+    tell = (told if told is not None else []).append
+    return Tuner(artifact, chip, gpu.make_kernels, watch, "Toy", tell, steps, step_kernels=True).tune(20)
 
 
 def of(tuning: Tuning, label: str, scenario: str) -> SiteTuning:
@@ -243,57 +245,66 @@ def test_without_a_gpu_tuning_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def by_matrix_us(entry: KernelEntry) -> float:
-    """20 us, of matrix instructions 10, of four simdgroups of these 5."""
+    """20 us, of matrix instructions 10, with four steps at once 5."""
     sizes = entry.chosen.sizes if entry.chosen else {}
     if not any(size for name, size in sizes.items() if name.endswith("_mma")):
         return 20.0
-    return 5.0 if sizes.get("matvec_simdgroups") == 8 else 10.0
+    return 5.0 if sizes.get("matvec_unroll") == 4 else 10.0
 
 
-ONE = {
-    "model__num_layers": 1,
-    "weights": {"default": "q4_k"},
-    "cache__max_sequences": 1,
-    "model__attention__head_dim": 64,
-}
-OF_16_BITS = small_spec(**UNPACKED | ONE)
+OF_16_BITS = UNPACKED | {"cache__max_sequences": 1, "model__attention__head_dim": 64, "model__num_layers": 3}
+ONE_LAYER = small_spec(**OF_16_BITS | {"model__num_layers": 1, "weights": {"default": "q4_k"}})
 VARIANTS = ("matvec_mma", "attend_mma", "partition_mma", "prefill_mma")
 
 
 def test_variants_are_tried_with_sizes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On chips whose table knows of them; what is made by matrix instructions needs 16 rows of the weight and more."""
-    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"matvec_simdgroups": (8, 16)})
-    spec = OF_16_BITS
-    found = tuned(FakeGpu(by_matrix_us, compute=False), spec, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
+    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"matvec_unroll": (1, 4), "attend_heads": (2,)})
+    gpu = FakeGpu(by_matrix_us, compute=False)
+    found = tuned(gpu, ONE_LAYER, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
     one = of(found, "down", "1 sequence")
-    assert one.changed == {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8}
-    assert of(found, "attend", "1 sequence").changed == {"attend_mma": 1}
+    sizes = {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8, "matvec_unroll": 4}
+    assert one.changed == sizes
+    one = of(found, "attend", "1 sequence")
+    assert one.changed == {"attend_mma": 1} and "attend_heads" not in one.best, "heads mean nothing to it"
     assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 1, "prefill_rows": 64}
     labels = {kernel.label for kernel in found.artifact.plan.kernels}
     assert {"attend_mma", "attend_prefill_mma"} <= labels
     down = next(kernel.name for kernel in found.artifact.plan.kernels if kernel.label == "down")
     assert "mma_f16(" in found.artifact.kernel_text(down)
-    plain = tuned(FakeGpu(by_matrix_us, compute=False), spec)
+    plain = tuned(FakeGpu(by_matrix_us, compute=False), ONE_LAYER)
     tried = [trial.sizes for one in plain.sites for trials in one.rounds for trial in trials]
     assert tried and not any(sizes.get(name) for sizes in tried for name in VARIANTS)
 
 
 def test_variants_are_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {})
-    gpu = FakeGpu(lambda entry: 30.0 - by_matrix_us(entry), compute=False)
+    """And then sizes are tried that mean nothing to matrix instructions."""
+    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"attend_heads": (2,)})
+
+    def cost_us(entry: KernelEntry) -> float:
+        return 5.0 if entry.chosen and entry.chosen.sizes.get("attend_heads") == 2 else 30.0 - by_matrix_us(entry)
+
     sizes = {"matvec_mma": 1, "matvec_outputs": 16, "attend_mma": 1, "prefill_mma": 1, "prefill_rows": 64}
-    found = tuned(gpu, OF_16_BITS, sizes=sizes)
+    found = tuned(FakeGpu(cost_us, compute=False), ONE_LAYER, sizes=sizes)
     assert of(found, "down", "1 sequence").changed["matvec_mma"] == 0
-    assert of(found, "attend", "1 sequence").changed == {"attend_mma": 0}
+    assert of(found, "attend", "1 sequence").changed == {"attend_mma": 0, "attend_heads": 2}
     assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 0, "prefill_rows": 32}
     assert not any("_mma" in kernel.label for kernel in found.artifact.plan.kernels)
 
 
+def test_what_matrix_instructions_cannot_take_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {})
+    told: list[str] = []
+    found = tuned(FakeGpu(by_matrix_us), SPEC, told=told, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
+    assert not [text for text in told if "is left out" in text or "_mma" in text]
+    assert not [one for one in found.sites if one.changed]
+
+
+@pytest.mark.parametrize("start", [17, 33])
 @pytest.mark.parametrize(("unpack_us", "expected"), [(100.0, 3), (1e6, 33), (1.0, 2)])
-def test_a_threshold_of_quantised_weights_is_one_for_all_that_are_unpacked_together(
-    unpack_us: float, expected: int
-) -> None:
-    """Four projections cost 10 us a row each, or one launch that unpacks for all."""
+def test_a_threshold_of_quantised_weights_is_one_for_all(start: int, unpack_us: float, expected: int) -> None:
+    """Four projections of a layer cost 10 us a row each, or one launch unpacks for all; layers are of two kinds."""
+    unpacked: set[str] = set()
 
     class Counting(FakeGpu):
         def make_kernels(self, artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
@@ -302,37 +313,60 @@ def test_a_threshold_of_quantised_weights_is_one_for_all_that_are_unpacked_toget
             def costing(kernel: KernelEntry) -> Callable[..., list[mx.array]]:
                 def launch(**options: Any) -> list[mx.array]:
                     self.spend(unpack_us if kernel.label == "unpack" else 10.0 * options["output_shapes"][0][0])
+                    unpacked.update([kernel.name] if kernel.label == "unpack" else [])
                     return made[kernel.name](**options)
 
                 return launch
 
             return {kernel.name: costing(kernel) for kernel in artifact.plan.kernels}
 
-    found = tuned(Counting(lambda entry: 0.0, compute=False), OF_16_BITS, sizes={"mlx_quantised_min_rows": 16})
+    gpu = Counting(lambda entry: 0.0, compute=False)
+    found = tuned(gpu, small_spec(**OF_16_BITS), sizes={"mlx_quantised_min_rows": start})
     (one,) = (one for one in found.sites if "mlx_quantised_min_rows" in one.best)
-    assert one.best == {"mlx_quantised_min_rows": expected}
-    assert [site.split()[0] for site in one.site.split(" + ")] == ["qkv", "o", "gate_up", "down"]
+    assert (one.site, one.best) == ("all quantised weights", {"mlx_quantised_min_rows": expected})
+    below, above = one.rounds[0]
+    assert (below.time_us, above.time_us) == pytest.approx((2 * 4 * 10 * 2, 2 * unpack_us), abs=0.1)
+    assert len(unpacked) == 2
     minima = {launch.mlx[0].minimum for launch in found.artifact.plan.step("prefill").launches if launch.feeds_mlx}
     assert minima == {expected}
 
 
 class Arenas(StepTimes):
-    """Steps whose times are known: 10 us for each letter of the arena's mode."""
+    """Steps whose times are known: of an arena of this mode 90 us, of others 100; or none at all."""
+
+    def __init__(self, fast: str) -> None:
+        super().__init__("cuda")
+        self.fast = fast
 
     def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
-        return [10.0 * len(artifact.plan.arena.mode) for artifact in artifacts]
+        if not self.fast:
+            return [HostError("no memory")] * len(artifacts)
+        return [90.0 if artifact.plan.arena.mode == self.fast else 100.0 for artifact in artifacts]
+
+
+ONE_SEQUENCE = {"max_sequences": 1, "block_size": 4}
 
 
 @pytest.mark.parametrize("start", [0, 4096])
-def test_the_arena_is_what_is_faster(start: int) -> None:
-    spec = small_spec(model__num_layers=1, cache={"max_sequences": 1, "block_size": 4})
+@pytest.mark.parametrize(("fast", "other"), [("paged", 0), ("contiguous", 40)])
+def test_the_arena_is_what_is_faster(start: int, fast: str, other: int) -> None:
+    spec = small_spec(model__num_layers=1, cache=ONE_SEQUENCE)
     gpu = FakeGpu(lambda entry: 1.0, compute=False)
-    found = tuned(gpu, spec, steps=Arenas("cuda"), sizes={"contiguous_context": start})
+    found = tuned(gpu, spec, steps=Arenas(fast), sizes={"contiguous_context": start})
     one = of(found, "arena", "whole steps")
-    assert one.changed == ({"contiguous_context": 0} if start else {})
-    assert found.artifact.plan.arena.mode == "paged"
-    said = small_spec(model__num_layers=1, cache={"max_sequences": 1, "block_size": 4, "mode": "contiguous"})
-    assert not any(one.site.startswith("arena ") for one in tuned(gpu, said, steps=Arenas("cuda")).sites)
+    changes = (fast == "paged") == bool(start)
+    assert one.changed == ({"contiguous_context": other} if changes else {})
+    assert found.artifact.plan.arena.mode == fast
+    assert len(one.rounds) == 1 + changes, "the winner is timed again"
+
+
+def test_an_arena_that_is_said_or_cannot_be_timed_stays() -> None:
+    gpu, told = FakeGpu(lambda entry: 1.0, compute=False), list[str]()
+    said = small_spec(model__num_layers=1, cache=ONE_SEQUENCE | {"mode": "contiguous"})
+    assert not any(one.site.startswith("arena ") for one in tuned(gpu, said, steps=Arenas("paged")).sites)
+    found = tuned(gpu, small_spec(model__num_layers=1, cache=ONE_SEQUENCE), told=told, steps=Arenas(""))
+    assert found.artifact.plan.arena.mode == "contiguous"
+    assert any(text.startswith("arena ") and "cannot be timed: no memory" in text for text in told)
 
 
 class Steps(StepTimes):

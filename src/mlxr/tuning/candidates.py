@@ -43,43 +43,37 @@ _VARIANTS: dict[str, tuple[Sizes, Sizes]] = {
     "partition_mma": ({"partition_mma": 0}, {"partition_mma": 1}),
     "prefill_mma": ({"prefill_mma": 0, "prefill_rows": 32}, {"prefill_mma": 1, "prefill_rows": 64}),
 }
-"""By matrix instructions or not, each with sizes to begin with. They are tried first, so that sizes are found for them,
-and on chips alone whose rules know of them."""
+"""By matrix instructions or not, each with sizes to begin with, if it has some of its own. They are tried before other
+sizes, so that these are found for them, and on chips alone whose rules know of them."""
 
-OF_ALL_QUANTISED = "mlx_quantised_min_rows"
-"""A threshold of all sites at once: what one launch unpacks, several read."""
-
-THRESHOLDS = ("gemm_min_rows", "mlx_min_rows", OF_ALL_QUANTISED)
+THRESHOLDS = ("gemm_min_rows", "mlx_min_rows")
 """Sizes that are a number of rows from which something else runs."""
 
-_AND = " + "
-"""Between sites that are tuned as one: none has it in its name."""
+OF_ALL_QUANTISED = "mlx_quantised_min_rows"
+"""Such a size that all quantised weights share: one launch unpacks what several projections read."""
+
+EVERYWHERE = "all quantised weights"
+"""The site of a rule for all launches."""
 
 THRESHOLD_ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 """Rows at which both sides of a threshold are timed."""
 
 
-def changes_of(name: str, rules: Iterable[GeometryRule]) -> tuple[Sizes, ...]:
-    """What to try of a size, others that it asks for among it; none where there is nothing to choose.
-
-    Args:
-        name: of the size.
-        rules: of the chip.
-    """
-    if name in _VARIANTS:
-        return _VARIANTS[name] if any(rule.sizes.get(name) for rule in rules) else ()
+def changes_of(name: str) -> tuple[Sizes, ...]:
+    """What to try of a size, others that it asks for among it; none where there is nothing to choose."""
     known = name in {field.name for field in fields(Geometry)}
-    return tuple({name: value} for value in _VALUES.get(name, ()) if known)
+    return _VARIANTS.get(name) or tuple({name: value} for value in _VALUES.get(name, ()) if known)
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sizes in the order in which they are tried."""
-    return sorted(dict.fromkeys(names), key=lambda name: name not in _VARIANTS)
+def variants_of(rules: Iterable[GeometryRule]) -> tuple[str, ...]:
+    """The sizes that say whether something is made by matrix instructions, as far as a chip's rules know of them."""
+    known = {name for rule in rules for name, size in rule.sizes.items() if size}
+    return tuple(name for name in _VARIANTS if name in known)
 
 
-def together(sites: Iterable[str]) -> str:
-    """Several sites that are tuned as one."""
-    return _AND.join(sites)
+def is_variant(name: str) -> bool:
+    """Whether a size is one of those that `variants_of` a chip may give."""
+    return name in _VARIANTS
 
 
 def is_possible(sizes: dict[str, int]) -> bool:
@@ -92,8 +86,9 @@ def is_possible(sizes: dict[str, int]) -> bool:
 
 
 def rule_for(site: str, sizes: dict[str, int], because: str) -> GeometryRule:
-    """A measured rule for one kind of launch alone, or for several that were tuned as one."""
-    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=tuple(site.split(_AND)))
+    """A measured rule for one kind of launch alone, or for all."""
+    sites = () if site == EVERYWHERE else (site,)
+    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=sites)
 
 
 @dataclass(frozen=True)

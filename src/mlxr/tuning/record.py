@@ -28,7 +28,7 @@ class SiteTuning:
 
     Attributes:
         scenario: the batch, for people.
-        site: the launches, as geometry rules name them.
+        site: the launches, as geometry rules name them, or all.
         before: sizes that the artifact had.
         best: the best sizes so far.
         because: why they are the best.

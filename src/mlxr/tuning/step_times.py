@@ -1,4 +1,4 @@
-"""Times whole decode steps of one sequence as generation runs them: what `mlxr tune` chooses the step kernel by.
+"""Times whole decode steps of one sequence as generation runs them: `mlxr tune` chooses step kernel and arena by them.
 
 Single launches would not do: what a step kernel saves is the CPU's work, which generation does while the GPU is busy.
 """
@@ -53,7 +53,10 @@ class StepTimes:
             artifacts: one or more.
             context: tokens of the sequence; fewer where it could not grow by a turn's steps.
         """
-        weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
+        try:
+            weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
+        except RuntimeError as error:
+            return [HostError(f"no memory for random weights: {error}")] * len(artifacts)
         most = artifacts[0].plan.arena.context
         steps = min(self._steps, most - 1)
         context = max(1, min(context, most - steps))

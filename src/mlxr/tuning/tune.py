@@ -1,14 +1,16 @@
 """Chooses launch geometry by measuring: `mlxr tune`.
 
-For each kind of launch (a site of the geometry rules) one size after the other is varied while the others keep their
-best values so far; all values of a size are timed interleaved, the current one among them, and another one wins only
-by a margin. Two passes, since sizes depend on each other; the second is left out where the first changed nothing. Then
-thresholds: both sides of each are timed at several numbers of rows. What wins so is timed against what it replaces
-once more, and must win nearly every round, which it does not where another program keeps the machine busy. Last whole
-steps: with a contiguous and a paged arena where the spec leaves that open, and on hosts that can run a decode step as
-one kernel, as launches and as kernels of several sizes.
+First whole steps with a contiguous and a paged arena, where the spec leaves that open. Then, for each kind of launch (a
+site of the geometry rules), whether it is made by matrix instructions, and one size after the other is varied while the
+others keep their best values so far; all values of a size are timed interleaved, the current one among them, and
+another one wins only by a margin. Two passes, since sizes depend on each other; the second is left out where the first
+changed nothing. Then thresholds: both sides of each are timed at several numbers of rows. Last, on hosts that can run a
+decode step as one kernel, whole steps as launches and as kernels of several sizes. What wins is timed against what it
+replaces once more, and launches must win nearly every round, which they do not where another program keeps the machine
+busy.
 
-Winners become rules of the artifact's chip, one for each site, behind those that the chip has.
+Winners become rules of the artifact's chip, one for each site (of quantised weights' threshold one for all), behind
+those that the chip has.
 """
 
 import json
@@ -25,16 +27,17 @@ from mlxr.compiler.errors import HostError, PlanError
 from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryRule
 from mlxr.runtime.batch import Batch
 from mlxr.tuning.candidates import (
+    EVERYWHERE,
     OF_ALL_QUANTISED,
     THRESHOLD_ROWS,
     THRESHOLDS,
     Scenario,
     changes_of,
-    in_order,
     is_possible,
+    is_variant,
     rule_for,
     scenarios,
-    together,
+    variants_of,
 )
 from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
@@ -109,12 +112,11 @@ class Tuner:
             HostError: the GPU fails with the geometry that the artifact has.
         """
         plan = self._compiled({}).plan
-        done: list[SiteTuning] = []
+        done = self._tune_arena(context)
         for scenario in scenarios(plan.arena.max_sequences, min(plan.max_tokens, plan.arena.context), context):
             done += self._tune_scenario(scenario)
-        for threshold in THRESHOLDS:
+        for threshold in (*THRESHOLDS, OF_ALL_QUANTISED):
             done += self._tune_threshold(threshold)
-        done += self._tune_arena(context)
         done += self._tune_step(context)
         rules = [rule_for(one.site, one.changed, one.because) for one in done if one.changed]
         return Tuning(self._with_rules(rules, self._targets), tuple(done))
@@ -137,12 +139,17 @@ class Tuner:
         kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
         sites = {site: SiteTuning(scenario.name, site, sizes, sizes) for site, (sizes, _) in kinds.items()}
         ops = {site: names for site, (_, names) in kinds.items()}
-        names = in_order(name for one in sites.values() for name in one.best)
         for number in range(PASSES):
             before = {site: one.best for site, one in sites.items()}
-            for name in names:
-                if changes_of(name, self._chip.geometry):
-                    self._tell(f"{scenario.name}, pass {number + 1}: {name}")
+            pass_of = f"{scenario.name}, pass {number + 1}"
+            for name in variants_of(self._chip.geometry):
+                if any(name in one.best for one in sites.values()):
+                    self._tell(f"{pass_of}: {name}")
+                    self._vary(scenario, name, sites, ops)
+                    self._take_names(scenario, sites)
+            for name in dict.fromkeys(name for one in sites.values() for name in one.best):
+                if changes_of(name) and not is_variant(name):
+                    self._tell(f"{pass_of}: {name}")
                     self._vary(scenario, name, sites, ops)
             if before == {site: one.best for site, one in sites.items()}:
                 break
@@ -150,6 +157,13 @@ class Tuner:
         for site, one in sites.items():
             self._found[site] = self._found.get(site, {}) | one.changed
         return list(sites.values())
+
+    def _take_names(self, scenario: Scenario, sites: Mapping[str, SiteTuning]) -> None:
+        """Gives each site the sizes that its kernels have now: others mean nothing to another variant."""
+        base = self._compiled({site: one.changed for site, one in sites.items()})
+        for site, (sizes, _) in _kinds(base, _batch(base, scenario), scenario.prefixes).items():
+            sites[site].before = sizes | sites[site].before
+            sites[site].best = sizes
 
     def _confirm(self, scenario: Scenario, sites: Mapping[str, SiteTuning], ops: Ops) -> None:
         """Times each winner and what it replaces again; the winner is forgotten where it does not win again."""
@@ -197,7 +211,7 @@ class Tuner:
                 for site, one in mine.items()
                 if one.best[name] != change[name] and is_possible(one.best | change)
             }
-            for change in changes_of(name, self._chip.geometry)
+            for change in changes_of(name)
         ]
         changes = [wanted for wanted in changes if wanted]
         self._build_ahead(scenario, best, changes, ops)
@@ -261,15 +275,26 @@ class Tuner:
         self._tell(f"whole steps: {next(iter(changes[0]))}")
         now = dict(chosen.sizes)
         one = SiteTuning(f"whole steps of 1 sequence of {context} tokens", chosen.site, now, now)
-        candidates = [now, *(now | change for change in changes if is_possible(now | change))]
+        self._time_whole(one, [now, *(now | change for change in changes if is_possible(now | change))], context)
+        if one.changed:
+            self._time_whole(one, [now, one.best], context)
+        self._found[one.site] = one.changed
+        return [one]
+
+    def _time_whole(self, one: SiteTuning, candidates: Sequence[Sizes], context: int) -> None:
+        """Takes the best candidate, or the first where none is clearly better, or where it cannot run itself."""
+        assert self._step_times is not None, "asked before"
         times = self._step_times.times_us([self._compiled({one.site: sizes}) for sizes in candidates], context)
         trials = [
             Trial(sizes, None, str(time)) if isinstance(time, HostError) else Trial(sizes, time)
             for sizes, time in zip(candidates, times, strict=True)
         ]
-        self._choose(one, trials)
-        self._found[one.site] = one.changed
-        return [one]
+        one.best, one.because = candidates[0], ""
+        if trials[0].error is None:
+            self._choose(one, trials)
+        else:
+            one.rounds.append(trials)
+            self._tell(f"{one.site} stays as it is, since steps cannot be timed: {trials[0].error}")
 
     def _choose(self, one: SiteTuning, trials: list[Trial]) -> None:
         one.rounds.append(trials)
@@ -304,7 +329,7 @@ class Tuner:
             self._tell(f"{rows} rows: {name}")
             scenario = Scenario(f"{rows} rows", (name,), 0, rows, every_row=rows <= base.plan.max_rows)
             kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
-            kinds = _as_one(kinds) if name == OF_ALL_QUANTISED else kinds
+            kinds = self._quantised_kind(base) if name == OF_ALL_QUANTISED else kinds
             ops = {site: names for site, (_, names) in kinds.items()}
             below = self._pieces(self._compiled({key: {name: _NEVER} for key in ops}), scenario, ops)
             above = self._pieces(self._compiled({key: {name: 1} for key in ops}), scenario, ops)
@@ -329,6 +354,24 @@ class Tuner:
                 self._forget(one)
             self._found[one.site] = self._found.get(one.site, {}) | one.changed
         return list(sites.values())
+
+    def _quantised_kind(self, base: Artifact) -> dict[str, tuple[Sizes, list[str]]]:
+        """As `_kinds`, for what MLX multiplies by unpacked weights: all of it, by its ops in one layer of each kind.
+
+        Unpacking counts, though a host with memory to spare does it once: there MLX is faster from fewer rows on.
+        """
+        known = [kernel.chosen.sizes for kernel in base.plan.kernels if kernel.chosen]
+        sizes = next(({OF_ALL_QUANTISED: one[OF_ALL_QUANTISED]} for one in known if OF_ALL_QUANTISED in one), None)
+        if sizes is None:
+            return {}
+        always = self._compiled({EVERYWHERE: {OF_ALL_QUANTISED: 1}}).plan
+        chosen = {kernel.name: kernel.chosen for kernel in always.kernels}
+        layers: dict[str, list[tuple[str, str]]] = {}
+        for launch in always.step("prefill").launches:
+            if (one := chosen[launch.kernel]) and OF_ALL_QUANTISED in one.sizes:
+                layers.setdefault(".".join(launch.op.split(".")[:2]), []).append((launch.op, launch.kernel))
+        kinds = {tuple(kernel for _, kernel in layer): layer for layer in reversed(layers.values())}
+        return {EVERYWHERE: (sizes, list(dict.fromkeys(op for layer in kinds.values() for op, _ in layer)))}
 
     def _pieces(self, artifact: Artifact, scenario: Scenario, ops: Ops) -> dict[str, list[Piece]]:
         """The ops of each site in a batch, each with all its launches as one piece."""
@@ -367,12 +410,6 @@ def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[
             seen.add(tuple(names))
             found.setdefault(chosen[0].site, (sizes, []))[1].append(op)
     return found
-
-
-def _as_one(kinds: Mapping[str, tuple[Sizes, list[str]]]) -> dict[str, tuple[Sizes, list[str]]]:
-    """All sites of `_kinds` as one; what most of them have of a threshold is the first's."""
-    found = list(kinds.values())
-    return {together(kinds): (found[0][0], [op for _, ops in found for op in ops])} if found else {}
 
 
 def _batch(artifact: Artifact, scenario: Scenario) -> Batch:
