@@ -9,6 +9,7 @@ from mlxr.bench.perplexity import perplexity
 from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr_tests.storyteller import BF16, Q4_K_M, Q8_0, TOKENIZER, VALID
 
@@ -34,5 +35,7 @@ def loaded(path: Path, compute: str) -> mlxr.Model:
 def test_fast_is_within_three_per_mille_of_exact(path: Path, ids: list[int]) -> None:
     exact, fast = (perplexity(loaded(path, compute), ids, WINDOW).value for compute in ("exact", "fast"))
     assert 10 < exact < 60, f"perplexity {exact}: the model does not read its own kind of text"
-    assert fast != exact, "fast computes what exact does: it was not compiled for it"
+    # Activations are rounded to 8 bits for quantised weights, and to bf16 for bf16 where the CPU multiplies these.
+    if path != BF16.parent or "avx512_bf16" in processor_identity():
+        assert fast != exact, "fast computes what exact does: it was not compiled for it"
     assert abs(fast / exact - 1) < 0.003, f"{path.name}: exact {exact:.4f}, fast {fast:.4f}"
