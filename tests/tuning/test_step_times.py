@@ -53,3 +53,12 @@ def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch,
     finally:
         mx.enable_compile()
     assert all(isinstance(time, float) and time > 0 for time in times)
+
+
+def test_weights_that_do_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> mx.array:
+        raise RuntimeError("[malloc] out of memory")
+
+    monkeypatch.setattr(mx.random, "normal", full)
+    found = StepTimes("sim").times_us([compiled(small_spec())] * 2, 5)
+    assert [str(one) for one in found] == ["no memory for random weights: [malloc] out of memory"] * 2

@@ -360,6 +360,18 @@ def test_the_arena_is_what_is_faster(start: int, fast: str, other: int) -> None:
     assert len(one.rounds) == 1 + changes, "the winner is timed again"
 
 
+def test_what_is_faster_once_is_forgotten() -> None:
+    class Once(Arenas):
+        def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+            found = super().times_us(artifacts, context)
+            self.fast = "contiguous"
+            return found
+
+    spec = small_spec(model__num_layers=1, cache=ONE_SEQUENCE)
+    one = of(tuned(FakeGpu(lambda entry: 1.0, compute=False), spec, steps=Once("paged")), "arena", "whole steps")
+    assert len(one.rounds) == 2 and not one.changed and not one.because
+
+
 def test_an_arena_that_is_said_or_cannot_be_timed_stays() -> None:
     gpu, told = FakeGpu(lambda entry: 1.0, compute=False), list[str]()
     said = small_spec(model__num_layers=1, cache=ONE_SEQUENCE | {"mode": "contiguous"})

@@ -102,6 +102,13 @@ def test_as_much_is_kept_as_there_is_memory_for(
     assert card.host.notes == ((told,) if kept else ())
 
 
+def test_nobody_asks_for_memory_once_all_is_kept(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> None:
+    card = Card(monkeypatch, artifact, total_memory=1 << 40)
+    card.step(PROMPT)
+    monkeypatch.setattr(mx, "device_info", None)
+    assert card.step(PROMPT[:30])[1] == 0
+
+
 @pytest.mark.parametrize(("setting", "unpacked"), [("0", 4), ("2", 3), ("100", 0)])
 def test_the_setting_counts(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, setting: str, unpacked: int) -> None:
     monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
