@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "gpu_sanitize.sh"
 SANITIZER = """#!/usr/bin/env bash
-echo "$* poison=$MLXR_TEST_POISON steps=$MLXR_TEST_STEPS" >"$PLAYED/options"
+echo "$* poison=$MLXR_TEST_POISON mlx=$MLXR_TEST_MLX steps=$MLXR_TEST_STEPS" >"$PLAYED/options"
 while [ "$1" != python3 ]; do [ "$1" = --log-file ] && log="${2//%p/$$}"; shift; done
 while [ "$1" != --share ]; do shift; done
 echo "$2 $CUDA_VISIBLE_DEVICES ${*:3}" >"$PLAYED/share.${2%/*}"
@@ -69,9 +69,9 @@ def test_counts(played: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "own", "settings"),
     [
-        ("memcheck", "", "poison= steps="),
-        ("racecheck", "", "poison= steps=4"),
-        ("initcheck", " --check-api-memory-access no", "poison=0 steps="),
+        ("memcheck", "", "poison= mlx= steps="),
+        ("racecheck", "", "poison= mlx= steps=4"),
+        ("initcheck", " --check-api-memory-access no", "poison=0 mlx=0 steps="),
     ],
 )
 def test_each_tool_has_its_options(played: Path, tool: str, own: str, settings: str) -> None:
