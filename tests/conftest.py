@@ -15,8 +15,9 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 
 def _gpus() -> list[str]:
     """The NVIDIA GPUs that tests may use."""
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return visible.split(",")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible.split(",") if visible else []
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout

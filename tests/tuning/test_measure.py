@@ -1,6 +1,7 @@
 """Timing single launches: real launches on the sim in MLX's place, under a clock that says what each of them cost."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -142,6 +143,22 @@ def test_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
     assert sum(weight.nbytes for weight in weights.values()) >= 3 * cache
     assert all(first is not second for first, second in zip(gpu.inputs, gpu.inputs[1:], strict=False))
     assert all(a["weight"] is not b["weight"] for a, b in zip(gpu.inputs, gpu.inputs[1:], strict=False))
+
+
+def test_packed_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
+    """And a piece that begins with unpacking is chained by its activations, not by a weight that is made anew."""
+    artifact, gpu = variant("for-mlx"), FakeGpu(cost_us, compute=False)
+    cache, batch = 1 << 20, prefill_batch(artifact, 64)
+    pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
+    piece = pieces.piece([one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"])
+    assert piece.x.shape == (64, artifact.spec.model.hidden_size)
+    for turn in range(100):
+        piece.run(turn, piece.x)
+    packed = [[x for port, x in inputs.items() if x.dtype == mx.uint8] for inputs in gpu.inputs]
+    assert len(packed) == 100 and all(packed)
+    for weights in zip(*packed, strict=True):
+        assert sum({id(weight): weight.nbytes for weight in weights}.values()) >= 3 * cache
+        assert all(a is not b for a, b in pairwise(weights))
 
 
 def test_a_kernel_that_cannot_run_is_told_and_others_are_timed() -> None:

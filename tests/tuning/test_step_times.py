@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxr.bench.measure import Sequences
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda
@@ -61,4 +62,30 @@ def test_weights_that_do_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(mx.random, "normal", full)
     found = StepTimes("sim").times_us([compiled(small_spec())] * 2, 5)
-    assert [str(one) for one in found] == ["no memory for random weights: [malloc] out of memory"] * 2
+    assert [str(one) for one in found] == ["no memory for whole steps: [malloc] out of memory"] * 2
+
+
+def test_what_exceeds_the_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec())
+    weights, arena = sum(one.layout.size_bytes for one in artifact.plan.weights), artifact.plan.arena.size_bytes
+    monkeypatch.setattr("mlxr.tuning.step_times.device_memory_bytes", lambda: mx.get_active_memory() + weights)
+    found = StepTimes("sim").times_us([artifact] * 2, 5)
+    assert [str(one).split(" in use")[0] for one in found] == [
+        f"no memory for whole steps: {weights} bytes of weights, {arena} of arenas and {mx.get_active_memory()}"
+    ] * 2
+
+
+def test_a_host_that_fails_on_the_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its first steps or in later ones; the other artifact is timed."""
+    spec, decode, calls = small_spec(), Sequences.decode, list[int]()
+
+    def failing(sequences: Sequences, steps: int) -> list[float]:
+        calls.append(steps)
+        if len(calls) == 3:
+            raise RuntimeError("[malloc] out of memory")
+        return decode(sequences, steps)
+
+    monkeypatch.setattr(Sequences, "decode", failing)
+    first, second = StepTimes("reference", rounds=2, steps=2).times_us([compiled(spec)] * 2, 5)
+    assert isinstance(first, HostError) and str(first) == "[malloc] out of memory"
+    assert isinstance(second, float) and len(calls) == 2 + 1 + 2

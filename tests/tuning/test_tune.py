@@ -13,11 +13,11 @@ from mlxr.cli import main
 from mlxr.compiler.artifact import Artifact, KernelEntry, load_artifact
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, RequestError
 from mlxr.compiler.plan.geometry_rules import GeometryRule
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal import MetalHost
-from mlxr.tuning.record import SiteTuning
+from mlxr.tuning.record import SiteTuning, tuning_text
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
 from mlxr.tuning.tune import Tuner, Tuning
@@ -373,12 +373,13 @@ def test_what_is_faster_once_is_forgotten() -> None:
 
 
 def test_an_arena_that_is_said_or_cannot_be_timed_stays() -> None:
-    gpu, told = FakeGpu(lambda entry: 1.0, compute=False), list[str]()
+    gpu = FakeGpu(lambda entry: 1.0, compute=False)
     said = small_spec(model__num_layers=1, cache=ONE_SEQUENCE | {"mode": "contiguous"})
     assert not any(one.site.startswith("arena ") for one in tuned(gpu, said, steps=Arenas("paged")).sites)
-    found = tuned(gpu, small_spec(model__num_layers=1, cache=ONE_SEQUENCE), told=told, steps=Arenas(""))
+    found = tuned(gpu, small_spec(model__num_layers=1, cache=ONE_SEQUENCE), steps=Arenas(""))
     assert found.artifact.plan.arena.mode == "contiguous"
-    assert any(text.startswith("arena ") and "cannot be timed: no memory" in text for text in told)
+    (text,) = (line for line in tuning_text(found.sites).splitlines() if line.startswith("arena "))
+    assert text.endswith(" tokens: stays as it is, since it cannot be timed: no memory")
 
 
 class Steps(StepTimes):
@@ -400,9 +401,33 @@ def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:
     found = tuned(gpu, SPEC, steps=Steps("cuda"))
     one = of(found, "step", "whole steps of 1 sequence")
     assert one.changed == {"step_threads": 512}
-    assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 20 tokens on Toy"
+    # The sequence must have room for 32 steps in a context of 40.
+    assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 8 tokens on Toy"
     chosen = found.artifact.plan.step("decode").chosen
     assert chosen is not None and chosen.sizes["step_threads"] == 512
+
+
+def test_a_step_that_cannot_run_as_it_is_becomes_the_best_of_others() -> None:
+    gpu = FakeGpu(lambda entry: 1.0, compute=False)
+    found = tuned(gpu, SPEC, steps=Steps("cuda"), sizes={"step_threads": 1024}, labels=("step",))
+    one = of(found, "step", "whole steps of 1 sequence")
+    assert one.changed == {"step_threads": 512}
+    reason = "700.00 us with whole steps of 1 sequence of 8 tokens on Toy; what was there: it does not fit"
+    assert one.because == reason
+    assert [trial.error for trial in one.rounds[-1]] == ["it does not fit", None], "timed again"
+
+
+def test_too_long_a_context_is_refused_before_anything_is_timed() -> None:
+    class Untouched(StepTimes):
+        def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
+            raise AssertionError("timed")
+
+    gpu, spec = FakeGpu(lambda entry: 1.0, compute=False), small_spec(model__num_layers=1, cache=ONE_SEQUENCE)
+    artifact, chip = compile_spec(spec, targets=("metal",)).artifact, find_chip("generic")
+    tuner = Tuner(artifact, chip, gpu.make_kernels, Stopwatch(gpu.clock, gpu.evaluate), "Toy", print, Untouched("cuda"))
+    with pytest.raises(RequestError, match="1 sequences of 41 tokens: the artifact holds 1 of 40"):
+        tuner.tune(41)
+    assert not gpu.launched
 
 
 def test_what_one_site_cannot_have_others_may() -> None:

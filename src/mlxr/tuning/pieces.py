@@ -104,7 +104,9 @@ class Pieces:
                 if name not in made and name not in inputs:
                     inputs[name] = self._inputs.input(self._step, self._batch, name, dtype)
             inputs |= self._norms(launch, inputs)
-        first = launches[0].inputs[0]
+        # What stands for the step before is no weight: those take turns, and are too large to be made anew.
+        names = [name for launch in launches for name in launch.inputs if name in inputs]
+        first = next((name for name in names if not self._inputs.is_weight(name)), names[0])
 
         def run(turn: int, x: mx.array) -> mx.array:
             arrays = {name: array(turn) for name, array in inputs.items()} | {first: x}

@@ -84,6 +84,10 @@ class RandomInputs:
             if op.kind == "route"
         }
 
+    def is_weight(self, name: str) -> bool:
+        """Whether the plan has a weight of this name."""
+        return name in self._weights
+
     def input(self, step: Step, batch: Batch, name: str, dtype: DType) -> Input:
         """An input by the plan's name for it.
 

@@ -32,6 +32,7 @@ class SiteTuning:
         before: sizes that the artifact had.
         best: the best sizes so far.
         because: why they are the best.
+        failure: why nothing could be timed.
         rounds: the candidates, those together that were timed interleaved, the one that was the best so far first.
     """
 
@@ -40,6 +41,7 @@ class SiteTuning:
     before: Sizes
     best: Sizes
     because: str = ""
+    failure: str = ""
     rounds: list[list[Trial]] = field(default_factory=list)
 
     @property
@@ -64,5 +66,6 @@ def tuning_text(sites: Sequence[SiteTuning]) -> str:
     lines = []
     for one in sites:
         sizes = ", ".join(f"{name} {one.before[name]} -> {value}" for name, value in one.changed.items())
-        lines.append(f"{one.site}, {one.scenario}: {f'{sizes} ({one.because})' if sizes else 'stays as it is'}")
+        stays = f"stays as it is{f', since it cannot be timed: {one.failure}' if one.failure else ''}"
+        lines.append(f"{one.site}, {one.scenario}: {f'{sizes} ({one.because})' if sizes else stays}")
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlxr.bench.measure import Sequences
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType
 from mlxr.compiler.errors import ArenaError, HostError
-from mlxr.runtime.arena import Arena
+from mlxr.runtime.arena import Arena, device_memory_bytes
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import host_class
 from mlxr.runtime.mlx_ops import MLX_DTYPES
@@ -22,6 +22,8 @@ from mlxr.tuning.random_inputs import at_least_8
 THREADS = (0, 256, 384, 512, 640, 768, 1024)
 """What is tried of `step_threads`."""
 _STD = 0.02
+_FAILURES = (HostError, ArenaError, RuntimeError)
+"""What a host or MLX says where a step cannot run, or has no memory."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,26 @@ class StepTimes:
         """
         self._host, self._rounds, self._steps = host, rounds, steps
 
+    def context_of(self, artifact: Artifact, context: int) -> int:
+        """With how many tokens a turn begins: as many as asked for, or fewer, so that it can grow by its steps."""
+        return max(1, min(context, artifact.plan.arena.context - self._steps_of(artifact)))
+
+    def _steps_of(self, artifact: Artifact) -> int:
+        return min(self._steps, artifact.plan.arena.context - 1)
+
     def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
         """The time of a step of each artifact, in turns, or why it cannot run as it asks to.
 
         Args:
             artifacts: one or more.
-            context: tokens of the sequence; fewer where it could not grow by a turn's steps.
+            context: tokens of the sequence; see `context_of`.
         """
         try:
+            _check_memory(artifacts)
             weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
-        except RuntimeError as error:
-            return [HostError(f"no memory for random weights: {error}")] * len(artifacts)
-        most = artifacts[0].plan.arena.context
-        steps = min(self._steps, most - 1)
-        context = max(1, min(context, most - steps))
+        except (HostError, RuntimeError) as error:
+            return [HostError(f"no memory for whole steps: {error}")] * len(artifacts)
+        steps, context = self._steps_of(artifacts[0]), self.context_of(artifacts[0], context)
         found: list[float | HostError] = []
         running: dict[int, Sequences] = {}
         for number, artifact in enumerate(artifacts):
@@ -73,17 +81,32 @@ class StepTimes:
                 running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(artifact.plan.arena)), 1)
                 running[number].restart(context)
                 running[number].decode(steps)
-            except (HostError, ArenaError) as error:
+            except _FAILURES as error:
                 found[-1] = HostError(str(error))
                 running.pop(number, None)
         samples: dict[int, list[float]] = {number: [] for number in running}
         for _ in range(self._rounds):
-            for number, sequences in running.items():
-                sequences.resize(context)
-                samples[number] += sequences.decode(steps)
-        for number, seconds in samples.items():
-            found[number] = 1e6 * statistics.median(seconds)
+            for number, sequences in list(running.items()):
+                try:
+                    sequences.resize(context)
+                    samples[number] += sequences.decode(steps)
+                except _FAILURES as error:
+                    found[number] = HostError(str(error))
+                    del running[number]
+        for number in running:
+            found[number] = 1e6 * statistics.median(samples[number])
         return found
+
+
+def _check_memory(artifacts: Sequence[Artifact]) -> None:
+    """MLX does not report memory that there is not everywhere: the machine would swap, or the process die."""
+    weights = sum(weight.layout.size_bytes for weight in artifacts[0].plan.weights)
+    arenas = sum(geometry.size_bytes for geometry in {artifact.plan.arena for artifact in artifacts})
+    used, memory = mx.get_active_memory(), device_memory_bytes()
+    if weights + arenas + used > memory:
+        raise HostError(
+            f"{weights} bytes of weights, {arenas} of arenas and {used} in use exceed this machine's memory of {memory}"
+        )
 
 
 def _random_weights(artifact: Artifact) -> dict[str, mx.array]:

@@ -109,9 +109,10 @@ class Tuner:
 
         Raises:
             RequestError: the artifact does not hold so many tokens.
-            HostError: the GPU fails with the geometry that the artifact has.
+            HostError: a launch fails with the geometry that the artifact has.
         """
         plan = self._compiled({}).plan
+        decode_batch(self._compiled({}), 1, context)  # refuses what would be refused after the arena is timed
         done = self._tune_arena(context)
         for scenario in scenarios(plan.arena.max_sequences, min(plan.max_tokens, plan.arena.context), context):
             done += self._tune_scenario(scenario)
@@ -273,7 +274,7 @@ class Tuner:
         if self._step_times is None:
             return []
         self._tell(f"whole steps: {next(iter(changes[0]))}")
-        now = dict(chosen.sizes)
+        now, context = dict(chosen.sizes), self._step_times.context_of(self._compiled({}), context)
         one = SiteTuning(f"whole steps of 1 sequence of {context} tokens", chosen.site, now, now)
         self._time_whole(one, [now, *(now | change for change in changes if is_possible(now | change))], context)
         if one.changed:
@@ -282,7 +283,7 @@ class Tuner:
         return [one]
 
     def _time_whole(self, one: SiteTuning, candidates: Sequence[Sizes], context: int) -> None:
-        """Takes the best candidate, or the first where none is clearly better, or where it cannot run itself."""
+        """Takes the best candidate, or the first where none is clearly better; if that cannot run, the best other."""
         assert self._step_times is not None, "asked before"
         times = self._step_times.times_us([self._compiled({one.site: sizes}) for sizes in candidates], context)
         trials = [
@@ -292,9 +293,14 @@ class Tuner:
         one.best, one.because = candidates[0], ""
         if trials[0].error is None:
             self._choose(one, trials)
+            return
+        one.rounds.append(trials)
+        known = [(trial.time_us, trial.sizes) for trial in trials if trial.time_us is not None]
+        if known:
+            time, one.best = min(known, key=lambda found: found[0])
+            one.because = f"{time:.2f} us with {one.scenario} on {self._device}; what was there: {trials[0].error}"
         else:
-            one.rounds.append(trials)
-            self._tell(f"{one.site} stays as it is, since steps cannot be timed: {trials[0].error}")
+            one.failure = str(trials[0].error)
 
     def _choose(self, one: SiteTuning, trials: list[Trial]) -> None:
         one.rounds.append(trials)
