@@ -90,14 +90,24 @@ SPECS = {
 }
 
 
-@pytest.fixture(scope="module", params=SPECS)
-def pair(kernel_host, request):
-    spec, geometry = SPECS[request.param]
+def artifact_of(name):
+    spec, geometry = SPECS[name]
     if os.environ.get("MLXR_TEST_MLX") == "0":
         geometry = dataclasses.replace(geometry, mlx_min_rows=0)
-    return HostPair(compiled(spec, geometry))
+    return compiled(spec, geometry)
+
+
+@pytest.fixture(scope="module", params=SPECS)
+def pair(kernel_host, request):
+    return HostPair(artifact_of(request.param))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(pair, schedule):
     SCHEDULES[schedule](pair)
+
+
+@pytest.mark.parametrize(("setting", "takes"), [("", True), ("0", False)])
+def test_mlx_takes_launches_unless_a_sanitizer_cannot_see_its_stores(monkeypatch, setting, takes):
+    monkeypatch.setenv("MLXR_TEST_MLX", setting)
+    assert any(launch.mlx for step in artifact_of("f16-layer").plan.steps for launch in step.launches) is takes

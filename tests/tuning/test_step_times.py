@@ -1,5 +1,6 @@
 """Whole steps are timed as generation runs them, on the cuda host's own code with the sim in MLX's place."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,22 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     assert isinstance(as_launches, float) and isinstance(as_kernel, float) and min(as_launches, as_kernel) > 0
     assert isinstance(too_small, HostError) and "32" in str(too_small)
     assert sum(name.startswith("step_") for name in called) == 3 + 2 * 3, "a warm-up and two turns"
+
+
+@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
+def test_memory_for_one_call_is_memory_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec())
+    needed = sum(one.layout.size_bytes for one in artifact.plan.weights) + artifact.plan.arena.size_bytes
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    gc.collect()
+    memory = mx.get_active_memory() + needed * 3 // 2
+    monkeypatch.setattr("mlxr.tuning.step_times.device_memory_bytes", lambda: memory)
+    mx.disable_compile()
+    try:
+        times = [StepTimes("cuda", rounds=1, steps=2).times_us([artifact], 5) for _ in range(2)]
+    finally:
+        mx.enable_compile()
+    assert all(isinstance(time, float) for (time,) in times), times
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
@@ -75,17 +92,19 @@ def test_what_exceeds_the_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     ] * 2
 
 
-def test_a_host_that_fails_on_the_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its first steps or in later ones; the other artifact is timed."""
+@pytest.mark.parametrize(("fails", "turns"), [(1, 0), (3, 1), (5, 2)])
+def test_a_host_that_fails_on_the_way_is_told(monkeypatch: pytest.MonkeyPatch, fails: int, turns: int) -> None:
+    """In its first steps or in a later turn; the other artifact is timed."""
     spec, decode, calls = small_spec(), Sequences.decode, list[int]()
 
     def failing(sequences: Sequences, steps: int) -> list[float]:
         calls.append(steps)
-        if len(calls) == 3:
+        if len(calls) == fails:
             raise RuntimeError("[malloc] out of memory")
         return decode(sequences, steps)
 
     monkeypatch.setattr(Sequences, "decode", failing)
     first, second = StepTimes("reference", rounds=2, steps=2).times_us([compiled(spec)] * 2, 5)
     assert isinstance(first, HostError) and str(first) == "[malloc] out of memory"
-    assert isinstance(second, float) and len(calls) == 2 + 1 + 2
+    assert isinstance(second, float)
+    assert len(calls) == 2 + turns + 2, "each once before the clock starts; then turns of both, two of the second"

@@ -3,6 +3,7 @@
 Single launches would not do: what a step kernel saves is the CPU's work, which generation does while the GPU is busy.
 """
 
+import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class StepTimes:
             artifacts: one or more.
             context: tokens of the sequence; see `context_of`.
         """
+        gc.collect()  # hosts of an earlier call hold themselves, and with them all weights
         try:
             _check_memory(artifacts)
             weights, arenas = _random_weights(artifacts[0]), dict[ArenaGeometry, Arena]()
