@@ -33,8 +33,9 @@ from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.plan.cpu import CpuLaunch, CpuProgram, CpuStep, CpuTensor
-from mlxr.compiler.plan.plan import TARGETS, BatchDim, Condition, Extent, KernelEntry, Launch, Plan, Step, Target
+from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, Launch, Plan, Step
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -68,6 +69,7 @@ __all__ = [
     "Segment",
     "Step",
     "Target",
+    "TargetTypes",
     "TensorSource",
     "Value",
     "WeightFormat",

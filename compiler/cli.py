@@ -10,11 +10,14 @@ from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.driver import Compilation, compile_spec, size
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
-from mlxr.compiler.plan.plan import TARGETS, Plan, Target
+from mlxr.compiler.plan.plan import Plan
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.target_types import TARGETS, Target
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
+from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
+from mlxr.compiler.type_options import add_type_arguments, type_changes
 from mlxr.compiler.version import VERSION
 
 
@@ -44,6 +47,7 @@ def run(argv: Sequence[str] | None) -> int:
         metavar="NAME",
         help="the GPU to choose launch geometry for: h200, m4-max, ... (default: none in particular)",
     )
+    add_type_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
@@ -55,7 +59,8 @@ def run(argv: Sequence[str] | None) -> int:
         return 0
     if args.spec is None:
         parser.error("name a SPEC, or ask for --schema")
-    compilation = compile_spec(load_spec(find_spec(args.spec)), targets=args.target, chip=find_chip(args.chip))
+    spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
+    compilation = compile_spec(spec, targets=args.target, chip=find_chip(args.chip))
     if args.output is not None:
         compilation.artifact.write(args.output)
     print(json.dumps(summary(compilation, args.output), indent=1) if args.json else describe(compilation, args.output))

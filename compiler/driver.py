@@ -23,7 +23,8 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.geometry_rules import GeometryTable
 from mlxr.compiler.plan.make_plan import make_plan
 from mlxr.compiler.plan.memory import arena_geometry
-from mlxr.compiler.plan.plan import TARGETS, Plan, Target
+from mlxr.compiler.plan.plan import Plan
+from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes, target_types
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
@@ -62,7 +63,8 @@ def compile_spec(
     start = time.perf_counter()
     chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
     table = chip.table(geometry)
-    plan, sources, graphs, records = _plan(spec, table, targets)
+    types = target_types(spec, chip.half, targets)
+    plan, sources, graphs, records = _plan(spec, table, types)
     _check_budget(spec, plan, table)
     files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
     files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
@@ -81,16 +83,19 @@ def choose_targets(wanted: Sequence[Target] | None) -> tuple[Target, ...]:
 
 
 def _plan(
-    spec: ModelSpec, table: GeometryTable, targets: Sequence[Target]
+    spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
+    first = types[0]
+    origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
+    cache = spec.cache.model_copy(update={"dtype": str(first.cache)})
+    spec = spec.model_copy(update={"activation_dtype": str(first.activations), "cache": cache})
     arena = arena_geometry(spec, table)
     source = build_graph(spec, arena)
     graphs: dict[StepName, OpGraph] = {}
     records: dict[StepName, list[PassRecord]] = {}
     for step in STEPS:
         graphs[step], records[step] = run_passes(source, passes_of(step))
-    origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
-    plan, sources = make_plan(spec, arena, source, graphs, table, targets, origin)
+    plan, sources = make_plan(spec, arena, source, graphs, table, types, origin)
     return plan, sources, {"source": source} | {str(step): graph for step, graph in graphs.items()}, records
 
 
@@ -101,16 +106,16 @@ def _check_budget(spec: ModelSpec, plan: Plan, table: GeometryTable) -> None:
     raise BudgetError(
         f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
         f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, plan.targets)}"
+        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, plan.types)}"
     )
 
 
-def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, targets: Sequence[Target]) -> str:
+def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]) -> str:
     """The largest context and number of sequences within the budget, and of blocks where the spec fixes them."""
     context, sequences = spec.model.context, spec.cache.max_sequences
 
     def largest(limit: int, change: Callable[[int], Changes]) -> int:
-        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, table, targets))
+        return _largest(limit, lambda n: _fits(spec, change(n), weights_bytes, table, types))
 
     ways = []
     if n := largest(context, lambda n: {"context": n}):
@@ -125,7 +130,7 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, target
 
 
 def _fits(
-    spec: ModelSpec, changes: Changes, weights_bytes: int, table: GeometryTable, targets: Sequence[Target]
+    spec: ModelSpec, changes: Changes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> bool:
     """Whether a changed spec fits. One layer is planned: activations do not depend on their number."""
     data = spec.model_dump()
@@ -137,7 +142,7 @@ def _fits(
     data["memory_budget"] = None
     data["weights"]["tensors"] = {}
     try:
-        memory = _plan(ModelSpec.model_validate(data), table, targets)[0].largest_memory
+        memory = _plan(ModelSpec.model_validate(data), table, types)[0].largest_memory
     except (MlxrError, ValidationError):
         return False
     assert spec.memory_budget is not None, "only asked when there is one"

@@ -104,6 +104,13 @@ class WeightFormat(StrEnum):
         return DType.F32 if self.is_quantised else DType(str(self))
 
     @property
+    def declared_float(self) -> DType | None:
+        """The float type that its numbers or their scales have in files; None of GGUF's quantised formats."""
+        if self.affine:
+            return self.affine.scale
+        return None if self.is_quantised else self.dtype
+
+    @property
     def gguf(self) -> str | None:
         """The type's name in GGUF files; None if they do not know it."""
         return None if len(self.planes) > 1 else self.upper()

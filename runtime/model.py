@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact, load_artifact
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena, device_memory_bytes
 from mlxr.runtime.batch import BatchRequest
 from mlxr.runtime.completion import Completion, Event
 from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Progress
-from mlxr.runtime.hosts.select import check_host, make_host, resolve_host
+from mlxr.runtime.hosts.select import check_host, make_host, resolve_host, target_of
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.pager import Pager
 from mlxr.runtime.pipeline import launch_step
@@ -32,7 +32,11 @@ Prompt = str | Sequence[int]
 
 
 class Model:
-    """A model that generates. Owns the arena and the pager; not safe for use by several threads at once."""
+    """A model that generates. Owns the arena and the pager; not safe for use by several threads at once.
+
+    Attributes:
+        types: of activations and cache on its host, each with its reason.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,8 @@ class Model:
         check_metadata(file, artifact.spec)
         self._template_places = [path for path in (tokenizer, weights) if path is not None]
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
-        self.arena = Arena(plan.arena)
+        self.types = plan.types_of(target_of(resolve_host(host, plan.targets), plan.targets))
+        self.arena = Arena(plan.arena_of(self.types.target))
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
 
@@ -225,22 +230,3 @@ def _check_memory(artifact: Artifact, host: str) -> None:
             f"{memory.arena_bytes >> 20}, activations {memory.activation_bytes >> 20}), this machine has "
             f"{machine_bytes >> 20}: compile the spec with smaller weight formats, model.context or max_sequences"
         )
-
-
-def load(
-    artifact: Artifact | str | Path,
-    weights: str | Path,
-    *,
-    host: str = "auto",
-    tokenizer: str | Path | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> Model:
-    """Loads a model from an artifact, in memory or on disk, and weights; see `Model`.
-
-    Raises:
-        ArtifactError: the artifact is missing, of another version, or changed.
-    """
-    if not isinstance(artifact, Artifact):
-        artifact = load_artifact(artifact)
-    return Model(artifact, weights, host=host, tokenizer=tokenizer, threads=threads, progress=progress)

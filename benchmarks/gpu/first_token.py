@@ -85,11 +85,9 @@ def measure_row(
 
 def _run_mlxr(folder: str, host: str) -> tuple[int, object]:
     """The first token, and what gives logits."""
-    from mlxr.cli.model_source import Changes, resolve_artifact
-    from mlxr.runtime.model import Model
+    import mlxr
 
-    artifact, _ = resolve_artifact(folder, Changes(_CONTEXT))
-    model = Model(artifact, folder, host=host)
+    model = mlxr.load(folder, host=host)
     (event,) = model.start([list(PROMPT)], max_tokens=1)
     return event.token_id, lambda: model.logits(list(PROMPT))[-1]
 

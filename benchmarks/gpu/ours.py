@@ -148,7 +148,9 @@ class Ours:
         """What a step in the middle of a turn reads, as MLXR counts it: to be compared with the row's own count."""
         artifact = self._loaded.artifact
         tokens = self._row.batch * (self._row.tokens + GROWTH // 2)
-        return weight_bytes(artifact, self._loaded.host.name, self._row.batch) + cache_bytes(artifact.plan, tokens)
+        return weight_bytes(artifact, self._loaded.host.name, self._row.batch) + cache_bytes(
+            artifact.plan.arena, tokens
+        )
 
     def decode(self, steps: int) -> float:
         """Seconds of a step, by `steps` of them; sequences that have grown too long are started anew."""

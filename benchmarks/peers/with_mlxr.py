@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.bench.measure import Sequences
-from mlxr.cli.imported_model import import_model
-from mlxr.cli.model_source import Changes, resolve_artifact
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.version import VERSION
+from mlxr.imported_model import import_model
+from mlxr.model_source import resolve_artifact
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.model import Model
 from peers.worker import Engine, serve

@@ -61,6 +61,7 @@ def chips_of(text: str, source: str) -> dict[str, Chip]:
             title=entry.title,
             device=entry.device,
             figures=entry.figures,
+            half=entry.half,
             geometry=(*file.geometry, *entry.geometry),
         )
         for name, entry in file.chips.items()

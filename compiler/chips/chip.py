@@ -6,6 +6,7 @@ from pydantic import Field
 
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.compiler.plan.geometry_rules import GeometryRule, GeometryTable, Origin
+from mlxr.compiler.plan.target_types import HalfType
 from mlxr.compiler.spec.fields import Frozen
 
 
@@ -44,6 +45,8 @@ class ChipEntry(Frozen):
     """What the device's own name begins with, in lower case; empty: several chips have that name."""
     figures: ChipFigures | None = None
     """How fast it is; null where nothing is assumed."""
+    half: HalfType | None = None
+    """The 16-bit type that it computes best with; null: no preference."""
     geometry: tuple[GeometryRule, ...] = ()
     """Rules after those of its file."""
 
@@ -70,6 +73,8 @@ class Chip(Frozen):
     """What the device's own name begins with, in lower case."""
     figures: ChipFigures | None = None
     """How fast it is; null where nothing is assumed."""
+    half: HalfType | None = None
+    """The 16-bit type that it computes best with; null: no preference."""
     geometry: tuple[GeometryRule, ...] = ()
     """In order; later rules win."""
 

@@ -8,6 +8,7 @@ import yaml
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import interpret
+from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
@@ -24,13 +25,15 @@ class ImportOptions:
         needed_context: tokens that a sequence must be able to have.
         max_sequences: sequences held at once.
         compute: as in specs.
-        cache_dtype: element type of the cache; None: f32 for f32 weights, else f16.
+        activation_dtype: element type of activations; None: chosen for each target.
+        cache_dtype: element type of the cache; None: chosen for each target.
     """
 
     context: int | None = None
     needed_context: int = 1
     max_sequences: int = 1
     compute: Literal["exact", "fast"] = "fast"
+    activation_dtype: Literal["f32", "f16", "bf16"] | None = None
     cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
 
 
@@ -64,18 +67,17 @@ def imported_spec(
     Raises:
         SpecError: the dimensions contradict each other, or are more than a spec may say.
     """
-    formats = {weights["default"], *(weights.get(key, weights["default"]) for key in ("attention", "mlp"))}
     data = {
         "name": spec_name(name),
         "model": model,
         "cache": {
-            "dtype": options.cache_dtype or ("f32" if formats == {"f32"} else "f16"),
+            "dtype": options.cache_dtype or AUTO,
             "max_sequences": options.max_sequences,
         },
-        # Sums are in f32 anyway; bf16 models were trained with activations of this type.
-        "activation_dtype": "bf16" if formats == {"bf16"} else "f32",
+        "activation_dtype": options.activation_dtype or AUTO,
         "weights": weights,
         "compute": options.compute,
+        "prefill_chunk": None,
     }
     text = yaml.safe_dump(data, sort_keys=False, width=1000)
     try:

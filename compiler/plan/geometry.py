@@ -8,6 +8,22 @@ MULTIPROCESSOR_THREADS = 2048
 """Threads that an NVIDIA multiprocessor runs at once, at most."""
 
 
+_LEAST_PADDED = 8
+
+
+def padded(tokens: int, padding: int, most: int) -> int:
+    """The next of the sizes that `Geometry.chunk_padding` says, at most `most`."""
+    if not padding:
+        return tokens
+    if tokens <= padding:
+        size = _LEAST_PADDED
+        while size < min(tokens, padding):
+            size *= 2
+        return min(size, most)
+    step = max(padding, 1 << (tokens - 1).bit_length() - 4)
+    return min(-(-tokens // step) * step, most)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of threadgroups and tiles.
@@ -51,6 +67,10 @@ class Geometry:
         unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
         mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
         mlx_min_context: contexts from which they do that, with those tokens.
+        chunk_tokens: most prompt tokens of a step, where the spec leaves it open.
+        chunk_padding: hosts whose kernels MLX launches fill a step of prompts up to one of a few numbers of tokens, so
+            that they meet no new shapes: powers of two up to this, then steps of this or of an eighth of the next lower
+            power of two, whichever is more; 0: they fill nothing up.
         contiguous_context: context up to which `mode: auto` gives one sequence a contiguous arena; 0: never.
         step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
             each kernel.
@@ -96,6 +116,8 @@ class Geometry:
     unpack_unroll: int = 4
     mlx_min_tokens: int = 0
     mlx_min_context: int = 0
+    chunk_tokens: int = 512
+    chunk_padding: int = 0
     contiguous_context: int = 4096
     step_threads: int = 0
     step_blocks: int = 1

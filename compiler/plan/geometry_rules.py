@@ -24,9 +24,9 @@ class Site:
 
     Attributes:
         label: the readable part of its kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` of a
-            whole decode step, `arena` of the cache itself.
-        outputs: rows of the weight (of one expert's); of attention and the cache KV heads; of a step layers.
-        columns: of the weight; of attention and the cache head_dim; of a step the hidden size.
+            whole decode step, `chunk` of a step of prompts, `arena` of the cache itself.
+        outputs: rows of the weight (of one expert's); of attention and the cache KV heads; of a step or chunk layers.
+        columns: of the weight; of attention and the cache head_dim; of a step or chunk the hidden size.
         formats: of the weight, in order; of attention and the cache its element type; of a step those of all matrices.
         bits: of a weight with its scales, on average; of attention and the cache those of a cached number.
     """
@@ -38,7 +38,7 @@ class Site:
     bits: float
 
     def __str__(self) -> str:
-        return f"{self.label} {self.outputs}x{self.columns} {'+'.join(self.formats)}"
+        return f"{self.label} {self.outputs}x{self.columns} {'+'.join(self.formats)}".rstrip()
 
     @classmethod
     def of_weight(cls, label: str, layout: WeightLayout, experts: int = 1) -> "Site":
@@ -51,6 +51,11 @@ class Site:
         """The site of the cache or of a launch that reads it: one for all layers, which share the partition's size."""
         bits = 8 * arena.row_bytes / arena.head_dim
         return cls(label, arena.num_kv_heads, arena.head_dim, (str(arena.dtype),), bits)
+
+    @classmethod
+    def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":
+        """The site of a step of prompts as a whole."""
+        return cls("chunk", num_layers, hidden_size, (), 0.0)
 
     @classmethod
     def of_step(cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout]) -> "Site":

@@ -21,10 +21,11 @@ from mlxr.compiler.plan.geometry_rules import GeometryTable, Site
 from mlxr.compiler.plan.lower import Lowering
 from mlxr.compiler.plan.lower_attention import copy_blocks_draft
 from mlxr.compiler.plan.make_cpu import make_cpu
-from mlxr.compiler.plan.memory import arena_choice, place_activations
-from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, Plan, Step, Target
+from mlxr.compiler.plan.memory import arena_choice, chunk_choice, chunk_tokens, place_activations
+from mlxr.compiler.plan.plan import KernelEntry, KernelPort, Launch, Plan, Step
 from mlxr.compiler.plan.recipes import recipes
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.target_types import TargetTypes
 from mlxr.compiler.plan.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.names import load_tensor_names
@@ -39,33 +40,35 @@ def make_plan(
     source: OpGraph,
     graphs: Mapping[StepName, OpGraph],
     table: GeometryTable,
-    targets: Sequence[Target],
+    types: Sequence[TargetTypes],
     origin: Provenance,
 ) -> tuple[Plan, dict[str, str]]:
     """The plan of a spec, and the sources that it names, by file.
 
     Args:
-        spec: the spec.
-        arena: its arena.
+        spec: the spec, with the types of the first target.
+        arena: its arena, likewise.
         source: the graph as built, for the shapes of the tensors in files.
         graphs: the ordered graph of each step.
         table: the geometry of each launch.
-        targets: what to generate code for.
+        types: of each target to generate code for.
         origin: what the sources say of their origin.
 
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
     """
-    sequences = spec.cache.max_sequences
+    sequences, targets = spec.cache.max_sequences, {one.target: one for one in types}
+    chunk = chunk_choice(spec, table)
+    prefill_chunk = chunk_tokens(spec, chunk)
     # At least all sequences can decode in one step; at most all of them can be filled in one.
-    max_tokens = max(sequences, min(spec.prefill_chunk, spec.model.context * sequences))
-    max_rows = max(spec.cache.max_sequences, min(spec.prefill_chunk, 64))
+    max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
+    max_rows = max(spec.cache.max_sequences, min(prefill_chunk, 64))
     weights = _weights(spec, source, graphs.values())
     limits = {name: _limits(spec, name, max_tokens, max_rows) for name in STEPS}
     metal = _make_metal(spec, arena, graphs, table, weights, limits, origin) if "metal" in targets else _Metal()
     cpu, files = None, {entry.file: metal.sources[entry.name].text for entry in metal.kernels}
     if "cpu" in targets:
-        cpu, text = make_cpu(spec, arena, graphs, weights, limits, origin)
+        cpu, text = make_cpu(spec, replace(arena, dtype=targets["cpu"].cache), graphs, weights, limits, origin)
         files[cpu.file] = text
     memory = MemoryPlan(
         weights_bytes=sum(weight.size_bytes for weight in weights),
@@ -75,7 +78,9 @@ def make_plan(
     )
     geometry = table.choose(Site.of_arena("attend", arena)).geometry
     plan = Plan(
-        targets=tuple(targets),
+        targets=tuple(one.target for one in types),
+        types=tuple(types),
+        chunk=chunk,
         steps=metal.steps,
         copy_blocks=metal.copy_blocks,
         kernels=metal.kernels,

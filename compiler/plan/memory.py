@@ -11,6 +11,7 @@ from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.ops import Shape
 from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryTable, Site
 from mlxr.compiler.plan.record import Buffer
+from mlxr.compiler.spec.fields import INT32_MAX
 from mlxr.compiler.spec.model import ModelSpec
 
 ALIGNMENT = 256
@@ -67,6 +68,21 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
     if cache.mode != "auto" or cache.max_sequences > 1 or sized:
         return None
     return table.choose(Site.of_arena("arena", arena)).part("contiguous_")
+
+
+def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
+    """The most prompt tokens of a step, and how steps of prompts are filled up."""
+    chosen = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size)).part("chunk_")
+    if spec.prefill_chunk is None:
+        return chosen
+    return chosen.without(["chunk_tokens"])
+
+
+def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
+    """The most prompt tokens of a step, by the spec or else as chosen; no activation has 2^31 elements."""
+    if spec.prefill_chunk is not None:
+        return spec.prefill_chunk
+    return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
 
 
 def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:

@@ -6,13 +6,16 @@ exclude each other. Everything is a number except the dims of a batch.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.plan.cpu import CpuProgram
+from mlxr.compiler.plan.geometry import padded
 from mlxr.compiler.plan.geometry_rules import ChosenGeometry
 from mlxr.compiler.plan.record import Buffer, MemoryPlan, Record
+from mlxr.compiler.plan.target_types import Target, TargetTypes
 from mlxr.compiler.plan.weights import WeightPlan
 
 BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
@@ -132,14 +135,12 @@ class Step(Record):
     chosen: ChosenGeometry | None = None
 
 
-Target = Literal["metal", "cpu"]
-TARGETS: tuple[Target, ...] = ("metal", "cpu")
-
-
 class Plan(Record):
     """Everything a host and the runtime need besides the weights themselves.
 
     `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
+    `types` are those of each target. `arena` has the type of the first target's cache; `arena_of` gives each one's.
+    `chunk` says how steps of prompts are filled up, and by what `max_tokens` was chosen where that was open.
     `arena_chosen` is by what the arena is contiguous or paged, where that was open.
     `memory` is the metal target's where there is one; the hosts of each target hold the weights as theirs says.
     Contexts of up to `whole_context` tokens are attended to in one launch in decode; all are in batches of as many
@@ -147,6 +148,8 @@ class Plan(Record):
     """
 
     targets: tuple[Target, ...]
+    types: tuple[TargetTypes, ...]
+    chunk: ChosenGeometry
     steps: tuple[Step, ...]
     copy_blocks: Launch | None
     kernels: tuple[KernelEntry, ...]
@@ -168,6 +171,25 @@ class Plan(Record):
         """What the target needs that needs most."""
         memories = (self.memory, self.cpu.memory) if self.cpu else (self.memory,)
         return max(memories, key=lambda memory: memory.total_bytes)
+
+    def types_of(self, target: Target) -> TargetTypes:
+        """The types of a target, of those that the plan has."""
+        return next(types for types in self.types if types.target == target)
+
+    def arena_of(self, target: Target) -> ArenaGeometry:
+        """The arena as a target's code reads it."""
+        return replace(self.arena, dtype=self.types_of(target).cache)
+
+    def padded_tokens(self, tokens: int) -> int:
+        """How many tokens a step of prompts has once it is filled up; see `Geometry.chunk_padding`."""
+        return padded(tokens, self.chunk.sizes["chunk_padding"], self.max_tokens)
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Every number of tokens that such a step may have, ascending; empty where nothing is filled up."""
+        if not self.chunk.sizes["chunk_padding"]:
+            return ()
+        return tuple(dict.fromkeys(map(self.padded_tokens, range(1, self.max_tokens + 1))))
 
     def step(self, name: str) -> Step:
         """The step of that name."""

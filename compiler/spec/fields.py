@@ -39,8 +39,11 @@ def _known_format(name: str) -> str:
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+AUTO = "auto"
+"""What a spec says of a type that is chosen for each target."""
 FloatType = Literal["f32", "f16", "bf16"]
-CacheType = Literal["f32", "f16", "bf16", "q8"]
+ActivationType = Literal["f32", "f16", "bf16", "auto"]
+CacheType = Literal["f32", "f16", "bf16", "q8", "auto"]
 FormatName = Annotated[
     str, AfterValidator(_known_format), WithJsonSchema({"type": "string", "enum": [str(name) for name in WeightFormat]})
 ]

@@ -15,7 +15,9 @@ from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
 from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature
 from mlxr.compiler.spec.fields import (
+    AUTO,
     INT32_MAX,
+    ActivationType,
     CacheType,
     Contradictions,
     Count,
@@ -63,13 +65,19 @@ class Cache(Frozen):
     block_size: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
     """Tokens of one block: a power of two."""
     dtype: CacheType = "bf16"
-    """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token."""
+    """Element type of keys and values; `q8`: 8-bit integers with an f32 scale for each head of each token; `auto`:
+    chosen for each target."""
     max_sequences: Annotated[int, Field(ge=1, le=65536, strict=True)] = 1
     """Sequences held at once."""
     num_blocks: Count | None = None
     """Blocks of the arena; default: enough for max_sequences of full context."""
     memory_budget: SizeBytes | None = None
     """Most bytes for K and V together, instead of num_blocks."""
+
+    @property
+    def widest_dtype(self) -> DType:
+        """The type of which elements are largest, where it is chosen for each target."""
+        return DType.F32 if self.dtype == AUTO else DType(self.dtype)
 
     @model_validator(mode="after")
     def _check(self) -> "Cache":
@@ -158,15 +166,16 @@ class ModelSpec(Frozen):
     """The model's dimensions and properties."""
     cache: Cache = Cache()
     """Layout, mode and size of the KV arena."""
-    activation_dtype: FloatType = "bf16"
-    """Element type of activations between kernels; sums are always in f32."""
+    activation_dtype: ActivationType = "bf16"
+    """Element type of activations between kernels; sums are always in f32. `auto`: chosen for each target."""
     weights: WeightFormats = WeightFormats()
     """Formats of the weights in memory."""
     compute: Literal["exact", "fast"] = "fast"
     """What a host may round: `exact` multiplies by f32 activations; `fast` lets it round them to 8 bits with a scale
     for each 32, or to bf16, where that is faster. Sums are in f32 either way."""
-    prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] = 512
-    """Most prompt tokens of one step; a step in which all sequences decode may have max_sequences."""
+    prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] | None = 512
+    """Most prompt tokens of one step; null: as many as the chip's table says. A step in which all sequences decode may
+    have max_sequences."""
     memory_budget: SizeBytes | None = None
     """Most bytes for weights, arena and activations together; a spec that needs more is refused."""
 
@@ -182,8 +191,8 @@ class ModelSpec(Frozen):
                 f"set both to {embedding}, or model.tie_embeddings to false",
             )
         self._check_arena(wrong)
-        width = max(self.model.hidden_size, *map(_widest, self.model.layers))
-        if self.prefill_chunk * width > INT32_MAX:
+        width = self.widest_activation
+        if (self.prefill_chunk or 1) * width > INT32_MAX:
             wrong.add(
                 "prefill_chunk",
                 f"prefill_chunk {self.prefill_chunk} x {width}, the widest activation, is more than 2^31 - 1 elements",
@@ -213,6 +222,11 @@ class ModelSpec(Frozen):
                     "name another format for it in weights.tensors",
                 )
 
+    @property
+    def widest_activation(self) -> int:
+        """Columns of the widest activation."""
+        return max(self.model.hidden_size, *map(_widest, self.model.layers))
+
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
         """Every weight matrix by its canonical name: its rows (outputs) and columns (inputs)."""
         return matrix_shapes(self.model)
@@ -240,7 +254,7 @@ class ModelSpec(Frozen):
             * model.num_layers
             * cache.block_size
             * model.attention.num_kv_heads
-            * cache_row_bytes(DType(cache.dtype), model.attention.head_dim)
+            * cache_row_bytes(cache.widest_dtype, model.attention.head_dim)
         )
         if cache.memory_budget is not None and not block_bytes <= cache.memory_budget:
             wrong.add(

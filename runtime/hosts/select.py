@@ -34,6 +34,16 @@ def resolve_host(name: str, targets: Collection[Target] = TARGETS) -> str:
     return name
 
 
+def target_of(host: str, targets: Collection[Target]) -> Target:
+    """The target whose types a host computes with; of `reference`, the first that the artifact has.
+
+    Args:
+        host: a host's name, not `auto`.
+        targets: what the artifact has code for.
+    """
+    return _NEEDS[host] if host in _NEEDS else next(iter(targets))
+
+
 def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | None = None) -> None:
     """Finds out, before anything is loaded, whether a host can run here.
 

@@ -14,17 +14,20 @@ from mlxr.compiler.version import VERSION
 
 if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
+    from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.model_source import load
     from mlxr.runtime.completion import Completion, Event
     from mlxr.runtime.conversation import Conversation
     from mlxr.runtime.generate import Generation
-    from mlxr.runtime.model import Model, load
+    from mlxr.runtime.model import Model
     from mlxr.runtime.sampling import Sampling
 
 __version__ = VERSION
 
 __all__ = [
     "Artifact",
+    "Changes",
     "Completion",
     "Conversation",
     "Event",
@@ -40,13 +43,14 @@ __all__ = [
 # Names are imported when first used, so that `mlxr-compile` never waits for MLX.
 _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
+    "Changes": "mlxr.compiler.spec.change",
     "ModelSpec": "mlxr.compiler.spec.model",
     "Completion": "mlxr.runtime.completion",
     "Conversation": "mlxr.runtime.conversation",
     "Event": "mlxr.runtime.completion",
     "Generation": "mlxr.runtime.generate",
     "Model": "mlxr.runtime.model",
-    "load": "mlxr.runtime.model",
+    "load": "mlxr.model_source",
     "Sampling": "mlxr.runtime.sampling",
 }
 

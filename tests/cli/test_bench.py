@@ -134,7 +134,7 @@ def test_traffic_counts_each_weight_once_and_of_the_table_only_rows() -> None:
         one, four = weight_bytes(artifact, host), weight_bytes(artifact, host, 4)
         assert one == 2 * parameters + 4 * norms + 2 * 2048
         assert four - one == 3 * 2 * 2048
-    assert cache_bytes(artifact.plan, 10) == 10 * 22 * 2 * 4 * 64 * 2
+    assert cache_bytes(artifact.plan.arena, 10) == 10 * 22 * 2 * 4 * 64 * 2
 
 
 def test_a_tied_table_is_read_whole() -> None:

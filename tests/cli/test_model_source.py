@@ -9,8 +9,9 @@ import pytest
 
 import mlxr
 from mlxr.cli import main
-from mlxr.cli.model_source import Changes, resolve_artifact
 from mlxr.compiler.errors import MlxrError, SpecError
+from mlxr.compiler.spec.change import Changes
+from mlxr.model_source import resolve_artifact
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.cli import main, model_source
+from mlxr import model_source
+from mlxr.cli import main
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.codegen import render
 from mlxr.compiler.codegen.environment import environment

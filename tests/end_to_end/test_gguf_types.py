@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.imported_model import import_model
 from mlxr_tests.storyteller import GOLDEN
 
 TYPES = [path.stem.removeprefix("tiny-") for path in sorted(GOLDEN.glob("tiny-*.gguf"))]

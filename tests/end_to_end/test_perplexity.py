@@ -6,9 +6,9 @@ import pytest
 
 import mlxr
 from mlxr.bench.perplexity import perplexity
-from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.imported_model import import_model
 from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr_tests.storyteller import BF16, Q4_K_M, Q8_0, TOKENIZER, VALID

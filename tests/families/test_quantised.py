@@ -10,8 +10,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model
 
-from mlxr.cli.imported_model import import_model
 from mlxr.compiler.errors import SpecError
+from mlxr.imported_model import import_model
 from mlxr_tests.family_models import Config, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, prompts, relative_error, theirs
 

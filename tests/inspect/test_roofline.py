@@ -103,7 +103,7 @@ def test_of_experts_those_that_are_chosen_count() -> None:
 def test_weights_and_cache_are_those_that_the_benchmark_counts() -> None:
     artifact = compiled(small_spec(weights={"default": "f16"}, model__hidden_size=64))
     step = steps(artifact, context=30)["decode"]
-    weights = weight_bytes(artifact, "metal") + cache_bytes(artifact.plan, 30)
+    weights = weight_bytes(artifact, "metal") + cache_bytes(artifact.plan.arena, 30)
     activations = step.work.size_bytes - weights
     assert 0 < activations < 0.1 * weights
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr.model_source import load
 from mlxr.runtime.hosts.sim_host import SimHost
-from mlxr.runtime.model import Model, load
+from mlxr.runtime.model import Model
 from mlxr_tests.specs import compiled, random_weights, small_spec
 
 LAYERS = 2

@@ -112,7 +112,7 @@ def measure(model: Model, work: Workload) -> Measurement:
     sequences.close()
     host, step = model.host.name, statistics.median(steps)
     read = weight_bytes(model.artifact, host, work.batch)
-    cached = cache_bytes(plan, work.batch * (work.start + work.decode_tokens // 2))
+    cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
     memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     return Measurement(
         prefill_tokens_per_second=work.batch * work.prompt_tokens / prefill_seconds,

@@ -2,7 +2,7 @@
 
 import re
 
-from mlxr.compiler.artifact import Artifact, ModelSpec, Plan
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec
 
 _EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.")
 
@@ -38,7 +38,6 @@ def _share(spec: ModelSpec, name: str, rows: int) -> float:
     return min(1.0, rows * experts.per_token / experts.count) if experts else 1.0
 
 
-def cache_bytes(plan: Plan, tokens: int) -> int:
+def cache_bytes(arena: ArenaGeometry, tokens: int) -> int:
     """Bytes of K and V of so many tokens, in all layers."""
-    arena = plan.arena
     return 2 * arena.num_layers * arena.num_kv_heads * arena.row_bytes * tokens

@@ -5,7 +5,8 @@ import json
 import time
 from dataclasses import asdict
 
-from mlxr.cli.model_source import Changes, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_model_arguments, load_model
+from mlxr.compiler.spec.change import Changes
 
 _UNITS = {
     "prefill_tokens_per_second": "tokens/s",
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args, Changes(needed_context=work.needed_context, sequences=work.batch))
     load_seconds = time.perf_counter() - start
     measured = asdict(measure(model, work))
-    spec, arena = model.artifact.spec, model.artifact.plan.arena
+    spec, arena = model.artifact.spec, model.arena.geometry
     figures: dict[str, object] = {
         "model": spec.name,
         "host": model.host.name,
         "threads": getattr(model.host, "threads", None),
         "compute": spec.compute,
         "weights": spec.weights.default,
+        "activations": str(model.types.activations),
         "cache": f"{arena.dtype}, {arena.mode}",
         "prompt_tokens": work.prompt_tokens,
         "decode_tokens": work.decode_tokens,

@@ -6,7 +6,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError

@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from mlxr.cli.model_source import add_cache_argument, add_context_argument
+from mlxr.cli.model_arguments import add_context_argument
 from mlxr.compiler.errors import MlxrError, RequestError, SpecError
+from mlxr.compiler.type_options import add_type_arguments
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,15 +21,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (standard output)")
     parser.add_argument("--compute", choices=("exact", "fast"), default="fast", help="what the spec says of it (fast)")
     add_context_argument(parser)
-    add_cache_argument(parser)
+    add_type_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.cli.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
     from mlxr.compiler.importers.imported import ImportOptions  # noqa: PLC0415
     from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
+    from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
 
     if args.context is not None and args.context < 1:
         raise RequestError(f"--context is {args.context}; expected at least 1")
@@ -36,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(
             f"{args.model}: is no model's own files; expected a .gguf file, or a folder with a config.json or one .gguf"
         )
-    options = ImportOptions(context=args.context, compute=args.compute, cache_dtype=args.kv)
+    options = ImportOptions(
+        context=args.context, compute=args.compute, activation_dtype=args.activations, cache_dtype=args.kv
+    )
     spec, weights = import_model(args.model, options)
     text = f"# Imported from {weights.name!a}: mlxr-compile makes an artifact of it.\n{dump_spec(spec)}"
     if args.output is None:

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from mlxr.compiler.artifact import TARGETS
+from mlxr.compiler.type_options import add_type_arguments
+from mlxr.model_source import MODEL_HELP
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -13,7 +15,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="show what an artifact holds",
         description="Show what an artifact holds: memory, kernels, and one row per launch of decode and prefill.",
     )
-    parser.add_argument("model", metavar="MODEL", help="an artifact folder, a spec file, or a bundled model's name")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--kernel", metavar="NAME", help="show the source of a kernel, by its name or label")
     shown.add_argument("--graph", metavar="FILE.svg", type=Path, help="draw the op graph before and after fusion")
@@ -30,6 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     roofline.add_argument("--measure", action="store_true", help="measure each launch on this machine's GPU")
     roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (512)")
     roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (1)")
+    add_type_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

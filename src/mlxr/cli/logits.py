@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.compiler.errors import MlxrError, RequestError
 
 

@@ -6,9 +6,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from mlxr.cli.model_source import Changes, add_cache_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.spec.change import Changes
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,7 +21,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "The text is cut into windows, each read from an empty cache, after a BOS if the model has one before texts.",
     )
     add_model_arguments(parser)
-    add_cache_argument(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument("--context", dest="window", type=int, default=512, metavar="N", help="tokens of a window (512)")
     parser.add_argument(
@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
         "model": spec.name,
         "host": model.host.name,
         "compute": spec.compute,
+        "activations": str(model.types.activations),
         "weights": spec.weights.default,
-        "cache": model.artifact.plan.arena.dtype,
+        "cache": str(model.types.cache),
         "text": str(args.text),
         "context": args.window,
         "perplexity": found.value,
@@ -68,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(
         f"perplexity {found.value:.4f} +- {found.error:.4f}  ({found.tokens} tokens, {found.windows} windows of "
-        f"{args.window}; {figures['model']}, weights {figures['weights']}, cache {figures['cache']}, "
-        f"{figures['compute']}, host {figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
+        f"{args.window}; {figures['model']}, weights {figures['weights']}, activations {figures['activations']}, "
+        f"cache {figures['cache']}, {figures['compute']}, host "
+        f"{figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
     )
     return 0
 

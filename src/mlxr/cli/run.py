@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from mlxr.cli.model_source import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print()
     if args.stats:
-        _print_stats(stats)
+        _print_stats(stats, str(model.types))
     return 130 if interrupted else 0
 
 
@@ -77,6 +77,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
     return {
         "prompt_tokens": completion.prompt_tokens,
         "host": model.host.name,
+        "types": model.types.model_dump(mode="json"),
         "launches": _launches(model),
         "notes": list(model.host.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
@@ -93,7 +94,7 @@ def _launches(model: Model) -> dict[str, int]:
     return {name: counts[name] for name in [*order, *sorted(set(counts) - set(order))] if counts[name]}
 
 
-def _print_stats(stats: dict[str, object]) -> None:
+def _print_stats(stats: dict[str, object], types: str) -> None:
     def speed(key: str) -> str:
         return f"{stats[key]:.1f} tokens/s" if stats[key] is not None else "not measured"
 
@@ -104,6 +105,7 @@ def _print_stats(stats: dict[str, object]) -> None:
         f"then {speed('decode_tokens_per_second')}; {sum(launches.values())} launches of {len(launches)} kernels",
         file=sys.stderr,
     )
+    print(f"  {types}", file=sys.stderr)
     for name, count in launches.items():
         print(f"  {count:6}  {name}", file=sys.stderr)
     notes = stats["notes"]

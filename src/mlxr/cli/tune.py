@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from mlxr.cli.model_source import MODEL_HELP
+from mlxr.compiler.type_options import add_type_arguments
+from mlxr.model_source import MODEL_HELP
 from mlxr.runtime.hosts.names import HOST_NAMES
 
 
@@ -25,6 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--chip", metavar="NAME", help="whose geometry to start from (the artifact's, else this machine's)"
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (512)")
+    add_type_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print what tuning.json holds")
     parser.set_defaults(run=run)
 

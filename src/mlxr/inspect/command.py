@@ -6,10 +6,10 @@ import os
 import shutil
 import sys
 
-from mlxr.cli.model_source import resolve_artifact
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.errors import ArtifactError, RequestError
+from mlxr.compiler.type_options import type_changes
 from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
@@ -18,6 +18,7 @@ from mlxr.inspect.report_json import kernel_json, report_json
 from mlxr.inspect.roofline import roofline as limits
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
+from mlxr.model_source import resolve_artifact
 
 _DEFAULT_SIZE = (120, 24)
 DEFAULT_CONTEXT = 512
@@ -31,7 +32,7 @@ def show(args: argparse.Namespace) -> int:
         ArtifactError: there is no such artifact or kernel.
         MlxrError: the picture cannot be written; options that do not go together; see `roofline`.
     """
-    artifact, _ = resolve_artifact(args.model)
+    artifact, _ = resolve_artifact(args.model, type_changes(args))
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")

@@ -73,7 +73,8 @@ def cpu_report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = Fa
     about = (
         f"{artifact.spec.name}: {len(program.kernels)} C functions in {program.file}, compute {program.compute}; "
         f"{size(memory.weights_bytes)} of weights, {size(memory.arena_bytes)} of arena, "
-        f"{size(memory.activation_bytes)} of scratch, and {size(program.thread_bytes)} for each thread after the first"
+        f"{artifact.plan.types_of('cpu')}; {size(memory.activation_bytes)} of scratch, "
+        f"and {size(program.thread_bytes)} for each thread after the first"
     )
     lines = textwrap.wrap(about, max(width, NARROWEST), subsequent_indent="  ")
     for step in program.steps:
@@ -141,6 +142,7 @@ def cpu_json(artifact: Artifact) -> dict[str, object]:
     return {
         "file": program.file,
         "compute": program.compute,
+        "types": artifact.plan.types_of("cpu").model_dump(mode="json"),
         "memory": program.memory.model_dump() | {"total_bytes": program.memory.total_bytes},
         "bytes_per_thread": program.thread_bytes,
         "functions": [kernel.model_dump() for kernel in program.kernels],

@@ -88,6 +88,7 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
         ("arena", size(memory.arena_bytes), f"{arena.mode}; K and V, each {shape}, {arena.dtype}"),
         ("activations", size(memory.activation_bytes), f"the larger of {steps}"),
         ("total", size(memory.total_bytes), budget),
+        *(("types", types.target, str(types)) for types in plan.types),
         ("kernels", str(len(plan.kernels)), "show one with --kernel NAME"),
         ("geometry", artifact.chip.name, f"chosen for {artifact.chip.title}"),
     ):
@@ -129,6 +130,7 @@ def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
     of_steps = [step.chosen for step in artifact.plan.steps if step.chosen]
     of_arena = [artifact.plan.arena_chosen] if artifact.plan.arena_chosen else []
+    of_arena.append(artifact.plan.chunk)
     chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps + of_arena
     order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
     found = {

@@ -24,6 +24,8 @@ def report_json(artifact: Artifact) -> dict[str, Any]:
         "num_layers": plan.num_layers,
         "memory": plan.memory.model_dump() | {"total_bytes": plan.memory.total_bytes},
         "arena": arena | {"dtype": str(plan.arena.dtype), "shape": list(plan.arena.shape)},
+        "types": [types.model_dump(mode="json") for types in plan.types],
+        "chunk": plan.chunk.model_dump() | {"max_tokens": plan.max_tokens},
         "arena_chosen": plan.arena_chosen.model_dump() if plan.arena_chosen else None,
         "launches_per_decode_token": per_token,
         "launches_per_prefill_chunk": next(len(p.rows) for p in steps if p.name == "prefill"),

@@ -32,7 +32,7 @@ def untied(facts: Facts) -> Facts:
 def test_the_bundled_model_gives_its_own_spec(storyteller_config: Facts) -> None:
     spec = imported(storyteller_config)
     assert spec.model == storyteller_spec().model
-    assert (spec.weights.default, spec.activation_dtype, spec.cache.dtype) == ("bf16", "bf16", "f16")
+    assert (spec.weights.default, spec.activation_dtype, spec.cache.dtype) == ("bf16", "auto", "auto")
 
 
 def test_defaults_are_those_of_transformers(storyteller_config: Facts) -> None:

@@ -42,7 +42,7 @@ def test_the_bundled_model_gives_its_own_spec(gguf_facts: Reader) -> None:
     assert spec.model == expected.model
     assert spec.name == "storyteller"
     assert spec.weights.default == "q8_0"
-    assert (spec.cache.dtype, spec.activation_dtype, spec.compute) == ("f16", "f32", "fast")
+    assert (spec.cache.dtype, spec.activation_dtype, spec.compute) == ("auto", "auto", "fast")
 
 
 EXPECTED = {

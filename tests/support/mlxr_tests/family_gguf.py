@@ -9,8 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
+from mlxr.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.tensor_rows import open_tensor, selected

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cli.imported_model import import_model
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.imported_model import import_model
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import make_host

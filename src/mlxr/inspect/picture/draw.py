@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from mlxr.compiler.artifact import Artifact, DType
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.errors import MlxrError
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
@@ -113,7 +113,7 @@ def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
     """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
     graphs = [artifact.graph(name) for name in _ABOUT]
     groups = layer_groups(graphs)
-    source, *fused = (fold(graph, groups, DType(artifact.spec.activation_dtype)) for graph in graphs)
+    source, *fused = (fold(graph, groups, artifact.plan.types[0].activations) for graph in graphs)
     columns = [source_column(source, MARGIN, FIRST_ROW)]
     for graph in fused:
         x = columns[-1].x + columns[-1].width + COLUMN_GAP
@@ -152,8 +152,9 @@ def draw_graphs(artifact: Artifact) -> str:
         title=f"{spec.name}: the op graph before and after fusion",
         about=(
             f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, {attention.num_heads} query "
-            f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are {spec.activation_dtype} "
-            f"unless marked; the KV arena holds K and V of {shape} each, {arena.dtype}"
+            f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are "
+            f"{artifact.plan.types[0].activations} unless marked; the KV arena holds K and V of {shape} "
+            f"each, {arena.dtype}"
         ),
         columns=drawn,
         column_y=TITLE_HEIGHT,

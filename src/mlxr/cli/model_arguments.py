@@ -1,0 +1,79 @@
+"""The arguments that say which model to load, and where and how to run it."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from mlxr.cli.streams import ProgressLine
+from mlxr.compiler.errors import RequestError
+from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
+from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.compiler.type_options import add_type_arguments
+from mlxr.model_source import MODEL_HELP, load
+from mlxr.runtime.hosts.names import HOST_NAMES
+
+if TYPE_CHECKING:
+    from mlxr.runtime.model import Model
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which model to load, and where and how to run it."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--weights", metavar="W", help="a .gguf or .safetensors file, or a folder of them")
+    parser.add_argument(
+        "--tokenizer", metavar="T", help="a tokenizer.json or tokenizer.model, if it is not in or beside the weights"
+    )
+    parser.add_argument(
+        "--host",
+        default="auto",
+        choices=HOST_NAMES,
+        help="where to run: metal (Apple silicon), cuda (NVIDIA GPUs), cpu (C made for this CPU), sim (the Metal "
+        "kernels, checked, on any CPU), reference (MLX ops)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (one for each core)")
+    parser.add_argument(
+        "--compute",
+        choices=("exact", "fast"),
+        help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (as the spec says, else fast)",
+    )
+    add_type_arguments(parser)
+
+
+def add_context_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that says how long a sequence may be."""
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help=f"longest sequence (as the spec says; of .gguf files and folders the model's own, at most "
+        f"{DEFAULT_CONTEXT}, because the whole cache is allocated)",
+    )
+
+
+def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
+    """The model that the arguments name, loaded.
+
+    Args:
+        args: of `add_model_arguments`, and perhaps of `add_context_argument`.
+        needed: what the command itself must have; context, compute and types are those of the arguments.
+
+    Raises:
+        MlxrError: it cannot be found, compiled or loaded.
+    """
+    context = getattr(args, "context", None)
+    if context is not None and context < 1:
+        raise RequestError(f"--context is {context}; expected at least 1")
+    changes = Changes(context, needed.needed_context, needed.sequences, args.compute, args.activations, args.kv)
+    with ProgressLine() as line:
+
+        def show(what: str, done: int, total: int) -> None:
+            line.show(f"loading {what} {100 * done // max(1, total)} %")
+
+        return load(
+            args.model,
+            args.weights,
+            host=args.host,
+            tokenizer=args.tokenizer,
+            threads=args.threads,
+            changes=changes,
+            progress=show,
+        )

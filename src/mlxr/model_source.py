@@ -1,0 +1,159 @@
+"""What MODEL means: an artifact, a spec, a bundled model's name, or a model's own files; and how it is loaded."""
+
+import hashlib
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxr.compiler.artifact import Artifact, Chip, load_artifact
+from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
+from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.spec.catalog import bundled_specs, find_spec
+from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
+from mlxr.compiler.spec.load import dump_spec, load_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import VERSION
+from mlxr.runtime.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from mlxr.runtime.hosts.host import Progress
+    from mlxr.runtime.model import Model
+
+MODEL_HELP = "an artifact folder, a spec file, a bundled model's name, a .gguf file, or a Hugging Face folder"
+
+
+def load(
+    model: "Artifact | str | os.PathLike[str]",
+    weights: "str | Path | None" = None,
+    *,
+    host: str = "auto",
+    tokenizer: "str | Path | None" = None,
+    threads: int | None = None,
+    changes: Changes = NO_CHANGES,
+    progress: "Progress | None" = None,
+) -> "Model":
+    """Loads a model; what is not compiled yet is compiled for the host, and cached.
+
+    Args:
+        model: an artifact, or as text or path what commands take for MODEL: an artifact folder, a spec file, a bundled
+            model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
+        weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
+        host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
+        tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
+            weights.
+        threads: how many threads host cpu runs; None: one for each core that this process may use.
+        changes: of the model's spec: context, sequences, types.
+        progress: told of the loading.
+
+    Raises:
+        MlxrError: it cannot be found, compiled or loaded; see `Model`.
+    """
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.model import Model  # noqa: PLC0415
+
+    where = resolve_host(host)
+    if where == "cpu" and changes.activation_dtype not in (None, "f32"):
+        raise RequestError(
+            f"activations are {changes.activation_dtype}, but host cpu computes with f32 ones: leave the option out"
+        )
+    own = None
+    if isinstance(model, Artifact):
+        artifact = _as_changed(model, changes)
+    else:
+        artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
+    if weights is None and own is None:
+        raise WeightsError(f"{model} comes without weights: name them with --weights FILE")
+    return Model(artifact, weights or own or "", host=host, tokenizer=tokenizer, threads=threads, progress=progress)
+
+
+def chip_of(host: str) -> Chip | None:
+    """The chip that a host runs on, where its launch geometry depends on it and it is known.
+
+    Args:
+        host: a host's name, not `auto`.
+    """
+    if host not in ("metal", "cuda"):
+        return None
+    from mlxr.compiler.chips.catalog import find_chip_of_device  # noqa: PLC0415 (only where there is a GPU)
+    from mlxr.tuning.pieces import device_name  # noqa: PLC0415
+
+    return find_chip_of_device(device_name())
+
+
+def resolve_artifact(
+    name: str, changes: Changes = NO_CHANGES, chip: Chip | None = None
+) -> tuple[Artifact, Path | None]:
+    """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
+
+    An artifact that is not as the changes ask is compiled again, from its own spec and for its own chip.
+
+    Args:
+        name: MODEL.
+        changes: to its spec.
+        chip: whose launch geometry to take where there is no artifact yet; None: one for all.
+
+    Raises:
+        MlxrError: there is no such model, or it cannot be compiled with these changes.
+    """
+    path = Path(name)
+    if name not in bundled_specs():
+        from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+
+        if is_model_file(path):
+            options = ImportOptions(
+                changes.context,
+                changes.needed_context,
+                changes.sequences,
+                changes.compute or "fast",
+                changes.activation_dtype,
+                changes.cache_dtype,
+            )
+            spec, weights = import_model(path, options)
+            return _cached(spec, chip), weights
+        if path.is_dir():
+            return _as_changed(load_artifact(path), changes), None
+    spec_path = find_spec(name)
+    spec = load_spec(spec_path)
+    bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
+    return _cached(changed(spec, changes), chip), bundled if bundled.is_file() else None
+
+
+def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:
+    spec = changed(artifact.spec, changes)
+    return artifact if spec == artifact.spec else _cached(spec, artifact.chip)
+
+
+def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
+    """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
+    geometry = chip.model_dump_json() if chip else ""
+    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
+    entry = f"{spec.name}-{key}"
+    try:
+        return load_artifact(cache_folder("artifacts") / entry)
+    except (MlxrError, OSError):
+        from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
+
+        artifact = compile_spec(spec, chip=chip).artifact
+    try:
+        artifact.write(cache_folder("artifacts") / entry)
+    except (MlxrError, OSError) as error:
+        print(f"note: not cached: {error}", file=sys.stderr)
+    return artifact
+
+
+def _compiler_digest() -> str:
+    """A hash of all that decides what a spec compiles to: after a change of a template the cache holds nothing."""
+    digest = hashlib.sha256(VERSION.encode())
+    for package, pattern in (
+        ("mlxr.compiler", "*.py"),
+        ("mlxr.compiler", "chips/*.yaml"),
+        ("mlxr.templates", "*.jinja"),
+        ("mlxr.templates", "*.h"),
+        ("mlxr.models", "families/*"),
+    ):
+        folder = Path(str(resources.files(package)))
+        for path in sorted(folder.rglob(pattern)):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
