@@ -24,6 +24,7 @@ from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.warm_up import warm_up
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -77,6 +78,8 @@ class Model:
         self.arena = Arena(plan.arena_of(self.types.target))
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
+        if self.host.builds_late:
+            warm_up(self.host, self.pager, progress)
 
     def _find_tokenizer(
         self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None

@@ -17,7 +17,7 @@ from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.plan.check import check_plan
 from mlxr.compiler.plan.draft import Draft
-from mlxr.compiler.plan.geometry_rules import GeometryTable, Site
+from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryTable, Site
 from mlxr.compiler.plan.lower import Lowering
 from mlxr.compiler.plan.lower_attention import copy_blocks_draft
 from mlxr.compiler.plan.make_cpu import make_cpu
@@ -80,7 +80,7 @@ def make_plan(
     plan = Plan(
         targets=tuple(one.target for one in types),
         types=tuple(types),
-        chunk=chunk,
+        chunk=_exact(chunk) if _reads_whole_contexts(metal.steps) else chunk,
         steps=metal.steps,
         copy_blocks=metal.copy_blocks,
         kernels=metal.kernels,
@@ -155,6 +155,17 @@ def _make_metal(
         )
     copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None
     return _Metal(tuple(steps), copy, tuple(kernels.values()), sources, tile)
+
+
+def _reads_whole_contexts(steps: Iterable[Step]) -> bool:
+    """Whether MLX's attention may take a step, which aligns the last query with the last key."""
+    return any(extent.dim == "context" for step in steps for one in step.launches for extent in one.threadgroups)
+
+
+def _exact(chunk: ChosenGeometry) -> ChosenGeometry:
+    """The same, but nothing is filled up."""
+    why = {name: reason for name, reason in chunk.why.items() if name != "chunk_padding"}
+    return chunk.model_copy(update={"sizes": {**chunk.sizes, "chunk_padding": 0}, "why": why})
 
 
 def _limits(spec: ModelSpec, step: StepName, max_tokens: int, max_rows: int) -> dict[str, int]:

@@ -71,7 +71,7 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
 
 
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
-    """The most prompt tokens of a step, and how steps of prompts are filled up."""
+    """The most prompt tokens of a step, where that is open, and how steps of prompts are filled up."""
     chosen = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size)).part("chunk_")
     if spec.prefill_chunk is None:
         return chosen

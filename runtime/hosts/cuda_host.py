@@ -3,8 +3,8 @@
 The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
 graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
 shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
-Prefill of a size that has been seen before is traced likewise. It runs in parts: the GPU begins with the first layers
-while the CPU is busy with the others.
+Prefill is traced likewise; it is filled up to one of few sizes (see runtime/padding.py), all of which are traced at
+load. It runs in parts: the GPU begins with the first layers while the CPU is busy with the others.
 
 Weights that MLX's matmul takes unpacked stay so where there is memory to spare (see cuda/kept_weights.py).
 
@@ -83,6 +83,9 @@ class CudaHost(MlxHost):
         decode = self.plan.step("decode")
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
+        self._context_matters = any(
+            "context" in buffer.shape for step in self.plan.steps if step.name == "prefill" for buffer in step.buffers
+        )
         self._inputs = DecodeInputs()
         self._decodes: _Recent[_Trace] = _Recent()
         self._prefills: _Recent[list[_Trace] | None] = _Recent()
@@ -120,11 +123,11 @@ class CudaHost(MlxHost):
             return self._decode(step, dims, arrays, others)
         packed = Packed.of(arrays)
         uploaded = packed.upload()
-        key = (step.name, *dims.values(), *(place.start for place in packed.places.values()), len(others))
+        key = (*self._prefill_key(step, dims), *(place.start for place in packed.places.values()), len(others))
         parts = self._prefills.get(key)
         if parts is None:
-            # The first of a size is not traced: it may be the only one.
-            again = key in self._prefills and not self._tell
+            # Steps that are filled up have few sizes. The first of another is not traced: it may be the only one.
+            again = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
             parts = self._parts(step, dims, traced=again)
             self._prefills.keep(key, parts if again else None)
         else:
@@ -136,6 +139,15 @@ class CudaHost(MlxHost):
                 made = part.run(made)
                 self.launches.update(part.launches)
         return self.results_of(step, dims, made)
+
+    def _has_few_sizes(self, dims: Dims) -> bool:
+        return bool(self.plan.padded_sizes) and dims["seqs"] == 1 and dims["rows"] <= 1
+
+    def _prefill_key(self, step: Step, dims: Dims) -> _Key:
+        """What a trace of a step of prompts depends on; the context only where launches have its size."""
+        sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
+        conditions = (one.when.holds(dims) for one in step.launches if one.when is not None)
+        return (step.name, *sizes.values(), *conditions)
 
     def _decode(
         self, step: Step, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]

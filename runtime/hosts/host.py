@@ -33,6 +33,8 @@ class Host(ABC):
     name: ClassVar[str]
     pipelines: ClassVar[bool] = False
     """Whether steps are lazy MLX graphs, so that one can be started before the tokens of the last one are known."""
+    builds_late: ClassVar[bool] = False
+    """Whether something is built at the first step of each kind: `warm_up` takes these steps at load."""
 
     def __init__(self, artifact: Artifact, arena: Arena) -> None:
         """Keeps what all hosts need.

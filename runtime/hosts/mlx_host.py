@@ -22,6 +22,7 @@ from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_di
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
 from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.padding import padded_batch
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Arrays = dict[str, mx.array]
@@ -35,6 +36,7 @@ class MlxHost(ArrayHost):
     """Runs the plan on the GPU that MLX computes on."""
 
     pipelines = True
+    builds_late = True
 
     def __init__(
         self,
@@ -97,7 +99,10 @@ class MlxHost(ArrayHost):
 
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
-        step, dims = step_of(self.plan, batch), batch_dims(batch)
+        step = step_of(self.plan, batch)
+        if step.name == "prefill":
+            batch = padded_batch(batch, self.plan)
+        dims = batch_dims(batch)
         arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[step.name]}
         logits, self.arena.token = self.launch_step(step, dims, arrays)
         if not dims["rows"]:

@@ -1,0 +1,154 @@
+"""Steps of prompts that are filled up: nothing that is added changes a number, and no new length builds anything."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxr
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.plan.geometry import Geometry
+from mlxr.runtime.arena import Arena
+from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.binding import batch_dims
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.padding import NO_SLOT, padded_batch
+from mlxr.runtime.pager import Pager
+from mlxr.runtime.warm_up import decode_contexts, prompt_sizes
+from mlxr_tests.arenas import nan_arena
+from mlxr_tests.fake_card import SimLauncher, Sums, use_card
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
+
+pytestmark = pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+
+HALF: dict[str, Any] = {"activation_dtype": "bf16", "cache__dtype": "bf16", "weights": {"default": "bf16"}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "f32": ({}, {}),
+    "q8 cache, paged": ({"cache": {"dtype": "q8", "block_size": 4, "max_sequences": 3, "mode": "paged"}}, {}),
+    "MLX's matmul": (HALF, {"mlx_min_rows": 2}),
+    "matrix instructions": (
+        HALF | {"model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}},
+        {"prefill_mma": 1, "prefill_rows": 16, "mlx_min_rows": 0},
+    ),
+    "experts": (
+        {
+            "model__tensor_names": "canonical",
+            "model__mlp": {"intermediate_size": 32, "experts": {"count": 5, "per_token": 2, "router": "softmax_topk"}},
+        },
+        {},
+    ),
+}
+STEPS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 5),), ((1, 9), (2, 2)), ((0, 1), (1, 3)), ((0, 7), (2, 1)))
+"""Of each step, (sequence, tokens) of its parts."""
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """`mx.compile` does nothing."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def numbers(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> tuple[list[np.ndarray], list[Any], list[int]]:
+    """Logits of every step, the arena after all of them, and the tokens that each step was launched with."""
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    arena, launched = nan_arena(Arena(artifact.plan.arena)), []
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], arena)
+    launch_step = host.launch_step
+    monkeypatch.setattr(
+        host, "launch_step", lambda step, dims, batch: launched.append(dims["tokens"]) or launch_step(step, dims, batch)
+    )
+    pager = Pager.from_geometry(artifact.plan.arena)
+    ids, logits, random = [pager.add_sequence() for _ in range(3)], [], np.random.default_rng(3)
+    for parts in STEPS:
+        requests = [
+            BatchRequest(ids[s], random.integers(0, 61, count).tolist(), pager.length(ids[s])) for s, count in parts
+        ]
+        logits.append(np.array(host.read(host.step(Batch.build(requests, pager, artifact.plan.query_tile)))))
+    return logits, [np.array(one.view(mx.uint8)) for one in (arena.k, arena.v)], launched
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_added_changes_no_number(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    changes, sizes = CASES[case]
+    exact, filled = (
+        numbers(monkeypatch, compiled(small_spec(**changes), Geometry(partition=16, chunk_padding=padding, **sizes)))
+        for padding in (0, 8)
+    )
+    assert exact[2] == [5, 11, 4, 8] and filled[2] == [8, 16, 8, 8]
+    for got, want in zip((*filled[0], *filled[1]), (*exact[0], *exact[1]), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_a_filled_up_batch_has_the_shapes_of_its_size() -> None:
+    plan = compiled(small_spec(), Geometry(chunk_padding=8)).plan
+    found = set()
+    for counts in ((3, 9), (1, 10), (6, 6), (12, 4)):
+        pager = Pager.from_geometry(plan.arena)
+        requests = [BatchRequest(pager.add_sequence(), [7] * count, 0) for count in counts]
+        batch = Batch.build(requests, pager, plan.query_tile)
+        filled, count = padded_batch(batch, plan), batch.num_tokens
+        found.add((filled.num_tokens, filled.num_tiles, len(filled.slots), len(filled.positions)))
+        assert np.array_equal(filled.slots[:count], batch.slots) and (filled.slots[count:] == NO_SLOT).all()
+        assert np.array_equal(filled.query_tiles[: batch.num_tiles], batch.query_tiles)
+        nobodys = filled.query_tiles[batch.num_tiles :]
+        rows = [first + i for says, first in nobodys.tolist() for i in range(-1 - says)]
+        assert rows == list(range(count, filled.num_tokens)), "each added token is in one tile"
+        assert batch_dims(filled)["context"] == batch_dims(batch)["context"]
+    assert len(found) == 1
+
+
+def test_no_length_that_fits_a_size_is_traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec(cache__max_sequences=1), Geometry(chunk_padding=8))
+    launch = Sums()
+    use_card(monkeypatch, artifact, launch)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, launched = Pager.from_geometry(artifact.plan.arena), []
+    for length in (5, 7, 8, 3, 12, 9, 16, 2):
+        launch.calls.clear()
+        seq_id = pager.add_sequence()
+        host.read(host.step(Batch.build([BatchRequest(seq_id, [1] * length, 0)], pager, artifact.plan.query_tile)))
+        pager.free(seq_id)
+        launched.append(bool(launch.calls))
+    assert launched == [True, False, False, False, True, False, False, False]
+
+
+def test_after_loading_nothing_is_built_for_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the first one, nor for a length never seen, nor for decoding into the second partition."""
+    spec = storyteller_spec(model={"context": 96}, prefill_chunk=64)
+    artifact = compile_spec(spec, Geometry(chunk_padding=16, partition=32)).artifact
+    launch = Sums()
+    use_card(monkeypatch, artifact, launch)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    told: list[str] = []
+    model = mlxr.load(artifact, Q8_0, host="cuda", progress=lambda what, done, total: told.append(what))
+    assert "steps" in told and launch.calls, "these were built at load"
+    assert not model.host.launches and not model.pager.num_sequences, "and count for nothing"
+    launch.calls.clear()
+    for length in (1, 2, 37, 63, 64, 65, 90):
+        assert len(model.generate(list(range(1, length + 1)), max_tokens=4).token_ids) == 4
+    assert not launch.calls
+    assert model.host.launches
+
+
+def test_what_is_built_at_load_covers_every_size_and_every_way_to_attend() -> None:
+    plan = compiled(small_spec(model__context=100, prefill_chunk=64), Geometry(chunk_padding=16, partition=32)).plan
+    assert prompt_sizes(plan) == [8, 16, 32, 48, 64]
+    assert decode_contexts(plan) == [(1, 1), (1, 33), (3, 1)]
+    exact = compiled(small_spec(**HALF), Geometry(mlx_min_rows=20)).plan
+    assert not exact.padded_sizes and {2, 19, 20, 32} >= set(prompt_sizes(exact)) >= {2, 20, 32}
+
+
+def test_steps_for_mlxs_attention_are_not_filled_up() -> None:
+    """It aligns the last query with the last key."""
+    spec = small_spec(**HALF, model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 32})
+    plan = compiled(spec, Geometry(chunk_padding=8, mlx_min_tokens=8, mlx_min_rows=0)).plan
+    assert plan.padded_sizes == () and plan.padded_tokens(5) == 5
