@@ -5,6 +5,7 @@ sequences that are freed again.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import mlx.core as mx
 
@@ -36,18 +37,15 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
     for done, tokens in enumerate(sizes):
         if progress is not None:
             progress("steps", done, total)
-        whole = tokens == sizes[-1] and tokens < plan.arena.context
-        for rows in ("none", "last") if whole else ("last",):
-            seq_id = pager.add_sequence()
-            try:
-                request = BatchRequest(seq_id, [0] * tokens, 0, "last" if rows == "last" else "none")
-                _draw(host, pager, [request], _SAMPLINGS[:1])
-            finally:
-                pager.free(seq_id)
+        if tokens == sizes[-1] and tokens < plan.arena.context:
+            _prompt(host, pager, tokens, "none")
+        _prompt(host, pager, tokens, "last")
     for done, (sequences, context) in enumerate(contexts):
         if progress is not None:
             progress("steps", len(sizes) + done, total)
         _decode(host, pager, sequences, context)
+    # What was built last may have made room for itself in MLX's memory: one more prompt finds out.
+    _prompt(host, pager, sizes[len(sizes) // 2], "last")
     host.launches.clear()
     host.launches.update(counted)
 
@@ -73,6 +71,14 @@ def decode_contexts(plan: Plan) -> list[tuple[int, int]]:
     lengths = [1, *([whole + 1] if whole + 1 < context else [])]
     many = [(plan.arena.max_sequences, 1)] if plan.arena.max_sequences > 1 else []
     return [(1, length) for length in lengths if length < context] + many
+
+
+def _prompt(host: Host, pager: Pager, tokens: int, rows: Literal["last", "none"]) -> None:
+    seq_id = pager.add_sequence()
+    try:
+        _draw(host, pager, [BatchRequest(seq_id, [0] * tokens, 0, rows)], _SAMPLINGS[:1])
+    finally:
+        pager.free(seq_id)
 
 
 def _decode(host: Host, pager: Pager, sequences: int, context: int) -> None:

@@ -40,9 +40,10 @@ class Geometry:
         matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
         gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
         gemm_mma: 1: by matrix instructions there, for 64 rows at once, where activations are of 16 bits.
-        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where weight
-            and activations are of one 16-bit type; mma_min_rows 0: never.
-        mma_simdgroups: simdgroups there that share the columns of 64 rows of the weight.
+        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where
+            activations are of 16 bits, and the weight of their type or quantised; mma_min_rows 0: never.
+        mma_simdgroups: simdgroups there that share the columns of a threadgroup's rows of the weight.
+        mma_outputs: these rows, of quantised weights: 16, 32 or 64 (of others they are 64).
         attend_simdgroups: simdgroups that share the context of one KV head in decode.
         attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
         attend_unroll: keys of a lane group that are loaded and scored at once.
@@ -91,6 +92,7 @@ class Geometry:
     mma_min_rows: int = 0
     mma_max_rows: int = 64
     mma_simdgroups: int = 8
+    mma_outputs: int = 64
     attend_simdgroups: int = 8
     attend_heads: int = 0
     attend_unroll: int = 1
@@ -151,6 +153,8 @@ class Geometry:
             raise PlanError(
                 f"geometry: mma_min_rows {self.mma_min_rows} must be at most mma_max_rows, {self.mma_max_rows}"
             )
+        if self.mma_outputs not in (16, 32, 64):
+            raise PlanError(f"geometry: mma_outputs is {self.mma_outputs}; expected 16, 32 or 64")
         if not 1 <= self.mma_simdgroups <= 14:
             raise PlanError(f"geometry: mma_simdgroups is {self.mma_simdgroups}; expected 1 to 14, whose sums fit")
         if self.matvec_mma and (self.matvec_mma > 1 or self.matvec_outputs < 16 or self.matvec_unroll not in (1, 2, 4)):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from mlxr.compiler.arena import ArenaGeometry
 from mlxr.compiler.codegen.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
-from mlxr.compiler.codegen.mma_kernels import MMA_COLUMNS, MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
+from mlxr.compiler.codegen.mma_kernels import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.codegen.projection_kernels import (
     GEMM_COLUMNS,
     GEMM_MMA_TILE,
@@ -204,7 +204,7 @@ class Lowering(Drafting):
             activation=dtype,
             norm=None,
             epilogue=kernel.epilogue,
-            outs=MMA_TILE_ROWS // kernel.epilogue.halves,
+            outs=(g.mma_outputs if layout.dtype is DType.U8 else MMA_TILE_ROWS) // kernel.epilogue.halves,
             simdgroups=g.mma_simdgroups,
             split=g.mma_simdgroups,
             gather=kernel.gather,
@@ -213,9 +213,8 @@ class Lowering(Drafting):
         ranges = [cut for cut in ranges if cut[1] <= cut[2]]
         first = max(ranges[0][1], g.mma_min_rows) if ranges else 1
         last = min(ranges[-1][2], g.mma_max_rows) if ranges else 0
-        of_one_type = dtype.is_16_bit and layout.dtype is dtype
-        fits = kernel.in_features % MMA_COLUMNS == 0 and kernel.out_features >= one.outs
-        if not g.mma_min_rows or first > last or not of_one_type or not fits:
+        of_one_type = dtype.is_16_bit and layout.dtype in (dtype, DType.U8)
+        if not g.mma_min_rows or first > last or not of_one_type or not one.fits:
             return False, ranges
         below: list[_Range] = [(other, low, min(high, first - 1)) for other, low, high in ranges]
         above: list[_Range] = [(other, max(low, last + 1), high) for other, low, high in ranges]

@@ -210,6 +210,40 @@ def test_several_rows_by_matrix_instructions(case, rows):
         run_rows(OpBench(artifact, sum_error=4e-3), "prefill", op, rows, "all")
 
 
+QUANTISED = {
+    "affine": {"weights": {"default": "affine4_g32_bf16"}, "activation_dtype": "bf16", **BIASES},
+    "f16": {"weights": {"default": "affine8_g64_f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
+    "mixed": {
+        "weights": {"default": "q4_k", "tensors": {"layers.*.attention.v": "q6_k", "layers.*.mlp.down": "q6_k"}},
+        "activation_dtype": "bf16",
+    },
+    "blocks of 32": {"weights": {"default": "q5_0"}, "activation_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+@pytest.mark.parametrize("rows", [2, 9, 30, 65])
+def test_several_rows_of_quantised_weights_by_matrix_instructions(case, rows):
+    """The weight is rounded to 16 bits, as where it is unpacked for MLX."""
+    changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | QUANTISED[case]
+    outputs = 64 if case == "affine" else 16
+    geometry = Geometry(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=3, mma_outputs=outputs)
+    bench = OpBench(compiled(small_spec(**changes), geometry), sum_error=4e-3)
+    labels = {k.label for k in bench.plan.kernels}
+    assert {f"{label}_mma{tile}" for label in ("qkv", "o", "gate_up", "down", "logits") for tile in (8, 64)} <= labels
+    for op in (QKV, OUT, GATED, DOWN):
+        run_rows(bench, "prefill", op, rows)
+    run_rows(bench, "prefill", LOGITS, rows, "all")
+
+
+def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions():
+    weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
+    changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}
+    plan = compiled(small_spec(**changes), Geometry(mma_min_rows=2, mma_max_rows=90)).plan
+    labels = {kernel.label for kernel in plan.kernels}
+    assert "gate_up_rows" in labels and "gate_up_mma8" not in labels and "down_mma8" in labels
+
+
 @pytest.mark.parametrize("rows", [3, 30])
 def test_more_simdgroups_than_columns_for_them(rows):
     changes = FORMATS | types("bf16", "bf16", hidden=64, intermediate=96)

@@ -1,4 +1,4 @@
-// attend_prefill_mma_5264f5a7
+// attend_prefill_mma_a3c6891d
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -10,7 +10,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (2 KV heads, tiles) threadgroups of 4 simdgroups.
 //   qkv        [tokens, 512] bf16: 4 query, 2 key, 2 value heads of 64
-//   query_tiles  [tiles, 2] i32: sequence, first token
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 3] i32
@@ -103,7 +103,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_mma_5264f5a7(
+[[kernel]] void attend_prefill_mma_a3c6891d(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -124,8 +124,16 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint group = lane / 4, quad = lane % 4;
   const uint kv_head = threadgroup_position_in_grid.x;
   const uint first_head = kv_head * 2u;
-  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
+  if (query_tiles[2 * threadgroup_position_in_grid.y] < 0) {
+    const uint count = (uint)(-1 - query_tiles[2 * threadgroup_position_in_grid.y]) * 256u;
+    device bfloat16_t* row = out + (ulong)first_token * 256u;
+    for (uint i = threadgroup_position_in_grid.x * 128u + thread_index_in_threadgroup; i < count; i += 256u) {
+      row[i] = (bfloat16_t)0.0f;
+    }
+    return;
+  }
+  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint num_tokens = min(32u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
   const uint end = first_position + num_tokens;

@@ -1,4 +1,4 @@
-// attend_prefill_f62fc3fd
+// attend_prefill_fe41e1b2
 // small spec of a test
 //
 // Prefill: attention over the arena, for chunks that may see earlier context.
@@ -8,7 +8,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (1 KV heads, tiles) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 128] f32: 2 query, 1 key, 1 value heads of 32
-//   query_tiles  [tiles, 2] i32: sequence, first token
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   k_arena, v_arena  [3, 1, 16, 1, 36] q8
@@ -36,7 +36,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_f62fc3fd(
+[[kernel]] void attend_prefill_fe41e1b2(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -55,8 +55,16 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
   const uint first_head = kv_head * 2u;
-  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
+  if (query_tiles[2 * threadgroup_position_in_grid.y] < 0) {
+    const uint count = (uint)(-1 - query_tiles[2 * threadgroup_position_in_grid.y]) * 64u;
+    device float* row = out + (ulong)first_token * 64u;
+    for (uint i = threadgroup_position_in_grid.x * 256u + thread_index_in_threadgroup; i < count; i += 256u) {
+      row[i] = (float)0.0f;
+    }
+    return;
+  }
+  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint num_tokens = min(16u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 

@@ -1,4 +1,4 @@
-// rope_cache_write_b81ff63d
+// rope_cache_write_e07a33b4
 // small spec of a test
 //
 // Prefill: K and V of each token go to the token's slot of the arena.
@@ -7,7 +7,7 @@
 // Grid: one threadgroup of 64 threads a token.
 //   qkv        [tokens, 128] f32: 2 query, 1 key, 1 value heads of 32
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 16 + offset
+//   slots      [tokens] i32: block * 16 + offset; -1 of tokens that are nobody's
 //   k_arena, v_arena  [3, 1, 16, 1, 36] q8, written
 //     a row: 32 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first
@@ -32,7 +32,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 36u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_b81ff63d(
+[[kernel]] void rope_cache_write_e07a33b4(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -48,6 +48,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   device int8_t* k_out = const_cast<device int8_t*>(k_arena);
   device int8_t* v_out = const_cast<device int8_t*>(v_arena);
   const uint t = threadgroup_position_in_grid.x;
+  if (slots[t] < 0) {
+    return;
+  }
   const uint slot = (uint)slots[t];
   const ulong row = arena_row(slot / 16u, layer[0], slot % 16u);
   const device float* key = qkv + (ulong)t * 128u + 64u;

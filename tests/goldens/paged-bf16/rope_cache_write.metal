@@ -1,4 +1,4 @@
-// rope_cache_write_a06c655d
+// rope_cache_write_dd5ac3c5
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -6,7 +6,7 @@
 // Grid: one threadgroup of 32 threads a token.
 //   qkv        [tokens, 128] bf16: 2 query, 1 key, 1 value heads of 32
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 16 + offset
+//   slots      [tokens] i32: block * 16 + offset; -1 of tokens that are nobody's
 //   k_arena, v_arena  [6, 1, 16, 1, 32] bf16, written
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -47,7 +47,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 16u + offset) * 32u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_a06c655d(
+[[kernel]] void rope_cache_write_dd5ac3c5(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -61,6 +61,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   device bfloat16_t* k_out = const_cast<device bfloat16_t*>(k_arena);
   device bfloat16_t* v_out = const_cast<device bfloat16_t*>(v_arena);
   const uint t = threadgroup_position_in_grid.x;
+  if (slots[t] < 0) {
+    return;
+  }
   const uint slot = (uint)slots[t];
   const int position = positions[t];
   const ulong row = arena_row(slot / 16u, layer[0], slot % 16u);

@@ -1,4 +1,4 @@
-// rope_cache_write_95e67117
+// rope_cache_write_24e71186
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -7,7 +7,7 @@
 // Grid: one threadgroup of 128 threads a token.
 //   qkv        [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 1 + offset
+//   slots      [tokens] i32: block * 1 + offset; -1 of tokens that are nobody's
 //   k_arena, v_arena  [80, 1, 1, 2, 44] q8, written
 //     a row: 40 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first
@@ -56,7 +56,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)block * 1u + layer) * 1u + offset) * 88u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_95e67117(
+[[kernel]] void rope_cache_write_24e71186(
   const device float* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -72,6 +72,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   device int8_t* k_out = const_cast<device int8_t*>(k_arena);
   device int8_t* v_out = const_cast<device int8_t*>(v_arena);
   const uint t = threadgroup_position_in_grid.x;
+  if (slots[t] < 0) {
+    return;
+  }
   const uint slot = (uint)slots[t];
   const int position = positions[t];
   const ulong row = arena_row(slot / 1u, layer[0], slot % 1u);

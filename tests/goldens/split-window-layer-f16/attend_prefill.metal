@@ -1,4 +1,4 @@
-// attend_prefill_6bc6b54c
+// attend_prefill_d7de0d5e
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -8,7 +8,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 240] f16: 2 query, 2 key, 2 value heads of 40
-//   query_tiles  [tiles, 2] i32: sequence, first token
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 10] i32
@@ -67,7 +67,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_6bc6b54c(
+[[kernel]] void attend_prefill_d7de0d5e(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -87,8 +87,16 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   const uint simd_gid = simdgroup_index_in_threadgroup;
   const uint kv_head = threadgroup_position_in_grid.x;
   const uint first_head = kv_head * 1u;
-  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint first_token = (uint)query_tiles[2 * threadgroup_position_in_grid.y + 1];
+  if (query_tiles[2 * threadgroup_position_in_grid.y] < 0) {
+    const uint count = (uint)(-1 - query_tiles[2 * threadgroup_position_in_grid.y]) * 80u;
+    device float16_t* row = out + (ulong)first_token * 80u;
+    for (uint i = threadgroup_position_in_grid.x * 256u + thread_index_in_threadgroup; i < count; i += 512u) {
+      row[i] = (float16_t)0.0f;
+    }
+    return;
+  }
+  const uint sequence = (uint)query_tiles[2 * threadgroup_position_in_grid.y];
   const uint num_tokens = min(32u, (uint)query_start[sequence + 1] - first_token);
   const uint first_position = (uint)positions[first_token];
 

@@ -1,4 +1,4 @@
-// rope_cache_write_9a045d52
+// rope_cache_write_e0286eff
 // small spec of a test
 //
 // Prefill: K is rotated, then K and V of each token go to the token's slot of the arena.
@@ -6,7 +6,7 @@
 // Grid: one threadgroup of 96 threads a token.
 //   qkv        [tokens, 240] f16: 2 query, 2 key, 2 value heads of 40
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 4 + offset
+//   slots      [tokens] i32: block * 4 + offset; -1 of tokens that are nobody's
 //   k_arena, v_arena  [1, 20, 4, 2, 40] f16, written
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32
@@ -49,7 +49,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)layer * 20u + block) * 4u + offset) * 80u;
 }
 // ---- kernel
-[[kernel]] void rope_cache_write_9a045d52(
+[[kernel]] void rope_cache_write_e0286eff(
   const device float16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -63,6 +63,9 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   device float16_t* k_out = const_cast<device float16_t*>(k_arena);
   device float16_t* v_out = const_cast<device float16_t*>(v_arena);
   const uint t = threadgroup_position_in_grid.x;
+  if (slots[t] < 0) {
+    return;
+  }
   const uint slot = (uint)slots[t];
   const int position = positions[t];
   const ulong row = arena_row(slot / 4u, layer[0], slot % 4u);

@@ -230,6 +230,16 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
+    "quantised-rows-by-matrix": (
+        small_spec(
+            **_BLOCKS,
+            weights={"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "affine4_g64_bf16"}},
+            activation_dtype="bf16",
+            cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
+        ),
+        Geometry(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
+        ("qkv_mma8", "gate_up_mma32", "down_mma16"),
+    ),
     "gemm-by-matrix": (
         small_spec(
             **_BLOCKS,
