@@ -111,6 +111,9 @@ def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], m
     artifact = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact
     on_metal = metal(artifact)
     assert isinstance(on_metal.host, MetalHost)
+    assert SimMetalKernel.calls and not on_metal.host.launches, "what is launched at load counts for nothing"
+    SimMetalKernel.calls.clear()
+    on_metal.arena.token = mx.zeros((8,), dtype=mx.uint32)
     on_sim = mlxr.load(artifact, Q8_0, host="sim")
     prompts = ["The old woman", "One morning the king of the mice and"]
     got = on_metal.start(prompts, max_tokens=6, num_samples=2, sampling=mlxr.Sampling(temperature=0.5, seed=3))
