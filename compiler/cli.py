@@ -59,6 +59,8 @@ def run(argv: Sequence[str] | None) -> int:
         return 0
     if args.spec is None:
         parser.error("name a SPEC, or ask for --schema")
+    if args.target == ("cpu",) and args.activations not in (None, "f32"):
+        parser.error(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
     spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
     compilation = compile_spec(spec, targets=args.target, chip=find_chip(args.chip))
     if args.output is not None:
