@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxr_tests.few import few
 from mlxr_tests.specs import without_provenance
 from mlxr_tests.variants import VARIANTS, kernels_of, variant
 
@@ -20,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 _DIGEST = """
 import sys
 from mlxr_tests.variants import VARIANTS, variant
-from mlxr_tests.few import few
 print({name: variant(name).digest for name in VARIANTS})
 """
 
