@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean fuzz
+.PHONY: demo test test-all test-rest check format bench clean fuzz
+
+TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
+SHARE ?= 0/1
 
 demo: $(VENV)/.demo
 	@$(BIN)/mlxr-compile storyteller -o build/storyteller
@@ -16,7 +19,14 @@ demo: $(VENV)/.demo
 	  --max-tokens 160 --temperature 0.7 --min-p 0.05 --seed 7
 
 test: $(STAMP) check
-	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(TESTS)
+
+# Every test; and a share of those that `make test` leaves out: make test-rest SHARE=0/4.
+test-all: $(STAMP) check
+	$(TESTS) --all
+
+test-rest: $(STAMP)
+	$(TESTS) --rest --share $(SHARE)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

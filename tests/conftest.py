@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --update-golden, --repeat and --share."""
+    """Adds --all, --rest, --share, --repeat and --update-golden."""
+    parser.addoption("--all", action="store_true", help="run the long tests too, which `make test` leaves out")
+    parser.addoption("--rest", action="store_true", help="run the long tests alone")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
     parser.addoption("--repeat", type=int, default=1, help="run each kernel test on cuda so often, with other numbers")
     parser.addoption(
@@ -51,11 +55,39 @@ def _share(text: str) -> tuple[int, int]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves this process its share of the tests that -k and -m chose."""
+    """Of the tests that -k and -m chose, leaves the short ones, the long ones, or all; and of these this share."""
+    if config.getoption("--rest"):
+        _leave(config, items, [item for item in items if item.get_closest_marker("long")])
+    elif not (config.getoption("--all") or any("::" in argument for argument in config.args)):
+        _leave(config, items, [item for item in items if not item.get_closest_marker("long")])
     index, count = config.getoption("--share")
-    own = items[index::count]
-    config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % count != index])
+    _leave(config, items, items[index::count])
+
+
+def _leave(config: pytest.Config, items: list[pytest.Item], own: list[pytest.Item]) -> None:
+    kept = set(own)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = own
+
+
+SLOW_S = 5.0
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says what time the tests took in all, which short ones took much of it, and how to run a share again."""
+    spent: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[report.nodeid] += report.duration
+    terminalreporter.write_line(f"{sum(spent.values()):.0f} s of tests")
+    if not (config.getoption("--all") or config.getoption("--rest")):
+        for test, seconds in spent.most_common(20):
+            if seconds > SLOW_S:
+                terminalreporter.write_line(f"{seconds:.0f} s for one short test: {test}; see tests/README.md")
+    elif config.getoption("--rest") and {"failed", "error"} & terminalreporter.stats.keys():
+        share = "{}/{}".format(*config.getoption("--share"))
+        terminalreporter.write_line(f"this was share {share} of the long tests; again: make test-rest SHARE={share}")
 
 
 @pytest.fixture

@@ -4,4 +4,4 @@
 set -e
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src:tests/support:${PYTHONPATH}"
-exec python3 -m pytest -p no:cacheprovider -q -k cuda "$@" tests/kernels tests/end_to_end/test_storyteller.py tests/end_to_end/test_cuda.py
+exec python3 -m pytest -p no:cacheprovider -q --all -k cuda "$@" tests/kernels tests/end_to_end/test_storyteller.py tests/end_to_end/test_cuda.py

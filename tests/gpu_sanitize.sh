@@ -29,7 +29,7 @@ for ((i = 0; i < processes; i++)); do
     trap '' INT
     export CUDA_VISIBLE_DEVICES=$((i % (gpus ? gpus : 1)))
     compute-sanitizer --tool "$tool" "${options[@]}" --log-file "$logs/$i.%p.log" \
-      python3 -m pytest -p no:cacheprovider -k cuda --share "$i/$processes" --deselect tests/kernels/test_cuda_texts.py \
+      python3 -m pytest -p no:cacheprovider --all -k cuda --share "$i/$processes" --deselect tests/kernels/test_cuda_texts.py \
       --deselect tests/kernels/test_cuda_step_texts.py "$@" tests/kernels
     echo $? >"$logs/$i.status"
   ) >"$logs/$i.txt" 2>&1 &

@@ -159,6 +159,7 @@ def test_all_layers_agree_with_mlx_lm(weights: dict[str, RandomWeights]) -> None
         check_against_peer(ours.logits(tokens), theirs.logits([5, 300, 7, 32]))
 
 
+@pytest.mark.long
 def test_turns_go_on_when_sequences_have_grown(weights: dict[str, RandomWeights]) -> None:
     one = row(batch=3)
     ours = Ours(one, spec_document(one), "reference", weights["bf16"])
@@ -229,6 +230,7 @@ def test_a_process_that_dies_costs_one_row(tmp_path: Path, monkeypatch: pytest.M
     assert found.has(row(tokens=1100))
 
 
+@pytest.mark.long
 def test_two_rows_from_the_command_line(tmp_path: Path) -> None:
     """Only host cuda keeps weights unpacked, so that of others a prompt is measured in one way."""
     rows = ("toy/affine4/decode-24", "toy/affine4/prefill-40")

@@ -89,10 +89,15 @@ def test_on_the_cpu_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["launches_per_decode_step"] == len(program.step("decode").launches) - 4 * 5, "two layers, not six"
 
 
+@pytest.mark.long
 def test_an_imported_model_is_compiled_for_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", str(Q8_0), "--host", "reference", "--prompt-tokens", "2", "--decode-tokens", "1"]
     assert main([*arguments, "--context", "1023", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 1023
+
+
+def test_an_imported_model_has_no_more_than_its_own_context(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", str(Q8_0), "--host", "reference", "--prompt-tokens", "2", "--decode-tokens", "1"]
     assert main([*arguments, "--context", "1024"]) == 1
     assert "the model's own context is 1024 tokens; 1025 are asked for" in capsys.readouterr().err
 

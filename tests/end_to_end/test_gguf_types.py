@@ -7,6 +7,7 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.imported_model import import_model
+from mlxr_tests.few import few
 from mlxr_tests.storyteller import GOLDEN
 
 TYPES = [path.stem.removeprefix("tiny-") for path in sorted(GOLDEN.glob("tiny-*.gguf"))]
@@ -16,22 +17,30 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_logits(kind: str) -> None:
-    """Those of the exact numbers to fp32 rounding; llama.cpp's within what its 8-bit activations cost."""
+def load(kind: str, host: str) -> tuple[mlxr.Model, list[int]]:
+    """The model in f32 but for its weights, and the tokens of the recorded logits."""
     path = GOLDEN / f"tiny-{kind}.gguf"
-    recorded = np.load(GOLDEN / "tiny-llamacpp.npz")
     spec, _ = import_model(path, ImportOptions())
     cache = spec.cache.model_copy(update={"dtype": "f32"})
     spec = spec.model_copy(update={"activation_dtype": "f32", "cache": cache})
     artifact = compile_spec(spec, targets=("metal",)).artifact
-    tokens = recorded["tokens"].tolist()
-    found = {}
+    return mlxr.load(artifact, path, host=host), np.load(GOLDEN / "tiny-llamacpp.npz")["tokens"].tolist()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_logits_are_llama_cpps(kind: str) -> None:
+    """Within what its 8-bit activations cost."""
+    model, tokens = load(kind, "reference")
+    assert relative_error(model.logits(tokens), np.load(GOLDEN / "tiny-llamacpp.npz")[f"logits_{kind}"]) < 0.05
+
+
+@pytest.mark.parametrize("kind", few(TYPES, ["Q4_K_M", "IQ4_XS", "Q5_1"]))
+def test_kernels_give_the_references_logits(kind: str) -> None:
+    """Those of the exact numbers to fp32 rounding."""
+    prompts, answers = [], []
     for host in ("sim", "reference"):
-        model = mlxr.load(artifact, path, host=host)
-        prompt = model.logits(tokens)
-        answer = model.start([tokens[:20]], max_tokens=3, ignore_eos=True).finish()[0]
-        found[host] = (prompt, answer.token_ids)
-    assert relative_error(found["sim"][0], found["reference"][0]) < 2e-5
-    assert found["sim"][1] == found["reference"][1]
-    assert relative_error(found["sim"][0], recorded[f"logits_{kind}"]) < 0.05
+        model, tokens = load(kind, host)
+        prompts.append(model.logits(tokens))
+        answers.append(model.start([tokens[:20]], max_tokens=3, ignore_eos=True).finish()[0].token_ids)
+    assert relative_error(*prompts) < 2e-5
+    assert answers[0] == answers[1]

@@ -12,6 +12,7 @@ import pytest
 
 import mlxr
 from mlxr_tests.arena_steps import NUM_STEPS
+from mlxr_tests.few import few
 
 
 def figures(*arguments: str) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def figures(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("host", ["sim", "cpu"])
+@pytest.mark.parametrize("host", few(["sim", "cpu"], ["cpu"]))
 def test_200_queued_steps_make_no_copy_of_the_arena(host: str) -> None:
     found = figures(host)
     one_copy = found["arena_bytes"] // 2
@@ -41,6 +42,7 @@ def test_200_queued_steps_make_no_copy_of_the_arena(host: str) -> None:
     assert found["launches"] >= NUM_STEPS * 5 * found["num_layers"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["sim", "cpu"])
 def test_a_copy_would_show_in_the_resident_size(host: str) -> None:
     found = figures(host, "--copy")

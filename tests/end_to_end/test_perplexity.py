@@ -31,6 +31,7 @@ def loaded(path: Path, compute: str) -> mlxr.Model:
     return mlxr.load(artifact, weights, host="cpu", tokenizer=TOKENIZER)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [Q8_0, Q4_K_M, BF16.parent], ids=["q8_0", "q4_k_m", "bf16"])
 def test_fast_is_within_three_per_mille_of_exact(path: Path, ids: list[int]) -> None:
     exact, fast = (perplexity(loaded(path, compute), ids, WINDOW).value for compute in ("exact", "fast"))

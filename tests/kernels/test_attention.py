@@ -6,6 +6,7 @@ import pytest
 
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
+from mlxr_tests.few import covering, few
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import SUM_ERROR
@@ -15,7 +16,14 @@ pytestmark = pytest.mark.usefixtures("kernel_host")
 DECODE = ["layers.1.attention.attended"]
 # Every third of the variants in q8, which are all the head dims, layouts and modes.
 Q8_CASES = [dataclasses.replace(case, cache="q8") for case in CASES[1::3]]
+EVERY = CASES + Q8_CASES + EXTRA_CASES
 PREFILL = ["layers.1.attention.cache_write", "layers.1.attention.attended"]
+
+
+def properties(case):
+    """What changes a text by more than a number."""
+    near = case.window and case.window < 3
+    return case.cache, case.activation, case.layout, case.mode, case.block_size > 1, near, case.rope, case.extras
 
 
 def decode(bench, *histories):
@@ -39,7 +47,7 @@ def borders(case):
     return sorted(n for n in around | {case.context - 1} if 0 <= n < case.context)
 
 
-@pytest.mark.parametrize("case", CASES + Q8_CASES + EXTRA_CASES, ids=str)
+@pytest.mark.parametrize("case", few(EVERY, covering(EVERY, properties)), ids=str)
 def test_decode(case):
     bench = OpBench(compiled(case.spec))
     lengths = borders(case)
@@ -50,7 +58,7 @@ def test_decode(case):
         decode(bench, *(lengths[i] for i in order[start : start + num_seqs]))
 
 
-@pytest.mark.parametrize("case", CASES + Q8_CASES + EXTRA_CASES, ids=str)
+@pytest.mark.parametrize("case", few(EVERY, covering(EVERY, properties)), ids=str)
 def test_prefill(case):
     bench = OpBench(compiled(case.spec))
     tile, block = bench.plan.query_tile, case.block_size

@@ -7,6 +7,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import NOT_FOR_MATRICES, Case
+from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -36,8 +37,7 @@ def attend(bench, *histories):
     return set(bench.launches)
 
 
-@pytest.mark.parametrize("simdgroups", [1, 3, 16])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "simdgroups"), few_of(CASES, [1, 3, 16]), ids=str)
 def test_whole_contexts(kernel_host, case, simdgroups):
     """Of no keys, of less than one turn of a simdgroup, of one and of several; heads are merged in turns."""
     bench = mma_bench(compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=simdgroups)), kernel_host)
@@ -47,8 +47,8 @@ def test_whole_contexts(kernel_host, case, simdgroups):
         assert attend(bench, 3, 0, case.context - 1) == {"attend_mma"}
 
 
-@pytest.mark.parametrize("partition", [16, 24])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("partition", few([16, 24], [24]))
+@pytest.mark.parametrize("case", few(CASES, [CASES[3], CASES[4], CASES[7]]), ids=str)
 def test_partitions(kernel_host, case, partition):
     """At their borders; with three of them they become longer."""
     sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2, "partition_mma": 1}
@@ -82,6 +82,7 @@ MISTAKES = [
 """What the text has, what it becomes, and the case: 1 whole contexts, 2 partitions."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new", "kind"), MISTAKES)
 def test_mistake_is_noticed(kernel_host, old, new, kind):
     """In a model with contexts of several turns of one simdgroup, large scores, and a block that ends in a turn."""

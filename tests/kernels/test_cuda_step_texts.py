@@ -11,7 +11,8 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.step_program import step_program
 from mlxr.runtime.hosts.cuda.step_text import step_text
-from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
+from mlxr_tests.few import few
 from mlxr_tests.has_nvrtc import has_nvrtc
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import storyteller_spec
@@ -29,7 +30,7 @@ def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: i
     return step_text(artifact, step_program(artifact.plan), threads, blocks, prefetch).text
 
 
-@pytest.mark.parametrize("name", ALL_SPECS)
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_steps_of_families_compile(name: str) -> None:
     nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry(partition=16))), FLAGS)
 
@@ -64,8 +65,8 @@ def test_the_storytellers_step_becomes_a_cubin() -> None:
     assert nvrtc.compile_cubin("storyteller", text_of(artifact, 256, 4), SM_90A)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 4), (16, 8)])
-@pytest.mark.parametrize(("weights", "most"), [("q8_0", 192), ("affine4_g64_bf16", 192)])
+@pytest.mark.parametrize(("heads", "kv_heads"), few([(32, 4), (16, 8)], [(32, 4)]))
+@pytest.mark.parametrize(("weights", "most"), few([("q8_0", 192), ("affine4_g64_bf16", 192)], [("q8_0", 192)]))
 def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_heads: int) -> None:
     """With the geometry of an H200: one layer of TinyLlama, whose texts are those of all layers; and heads of 128."""
     changes = {

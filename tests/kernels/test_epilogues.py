@@ -7,6 +7,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr_tests.family_specs import family_spec
+from mlxr_tests.few import few_of
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -59,8 +60,7 @@ def projections(artifact, layer="layers.1.mlp"):
     return [op.name for op in artifact.graph("prefill").ops if op.kind == "projection" and op.name.startswith(layer)]
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "weights"), few_of(CASES, WEIGHTS))
 def test_projections(name, weights):
     bench = OpBench(compiled(large_spec(name, WEIGHTS[weights])))
     for op in CASES[name] or projections(bench.artifact):
@@ -89,8 +89,7 @@ def expert_ops(artifact):
     return [op.name for op in ops]
 
 
-@pytest.mark.parametrize("weights", ["f32", "q8_0", "affine4_g32_f16", "bf16"])
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize(("name", "weights"), few_of(EXPERTS, ["f32", "q8_0", "affine4_g32_f16", "bf16"]))
 def test_experts(name, weights):
     bench = OpBench(compiled(large_spec(name, weights)))
     for op in expert_ops(bench.artifact):
@@ -147,6 +146,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("name", "label", "old", "new", "op", "count"), MISTAKES, ids=lambda v: str(v)[:30])
 def test_mistake_is_noticed(name, label, old, new, op, count):

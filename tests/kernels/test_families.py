@@ -1,12 +1,15 @@
 """Every property of model families on sim: whole models against the reference, and each of their kernels launched."""
 
+import itertools
+
 import mlx.core as mx
 import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
-from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
+from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.rounding_pair import RoundingPair
 from mlxr_tests.specs import compiled, random_weights
@@ -30,7 +33,7 @@ def generate(pair):
     pair.step([(a, [4])])
 
 
-@pytest.mark.parametrize("name", ALL_SPECS)
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_family(name):
     pair = HostPair(compiled(family_spec(name), SPLIT))
     generate(pair)
@@ -61,14 +64,20 @@ def check_types(name, dtype, mistake=()):
     pair.check()
 
 
-@pytest.mark.parametrize("name", ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like"])
-@pytest.mark.parametrize("layout", ["block", "layer"])
+WITH_Q8 = itertools.product(
+    ["soft-caps", "sinks", "some-layers-without-rope", "windows-and-ropes", "gemma-like"], ["block", "layer"]
+)
+
+
+@pytest.mark.parametrize(("name", "layout"), few(WITH_Q8, [("gemma-like", "layer"), ("sinks", "block")]))
 def test_q8_cache(name, layout):
     check_q8_cache(name, layout)
 
 
-@pytest.mark.parametrize("name", ["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+IN_16_BITS = itertools.product(["qk-norm-all", "post-norm-layer-bias", "temperature", "olmo-like"], ["bf16", "f16"])
+
+
+@pytest.mark.parametrize(("name", "dtype"), few(IN_16_BITS, [("post-norm-layer-bias", "f16"), ("olmo-like", "bf16")]))
 def test_types(name, dtype):
     check_types(name, dtype)
 
@@ -81,6 +90,7 @@ def test_sinks_of_every_size():
     generate(HostPair(artifact, weights | {name: sinks for name in weights if name.endswith("sinks")}))
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize(
     ("name", "mistake"),
@@ -102,6 +112,7 @@ def test_mistake_beside_a_q8_cache_is_noticed(name, mistake):
         check_q8_cache(name, mistake=mistake)
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize(
     ("name", "mistake"),

@@ -8,6 +8,7 @@ import pytest
 from mlxr.compiler.errors import KernelFault, PlanError
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.few import few, few_of
 from mlxr_tests.matrix_bench import MatrixBench, plant, rounded
 from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
@@ -37,8 +38,10 @@ def error(bench, rows, unroll=1):
     return np.linalg.norm(bench.project(x, STYLE, unroll) - want) / np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
-@pytest.mark.parametrize("format", FORMATS)
+NUMBERS = [(format, activation) for format in FORMATS for activation in ("f16", "bf16")]
+
+
+@pytest.mark.parametrize(("format", "activation"), few(NUMBERS, NUMBERS[::5]))
 def test_numbers_are_those_of_the_definition_rounded(format, activation):
     """A row of x that is 1 in one column gives that column; 77 rows of the weight do not fill its threadgroups."""
     columns = 3 * max(WeightFormat(format).block_elements, 256)
@@ -50,8 +53,7 @@ def test_numbers_are_those_of_the_definition_rounded(format, activation):
         assert (bench.project(x, STYLE, unroll) == rounded(bench.numbers, activation)[:, chosen].T).all()
 
 
-@pytest.mark.parametrize("unroll", [1, 2, 4])
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(("name", "unroll"), few_of(MIXED, [1, 2, 4]))
 def test_mixed_formats(name, unroll):
     """Rows that do not fill a threadgroup, that do, and more."""
     bench = MatrixBench(MIXED[name], 768, seed=1, activation="bf16")
@@ -86,8 +88,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("rows", [2, 64, 90])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "rows"), few_of(CASES, [2, 64, 90]))
 def test_ops(case, rows):
     """Weights, and x after a norm, are rounded to 16 bits; 480 columns are three times five times 32."""
     changes = {**SIZES, **CASES[case]}
@@ -157,6 +158,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
     plant(monkeypatch, kernel_host, old, new)

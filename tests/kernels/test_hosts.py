@@ -6,6 +6,7 @@ import os
 import pytest
 
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled, small_spec
@@ -97,7 +98,7 @@ def artifact_of(name):
     return compiled(spec, geometry)
 
 
-@pytest.fixture(scope="module", params=SPECS)
+@pytest.fixture(scope="module", params=few(SPECS, ["f16-layer", "mixed-types", "contiguous", "q8-everything"]))
 def pair(kernel_host, request):
     return HostPair(artifact_of(request.param))
 

@@ -20,6 +20,7 @@ from mlxr_tests.tolerances import SUM_ERROR, Mismatch
 
 SPLIT = Geometry(partition=16)
 SMALL = compiled(small_spec(cache__dtype="f32"), SPLIT)
+pytestmark = pytest.mark.long
 NOTICED = (Mismatch, KernelFault)  # not AssertionError: the harness's own faults notice nothing
 
 

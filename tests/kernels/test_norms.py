@@ -9,6 +9,7 @@ from mlxr.compiler.codegen.environment import float_literal
 from mlxr.compiler.codegen.row_kernels import NormKernel, QkNormKernel
 from mlxr.compiler.errors import KernelFault
 from mlxr.runtime.mlx_ops import evaluate
+from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import Mismatch, check_op
@@ -87,9 +88,9 @@ def test_widths(width, kind):
     check_norm(norm_kernel(width, kind, residual=1.0, bias="f32" if kind == "layer" else None))
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("weight", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("activation", "weight", "kind"), few_of(["f32", "f16", "bf16"], ["f32", "f16", "bf16"], ["rms", "layer"])
+)
 def test_types(activation, weight, kind):
     check_norm(norm_kernel(88, kind, activation=activation, weight=weight))
     check_norm(norm_kernel(88, kind, activation=activation, weight=weight, bias=weight, residual=0.22))
@@ -107,12 +108,12 @@ def test_a_large_mean_leaves_its_deviations():
     check_norm(norm_kernel(520, "layer"), mean=100.0, sum_error=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("scope", ["head", "heads", "all"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (6, 2, 40), (8, 1, 128), (3, 3, 256), (16, 2, 80), (40, 8, 64)]
-)
-def test_queries_and_keys(heads, kv_heads, head_dim, scope, kind):
+HEADS = [(4, 4, 32), (6, 2, 40), (8, 1, 128), (3, 3, 256), (16, 2, 80), (40, 8, 64)]
+
+
+@pytest.mark.parametrize(("heads", "scope", "kind"), few_of(HEADS, ["head", "heads", "all"], ["rms", "layer"]), ids=str)
+def test_queries_and_keys(heads, scope, kind):
+    heads, kv_heads, head_dim = heads
     check_qk_norm(qk_kernel(heads, kv_heads, head_dim, scope, kind))
     check_qk_norm(qk_kernel(heads, kv_heads, head_dim, scope, kind, bias=("f32", "f32")))
 
@@ -142,6 +143,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("check", "kernel", "old", "new"), MISTAKES)
 def test_mistake_is_noticed(check, kernel, old, new):

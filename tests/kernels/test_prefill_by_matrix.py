@@ -6,6 +6,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr_tests.attention_cases import NOT_FOR_MATRICES, Case
+from mlxr_tests.few import few
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled
 from mlxr_tests.tolerances import Mismatch
@@ -41,8 +42,10 @@ def prefill(bench, *parts):
     return set(bench.launches) - {"rope_cache_write"}
 
 
-@pytest.mark.parametrize("rows", [16, 48, 64])
-@pytest.mark.parametrize("case", CASES, ids=str)
+CHUNKED = [(case, rows) for case in CASES for rows in (16, 48, 64)]
+
+
+@pytest.mark.parametrize(("case", "rows"), few(CHUNKED, CHUNKED[::7]), ids=str)
 def test_chunks(kernel_host, case, rows):
     """First and later ones, of one token, less than a tile, a tile, several; 48 rows do not divide the tile of keys."""
     bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=rows)), kernel_host, EXACTNESS)
@@ -62,7 +65,7 @@ def test_chunks(kernel_host, case, rows):
         assert prefill(bench, (history, min(new, 64))) == {LABEL}
 
 
-@pytest.mark.parametrize("case", PAGED, ids=str)
+@pytest.mark.parametrize("case", few(PAGED, PAGED[-1:]), ids=str)
 def test_many_sequences(kernel_host, case):
     """Prompts beside sequences that decode."""
     bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64)), kernel_host, EXACTNESS)
@@ -89,6 +92,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(kernel_host, old, new):
     """Chunks of several tiles of tokens, after contexts of several tiles of keys."""

@@ -1,9 +1,12 @@
 """Embedding and projection kernels, each op alone: one row (matvec) and several rows (matmul)."""
 
+import itertools
+
 import pytest
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled, small_spec
 
@@ -71,8 +74,11 @@ GEOMETRIES = [
 ]
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize("case", ["f32-f32", "f16-bf16", "bf16-bf16", "biases", "one-more-than-a-simdgroup"])
+@pytest.mark.parametrize(
+    ("case", "geometry"),
+    few_of(["f32-f32", "f16-bf16", "bf16-bf16", "biases", "one-more-than-a-simdgroup"], GEOMETRIES),
+    ids=str,
+)
 def test_geometries_of_one_row(case, geometry):
     """Any number of outputs a simdgroup, columns shared by simdgroups or not, with and without outputs to spare."""
     changes, ops = CASES[case]
@@ -81,14 +87,18 @@ def test_geometries_of_one_row(case, geometry):
         run_rows(bench, "decode", op, 1)
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q4_k", "q6_k", "affine4_g64_bf16", "affine3_g32_f16"])
+@pytest.mark.parametrize(
+    "format", few(["q8_0", "q4_k", "q6_k", "affine4_g64_bf16", "affine3_g32_f16"], ["q4_k", "affine3_g32_f16"])
+)
 def test_geometries_of_formats(format):
     bench = OpBench(compiled(small_spec(**FORMATS, weights={"default": format}), GEOMETRIES[1]))
     for op in ALL:
         run_rows(bench, "decode", op, 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", few(CASES, ["f32-f16", "f16-bf16", "bf16-f32", "biases", "large-eps", "fewer-outputs-than-a-simdgroup"])
+)
 def test_projections(case):
     changes, ops = CASES[case]
     bench = OpBench(compiled(small_spec(**changes)))
@@ -143,8 +153,7 @@ def test_other_geometries(geometry):
             run_rows(bench, "prefill", op, num_tokens, "all")
 
 
-@pytest.mark.parametrize("table", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("activation", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("table", "activation"), few_of(["f32", "f16", "bf16"], ["f32", "f16", "bf16"]))
 def test_embedding(table, activation):
     bench = OpBench(compiled(small_spec(**types(table, activation, hidden=72))))
     for num_tokens in (1, 9):
@@ -156,22 +165,21 @@ def test_embedding_wider_than_a_threadgroup():
     run_rows(OpBench(compiled(spec)), "prefill", "embedded", 3)
 
 
-@pytest.mark.parametrize("geometry", MMA.values(), ids=MMA)
-@pytest.mark.parametrize(
-    "format", ["affine4_g32_bf16", "affine4_g64_f16", "affine4_g128_f32", "q4_0", "q4_k", "q5_k", "q6_k"]
-)
+@pytest.mark.parametrize(("format", "geometry"), few_of(MMA_FORMATS, MMA))
 def test_matrix_instructions(kernel_host, format, geometry):
     """Columns that end in a part of a block of 512, and a whole number of blocks."""
     changes = FORMATS | {"model__mlp": {"intermediate_size": 1280}, "weights": {"default": format}}
-    artifact = compiled(small_spec(**changes), geometry)
+    artifact = compiled(small_spec(**changes), MMA[geometry])
     bench = mma_bench(artifact, kernel_host)
     for op in ALL:
         run_rows(bench, "decode", op, 1)
     assert all("mma_f16(" in artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label in MMA_LABELS)
 
 
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
-@pytest.mark.parametrize("format", MMA_FORMATS)
+IN_16_BITS = list(itertools.product(MMA_FORMATS, ["f16", "bf16"]))
+
+
+@pytest.mark.parametrize(("format", "activation"), few(IN_16_BITS, IN_16_BITS[1::5]))
 def test_matrix_instructions_on_16_bits(kernel_host, format, activation):
     """Without a norm, a number of x is one f16 number but for its scale; columns of very different sizes."""
     changes = FORMATS | types(format, activation, hidden=256, intermediate=1280)
@@ -195,8 +203,7 @@ MATRIX_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", MATRIX_CASES)
-@pytest.mark.parametrize("rows", [2, 9, 16, 27, 64, 65, 90])
+@pytest.mark.parametrize(("case", "rows"), few_of(MATRIX_CASES, [2, 9, 16, 27, 64, 65, 90]))
 def test_several_rows_by_matrix_instructions(case, rows):
     """Outputs and rows that are no whole number of tiles. After a norm, x is rounded to 16 bits."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
@@ -283,14 +290,13 @@ MIXED_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", MIXED_CASES)
-@pytest.mark.parametrize("geometry", MMA.values(), ids=MMA)
+@pytest.mark.parametrize(("case", "geometry"), few_of(MIXED_CASES, MMA))
 def test_formats_side_by_side_by_matrix_instructions(kernel_host, case, geometry):
     """Several formats in one launch: of outputs, and of gates and ups."""
     attention = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 40, "qkv_bias": True}
     changes = {"model__hidden_size": 256, "model__attention": attention, "model__mlp": {"intermediate_size": 768}}
     spec = small_spec(**changes | {"model__vocab_size": 131, "weights": MIXED} | MIXED_CASES[case])
-    artifact = compiled(spec, geometry)
+    artifact = compiled(spec, MMA[geometry])
     bench, step = mma_bench(artifact, kernel_host), artifact.plan.step("decode")
     logits = next(one.op for one in step.launches if artifact.plan.kernel(one.kernel).label == "logits")
     for op in (QKV, OUT, GATED, DOWN, logits):

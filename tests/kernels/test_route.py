@@ -8,6 +8,7 @@ from mlxr.compiler.artifact import DType
 from mlxr.compiler.codegen.row_kernels import RouteKernel
 from mlxr.compiler.errors import KernelFault
 from mlxr.runtime.mlx_ops import evaluate
+from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import Mismatch, check_op
@@ -41,21 +42,23 @@ def numbers(shape, seed, scale=2.0, dtype="f32"):
     return random_array(np.random.default_rng(seed), shape, dtype, scale)
 
 
-@pytest.mark.parametrize("normalise", [False, True], ids=["", "normalised"])
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize(("num_experts", "top_k"), SIZES)
-def test_routers(num_experts, top_k, router, normalise):
+@pytest.mark.parametrize(("size", "router", "normalise"), few_of(SIZES, ROUTERS, [False, True]), ids=str)
+def test_routers(size, router, normalise):
+    num_experts, top_k = size
     kernel = route_kernel(num_experts, top_k, router, normalise=normalise, scale=2.5 if normalise else 1.0)
     _, weights = route(kernel, numbers((TOKENS, num_experts), 1))
     if normalise or router == "topk_softmax":
         assert np.allclose(weights.sum(axis=-1), kernel.scale, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (60, 4), (160, 6), (512, 40)])
-def test_selection_bias(num_experts, top_k, router, dtype):
+@pytest.mark.parametrize(
+    ("size", "router", "dtype"),
+    few_of([(8, 2), (60, 4), (160, 6), (512, 40)], ROUTERS, ["f32", "bf16", "f16"]),
+    ids=str,
+)
+def test_selection_bias(size, router, dtype):
     """It decides the choice, and leaves the weights alone."""
+    num_experts, top_k = size
     x, bias = numbers((TOKENS, num_experts), 2), numbers((num_experts,), 3, 1.0, dtype)
     experts, _ = route(route_kernel(num_experts, top_k, router, bias=dtype, normalise=True), x, bias)
     unbiased, _ = route(route_kernel(num_experts, top_k, router), x)
@@ -113,6 +116,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.sim_only
 @pytest.mark.parametrize(("kernel", "old", "new"), MISTAKES)
 def test_mistake_is_noticed(kernel, old, new):

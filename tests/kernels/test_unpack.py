@@ -11,6 +11,7 @@ import pytest
 
 from mlxr.compiler.errors import KernelFault
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests.few import few_of
 from mlxr_tests.matrix_bench import MatrixBench, plant, unpacked_together
 from mlxr_tests.specs import floats
 
@@ -33,8 +34,7 @@ def is_right(parts, columns, unroll, activation="bf16"):
     return are_right([(parts, columns)], unroll, activation)
 
 
-@pytest.mark.parametrize("unroll", [1, 2, 3])
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
+@pytest.mark.parametrize(("unroll", "activation"), few_of([1, 2, 3], ["f16", "bf16"]))
 def test_spans_that_end_within_a_tile(unroll, activation):
     """By their chunks: after a whole tile, in its middle, after its first; and threadgroups with no piece left."""
     assert is_right(MIXED, 768, unroll, activation)
@@ -42,8 +42,7 @@ def test_spans_that_end_within_a_tile(unroll, activation):
     assert is_right([("affine8_g32_f32", 257), ("q8_0", 1), ("mxfp4", 16)], 32, unroll, activation)
 
 
-@pytest.mark.parametrize("unroll", [1, 2, 3])
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
+@pytest.mark.parametrize(("unroll", "activation"), few_of([1, 2, 3], ["f16", "bf16"]))
 def test_several_weights(unroll, activation):
     """Of other formats, rows and columns each; each begins with threadgroups of its own and at its own first number."""
     assert are_right(SEVERAL, unroll, activation)
@@ -76,6 +75,7 @@ MISTAKES_OF_SEVERAL = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), MISTAKES)
 def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
     plant(monkeypatch, kernel_host, old, new)
@@ -83,6 +83,7 @@ def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
         assert not is_right(MIXED, 768, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), MISTAKES_OF_SEVERAL)
 def test_mistake_with_several_weights_is_noticed(monkeypatch, kernel_host, old, new):
     plant(monkeypatch, kernel_host, old, new)

@@ -11,6 +11,7 @@ import pytest
 
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.plan.geometry import Geometry
+from mlxr_tests.few import few, few_of
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.matrix_bench import STYLES, MatrixBench, rounded
 from mlxr_tests.op_bench import OpBench
@@ -54,8 +55,7 @@ def test_embedding_rows(format):
     assert (bench.rows(ids, 0.37) == bench.numbers[ids] * np.float32(0.37)).all()
 
 
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "activation"), few_of(FORMATS, ["f16", "bf16"]))
 def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation):
     """77 rows do not fill the last threadgroup."""
     bench = MatrixBench([(format, 77)], columns_of(format), seed=6, activation=activation)
@@ -74,7 +74,7 @@ def check_products(bench, rows, activation="f32"):
             raise Mismatch(f"{style} of {rows} rows: relative error {error:.3g}")
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", few(FORMATS, FORMATS[::4]))
 def test_products(format):
     """Rows left over, in a matrix that does not fill its threadgroups."""
     bench = MatrixBench([(format, 77)], columns_of(format), seed=2)
@@ -82,8 +82,7 @@ def test_products(format):
         check_products(bench, rows)
 
 
-@pytest.mark.parametrize("format", ["q8_0", "q6_k", "q4_k", "affine4_g64_f16"])
-@pytest.mark.parametrize("activation", ["f16", "bf16"])
+@pytest.mark.parametrize(("format", "activation"), few_of(["q8_0", "q6_k", "q4_k", "affine4_g64_f16"], ["f16", "bf16"]))
 def test_activations_of_16_bits(format, activation):
     bench = MatrixBench([(format, 13)], columns_of(format), seed=3, activation=activation)
     for rows in (1, 3, 20):
@@ -99,7 +98,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", few(MIXED, ["float-and-blocks", "odd-bytes"]))
 def test_mixed_formats_in_one_launch(name):
     parts = MIXED[name]
     bench = MatrixBench(parts, 768, seed=4)
@@ -110,8 +109,7 @@ def test_mixed_formats_in_one_launch(name):
         check_products(bench, rows)
 
 
-@pytest.mark.parametrize("unroll", [1, 4])
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(("name", "unroll"), few_of(MIXED, [1, 4]))
 def test_mixed_formats_unpacked(name, unroll):
     """Each format in threadgroups of its own, full ones (48 rows of 256 pieces of 16, or two of 128) and others."""
     for parts in (MIXED[name], [(format, 48) for format, _ in MIXED[name]]):
@@ -161,7 +159,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", few(WHOLE, ["mlx"]))
 def test_whole_steps(name):
     """Every kind of kernel runs, by the plan's conditions, and gives the reference's logits."""
     pair = HostPair(compiled(small_spec(weights=WHOLE[name], **LARGE)))

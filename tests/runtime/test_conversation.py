@@ -25,8 +25,8 @@ Answer:{% endif %}{% endfor %}"""
 def model(request: pytest.FixtureRequest) -> Model:
     """Storyteller with a context of 128 and steps of 16 tokens."""
     cache = {"mode": request.param, "max_sequences": 1 if request.param == "contiguous" else 3}
-    spec = storyteller_spec(model={"context": 128}, cache=cache, prefill_chunk=16)
-    return mlxr.load(compile_spec(spec).artifact, Q8_0, host="reference")
+    spec = storyteller_spec(model={"context": 128}, cache=cache, prefill_chunk=16, compute="exact")
+    return mlxr.load(compile_spec(spec).artifact, Q8_0, host="cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from mlxr_tests.cpu_attention import (
     kernels_of,
     text_of_kernels,
 )
+from mlxr_tests.few import covering, few
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch
 
 # Ratios and head dims that do not fill vectors, one with matrix tiles in place, and every cache.
@@ -36,6 +37,13 @@ CHOSEN = [
     Case(14, 2, 64, "q8", block_size=16, window=70, rope="yarn-half-of-it", extras="everything"),
 ]
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
+CHOSEN_BUILDS = [(case, *build) for build in BUILDS for case in CHOSEN]
+
+
+def properties(case):
+    """What changes the text by more than a number."""
+    near = case.window and case.window < 3
+    return case.cache, case.layout, case.mode, case.block_size > 1, near, case.rope, case.extras
 
 
 def around(case, *places):
@@ -70,43 +78,50 @@ def check_all(bench, threads):
         bench.run(batch, next(threads), "prefill")
 
 
-@pytest.mark.parametrize("case", CASES + EXTRA_CASES, ids=str)
+@pytest.mark.parametrize("case", few(CASES + EXTRA_CASES, covering(CASES + EXTRA_CASES, properties)), ids=str)
 def test_every_variant(case):
     check_all(AttentionBench(case), itertools.cycle((1, 2, 3, 5)))
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=str)
+@pytest.mark.parametrize("case", few(CASES[::3], CASES[:1]), ids=str)
 def test_q8_caches(case):
     check_all(AttentionBench(dataclasses.replace(case, cache="q8")), itertools.cycle((2, 1, 3)))
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
-@pytest.mark.parametrize(("march", "compiler"), BUILDS, ids=[f"{m}-{c[-1]}" for m, c in BUILDS])
+# Each build of one case, the next one's of the next.
+@pytest.mark.parametrize(
+    ("case", "march", "compiler"),
+    few(CHOSEN_BUILDS, CHOSEN_BUILDS[:: len(CHOSEN) + 1]),
+    ids=[f"{case}-{march}-{compiler[-1]}" for case, march, compiler in CHOSEN_BUILDS],
+)
 def test_instruction_sets(case, march, compiler):
     # Without matrix tiles fast is exact.
     for compute in ("exact", "fast") if march == "native" else ("exact",):
         check_all(AttentionBench(case, compute, march, compiler), itertools.cycle((2, 1, 3)))
 
 
-@pytest.mark.parametrize("cache", ["bf16", "f16", "q8"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (9, 1, 128), (24, 1, 40), (7, 1, 256)])
+@pytest.mark.parametrize("cache", few(["bf16", "f16", "q8"], ["q8"]))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), few([(8, 2, 64), (9, 1, 128), (24, 1, 40), (7, 1, 256)], [(24, 1, 40)])
+)
 def test_fast_variants(cache, heads, kv_heads, head_dim):
     """Where there are matrix tiles: ratios of one and of several of their columns, and steps of their depth."""
     case = Case(heads, kv_heads, head_dim, cache, block_size=16, window=101, context=300)
     check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
 
 
-@pytest.mark.parametrize("cache", ["bf16", "q8"])
-@pytest.mark.parametrize("extras", ["softcap", "sinks", "everything"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (24, 1, 40)])
+@pytest.mark.parametrize("cache", few(["bf16", "q8"], ["bf16"]))
+@pytest.mark.parametrize("extras", few(["softcap", "sinks", "everything"], ["everything"]))
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), few([(8, 2, 64), (24, 1, 40)], [(8, 2, 64)]))
 def test_fast_extras(extras, cache, heads, kv_heads, head_dim):
     """Caps, sinks and growing queries in matrix tiles."""
     case = Case(heads, kv_heads, head_dim, cache, block_size=16, window=101, context=300, extras=extras)
     check_all(AttentionBench(case, "fast"), itertools.cycle((1, 3, 2)))
 
 
-@pytest.mark.parametrize("extras", ["", "sinks"])
-@pytest.mark.parametrize("compute", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("compute", "extras"), few(itertools.product(("exact", "fast"), ("", "sinks")), [("exact", "sinks"), ("fast", "")])
+)
 def test_threads_share_long_contexts(compute, extras):
     """More threads than heads, sequences that begin or end within a thread's share, and threads without a sequence."""
     case = Case(8, 2, 64, "bf16", block_size=16, context=2100, max_sequences=4, extras=extras)
@@ -175,9 +190,12 @@ SPECIAL_ROWS = {
 }
 
 
-@pytest.mark.parametrize("march", marches())
-@pytest.mark.parametrize(("cache", "head_dim"), [("f32", 40), ("f16", 40), ("bf16", 40), ("q8", 40), ("q8", 64)])
-def test_values_are_stored_as_the_reference_stores_them(head_dim, cache, march):
+STORED = [("f16", 40), ("bf16", 40), ("q8", 40), ("q8", 64), ("f32", 40)]
+STORED_BUILDS = [(*stored, march) for march in marches() for stored in STORED]
+
+
+@pytest.mark.parametrize(("cache", "head_dim", "march"), few(STORED_BUILDS, STORED_BUILDS[:: len(STORED) + 1]))
+def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
     bench = AttentionBench(Case(2, 1, head_dim, cache, block_size=4, max_sequences=1), march=march)
     rows = np.random.default_rng(0).standard_normal((len(SPECIAL_ROWS) + 20, head_dim), dtype=np.float32)
     for row, numbers in zip(rows, SPECIAL_ROWS.values(), strict=False):
@@ -199,8 +217,13 @@ def test_values_are_stored_as_the_reference_stores_them(head_dim, cache, march):
         assert np.isnan(np.ascontiguousarray(got[is_nan][:, -4:]).view(np.float32)).all()
 
 
-@pytest.mark.parametrize("layout", ["block", "layer"])
-@pytest.mark.parametrize(("cache", "block_size", "head_dim"), [("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56)])
+COPIED = itertools.product([("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56)], ["block", "layer"])
+
+
+@pytest.mark.parametrize(
+    ("cache", "block_size", "head_dim", "layout"),
+    few([(*case, layout) for case, layout in COPIED], [("f32", 4, 40, "layer"), ("q8", 16, 56, "block")]),
+)
 def test_copy_blocks(cache, block_size, head_dim, layout):
     bench = AttentionBench(Case(4, 2, head_dim, cache, layout=layout, block_size=block_size))
     g = bench.plan.arena
@@ -214,8 +237,8 @@ def test_copy_blocks(cache, block_size, head_dim, layout):
             np.testing.assert_array_equal(as_bits(array), as_bits(want))
 
 
-@pytest.mark.parametrize("cpu", ["generic", "apple_m1"])
-@pytest.mark.parametrize("case", [*CHOSEN[1:4], CHOSEN[5]], ids=str)
+@pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))
+@pytest.mark.parametrize("case", few([*CHOSEN[1:4], CHOSEN[5]], CHOSEN[5:6]), ids=str)
 def test_compiles_for_arm(case, cpu):
     artifact, attrs, frequencies = decode_attention(case)
     kernels = kernels_of(artifact.plan.arena, attrs, frequencies.tolist(), "fast", sinks=bool(attrs["sinks"]))

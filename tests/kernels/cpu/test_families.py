@@ -8,7 +8,8 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import PlanError
 from mlxr_tests.c_harness import marches
 from mlxr_tests.cpu_specs import PAGED
-from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
+from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled
@@ -32,12 +33,12 @@ def run(name: str, changes: dict[str, object], threads: int = 2) -> None:
             SCHEDULES[schedule](pair)
 
 
-@pytest.mark.parametrize("name", ALL_SPECS)
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_exact(name: str) -> None:
     run(name, EXACT)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", few(CHOSEN, ["gemma-like", "experts-topk-softmax-bias"]))
 def test_fast(name: str) -> None:
     """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
     mlp = ALL_SPECS[name].get("model__mlp", {})
@@ -46,18 +47,21 @@ def test_fast(name: str) -> None:
     run(name, FAST | {"model__mlp": mlp or {"intermediate_size": 88}})
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", few(CHOSEN, ["sinks"]))
 def test_contiguous_q8_caches(name: str) -> None:
     run(name, CONTIGUOUS)
 
 
-@pytest.mark.parametrize("march", [march for march in marches() if march != "native"])
-@pytest.mark.parametrize("name", CHOSEN)
+WITH_LEAST = [(name, march) for march in marches() if march != "native" for name in CHOSEN]
+
+
+@pytest.mark.parametrize(("name", "march"), few(WITH_LEAST, WITH_LEAST[3 :: len(CHOSEN) + 1]))
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
     run(name, EXACT)
 
 
+@pytest.mark.long
 def test_empty_functions_are_noticed() -> None:
     """Each function of the C program in turn returns at once. (No experts: without a choice any would be read.)"""
     whole = artifact("olmo-like", EXACT)

@@ -6,6 +6,7 @@ import pytest
 from mlxr.compiler.formats import WeightFormat
 from mlxr_tests.c_harness import address, c_library, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS
+from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows, round_bf16
 
 CODE = """
@@ -43,7 +44,10 @@ FORMATS = [format for format in WeightFormat if not format.is_quantised]
 SHAPES = ((16, 48), (13, 40), (1, 136), (5, 8))
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+CHOSEN = [build for build in BUILDS if build[1] == compilers()[0]]
+
+
+@pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def lib(request):
     return c_library(HEADERS, CODE, *request.param)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mlxr_tests.c_harness import address, check_cross_compiles, compilers, marches
+from mlxr_tests.few import covering, few
 from mlxr_tests.packed import (
     ACT_BLOCK,
     AFFINE,
@@ -25,6 +26,12 @@ BUILDS = [
     *((march, compilers()[0]) for march in marches("alderlake")),
     *((march, other) for march in ("x86-64-v3", "native") if march in marches() for other in compilers()[1:]),
 ]
+# Each format as this machine's first compiler makes it, and by one other build, the next one's by the next.
+NATIVE = ("native", compilers()[0])
+OTHERS = [build for build in BUILDS if build != NATIVE]
+LIBRARIES = [(format, build) for format in FORMATS for build in BUILDS]
+CHOSEN = [(format, NATIVE) for format in FORMATS]
+CHOSEN += [(format, OTHERS[index % len(OTHERS)]) for index, format in enumerate(FORMATS) if OTHERS]
 # Unequal numbers of blocks, odd ones too (pairs), and panels with rows missing.
 SHAPES = {
     256: ((16, 512), (11, 768), (3, 256)),
@@ -34,14 +41,22 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module", params=FORMATS, ids=str)
-def format(request):
+@pytest.fixture(
+    scope="module", params=few(LIBRARIES, CHOSEN, whole=True), ids=lambda p: f"{p[0]}-{p[1][0]}-{p[1][1][-1]}"
+)
+def built(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
-def lib(request, format):
-    return library(*request.param, (format,))
+@pytest.fixture(scope="module")
+def format(built):
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def lib(built):
+    format, build = built
+    return library(*build, (format,))
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
@@ -95,6 +110,7 @@ def test_panels_hold_what_gguf_reads(lib, format):
             assert np.array_equal(np.where(got == 0x8000, 0, got), np.where(wanted == 0x8000, 0, wanted))
 
 
+@pytest.mark.long
 def test_panels_are_the_same_bytes_everywhere(lib, format):
     reference = library(*BUILDS[0], (format,))
     for (panel, _, _), (other, _, _) in zip(panels(lib, format), panels(reference, format), strict=True):
@@ -198,10 +214,10 @@ def test_scales_that_are_no_numbers_crash_nothing(lib, format):
         assert not np.any(np.isfinite(out) & np.isnan(dense).any(axis=1))
 
 
-@pytest.mark.parametrize("format", AFFINE, ids=str)
+@pytest.mark.parametrize("format", few(AFFINE, covering(AFFINE, lambda f: vars(f.affine).values())), ids=str)
 def test_every_affine_format(format):
     """Packing, decoding and one dot product, as this machine's first compiler makes them."""
-    lib = library("native", compilers()[0], (format,))
+    lib = library(*NATIVE, (format,))
     for panel, dense, columns in panels(lib, format):
         f32 = np.zeros((columns, 16), np.float32)
         getattr(lib, f"{format}_f32")(address(panel), columns, 0, columns, address(f32))
@@ -212,6 +228,7 @@ def test_every_affine_format(format):
         check_close(out, dense, read_back(acts, columns), 1e-6)
 
 
-@pytest.mark.parametrize("cpu", ["generic", "apple_m1", "neoverse_v1"])
+@pytest.mark.parametrize("format", few(FORMATS, FORMATS[::5]), ids=str)
+@pytest.mark.parametrize("cpu", few(["generic", "apple_m1", "neoverse_v1"], ["apple_m1"]))
 def test_compiles_for_arm(cpu, format):
     check_cross_compiles(headers([format]), snippet([format]), "aarch64-linux-gnu", cpu)

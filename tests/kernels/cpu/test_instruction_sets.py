@@ -4,6 +4,7 @@ import pytest
 
 from mlxr_tests.c_harness import CC, ZIG, compilers, marches
 from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES
 from mlxr_tests.specs import compiled, small_spec
@@ -22,15 +23,17 @@ def run(name: str) -> None:
             SCHEDULES[schedule](pair)
 
 
-@pytest.mark.parametrize("march", LEAST)
-@pytest.mark.parametrize("name", CHOSEN)
+WITH_LEAST = [(name, march) for march in LEAST for name in CHOSEN]
+
+
+@pytest.mark.parametrize(("name", "march"), few(WITH_LEAST, WITH_LEAST[2 :: len(CHOSEN) + 2]))
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
     run(name)
 
 
 @pytest.mark.skipif(not {CC, ZIG} <= set(compilers()), reason="there is one compiler")
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", few(CHOSEN, ["fast-q4_k_m"]))
 def test_ziglang_where_there_is_another_compiler(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", " ".join(ZIG))
     run(name)

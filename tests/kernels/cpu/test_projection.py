@@ -8,6 +8,7 @@ from mlxr.compiler.formats import WeightFormat as F
 from mlxr_tests.c_harness import aligned, compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed, sigmoid
+from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows
 from mlxr_tests.packed import FORMATS, dequantised, random_blocks
 
@@ -59,7 +60,11 @@ ROWS = (1, 2, 3, 5, 8, 9, 14, 15, 17, 33, 48, 49, 64, 65, MOST)
 BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other) for other in compilers()[1:])]
 
 
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}")
+# This machine's own, and that of most others.
+CHOSEN = [build for build in BUILDS if build in {("native", compilers()[0]), ("x86-64-v3", compilers()[0])}]
+
+
+@pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def kernels(request):
     # Threads in excess of the CPUs too, in some builds.
     with CpuKernels([*CASES, *EMBEDS], 1 + BUILDS.index(request.param) % 3, *request.param) as built:

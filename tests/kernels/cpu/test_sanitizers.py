@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 WHOLE_STEPS = str(HERE / "test_hosts.py")
 FAMILIES = str(HERE / "test_families.py")
@@ -209,7 +211,7 @@ def test_kernels(sanitizer: Sanitizer, file: str, chosen: str, arch: str | None)
     if arch and platform.machine() != "x86_64":
         pytest.skip("names a CPU of another kind")
     # What goes to the file of standard error must not be kept by a pytest that dies with it.
-    options = ["-q", "-x", "--capture=sys", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    options = ["-q", "-x", "--all", "--capture=sys", "-p", "no:xdist", "-p", "no:cacheprovider"]
     for plugin in sanitizer.plugins:
         options += ["-p", plugin]
     result = run_python(sanitizer, "-m", "pytest", *options, file, "-k", chosen, arch=arch)

@@ -23,6 +23,7 @@ from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr_tests.family_specs import family_spec
+from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
@@ -125,7 +126,7 @@ def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], m
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", few([0.0, 0.9], [0.9]))
 def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
     metal: Callable[[Artifact], mlxr.Model], monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
@@ -232,7 +233,7 @@ _QUANTISED: dict[str, Any] = {
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", few(["f16", "bf16"], ["bf16"]))
 def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     spec = small_spec(**_QUANTISED, activation_dtype=dtype)
     pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_quantised_min_rows=24)))
@@ -263,7 +264,7 @@ _ROTATED = {
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("name", _ROTATED)
+@pytest.mark.parametrize("name", few(_ROTATED, ["windows-and-ropes", "partial-interleaved-rope", "sinks"]))
 def test_prefill_attention_by_mlx(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """First chunks and later ones of one sequence; mixed batches, short chunks and decode are kernels' work."""
     options = {"cache": {"dtype": "f16", "block_size": 4, "max_sequences": 3}, **_ROTATED[name]}
@@ -315,6 +316,7 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
+@pytest.mark.long
 @pytest.mark.parametrize("weight", range(4))
 def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
     artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_quantised_min_rows=24))

@@ -16,6 +16,7 @@ from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
 from mlxr.runtime.mlx_ops import LARGE_OPS
 from mlxr.runtime.pager import Pager
 from mlxr_tests.fake_card import use_card
+from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, small_spec
 
@@ -40,7 +41,7 @@ def launched(*, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="a stand-in for its launches")
-@pytest.mark.parametrize("changes", [{}, LAYER], ids=["rms", "layer"])
+@pytest.mark.parametrize("changes", few([{}, LAYER], [LAYER]), ids=["rms", "layer"])
 def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     artifact = compiled(spec_of(**changes), Geometry(mlx_min_rows=4))
     use_card(monkeypatch, artifact, launched)

@@ -4,20 +4,20 @@
     library.f(address(x))
 
 Exported functions are the snippet's non-static ones; they return int unless `restype` says otherwise. Libraries are
-built once a process and live in a folder that goes with it. MLXR_CPU_CFLAGS adds flags, for the first compiler alone:
+cached as those of the cpu host are: by text, flags, compiler and CPU. MLXR_CPU_CFLAGS adds flags, for the first
+compiler alone:
 -fsanitize=undefined as it is, -fsanitize=address with LD_PRELOAD=libasan.so and ASAN_OPTIONS=detect_leaks=0.
 """
 
 import ctypes
+import fcntl
 import functools
-import hashlib
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -26,8 +26,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mlxr.runtime.hosts.cpu.processor import processor_identity
+from mlxr.runtime.hosts.library_cache import LibraryCache, digest
+from mlxr.runtime.hosts.run_compiler import zig_executable
+
+# Those of the cpu host (runtime/hosts/cpu/toolchain.py), and warnings.
 FLAGS = (
-    *("-std=gnu11", "-O3", "-Wall", "-Wno-psabi", "-Wno-unused-function", "-Werror", "-g0"),
+    *("-std=gnu11", "-O2", "-fno-gcse", "-fno-unswitch-loops", "-g0", "-Wall", "-Werror"),
+    *("-Wno-psabi", "-Wno-unused-function", "-Wno-ignored-optimization-argument"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread"),
 )
 
@@ -44,6 +50,7 @@ _X86 = platform.machine() in {"x86_64", "AMD64"}
 
 CC: tuple[str, ...] = ("cc",)
 ZIG: tuple[str, ...] = (sys.executable, "-m", "ziglang", "cc")
+_cache = LibraryCache("test-c")
 
 
 def compilers() -> list[tuple[str, ...]]:
@@ -73,26 +80,34 @@ def text_of(headers: Sequence[str], code: str) -> str:
     return "\n".join([*parts, '#line 1 "snippet"', code]) + "\n"
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="mlxr-c-")
-
-
 def compile_text(text: str, output: str, command: Sequence[str], *flags: str) -> Path:
-    """Compiles C text to a file in this process's folder.
+    """Compiles C text to a file in the cache, unless it is there. Several processes that want one file make it once.
 
     Raises:
         AssertionError: the compiler failed or warned; its message is in there.
     """
-    key = hashlib.sha256("\0".join([text, output, *command, *flags]).encode()).hexdigest()[:16]
-    path = Path(_folder().name) / f"{key}-{output}"
-    if not path.exists():
-        source = path.with_suffix(".c")
-        source.write_text(text, encoding="ascii")
-        arguments = [*command, *FLAGS, *flags, *_added_flags(), "-o", str(path), str(source), "-lm"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stderr[:8000]}"
-    return path
+    options = [*FLAGS, *flags, *_added_flags()]
+    key = digest(text, *command, *options, _compiler_identity(command[0]), processor_identity())
+    target = _cache.folder() / f"{key}-{output}"
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _cache.read(target) is None:
+            with _cache.workspace() as work:
+                (work / "snippet.c").write_text(text, encoding="ascii")
+                arguments = [*command, *options, "-o", output, "snippet.c", "-lm"]
+                done = subprocess.run(arguments, cwd=work, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stderr[:8000]}"
+                _cache.publish(work / output, target)
+    return target
+
+
+@functools.cache
+def _compiler_identity(program: str) -> str:
+    """Of `cc` or the ziglang wheel: its file, behind all links."""
+    path = shutil.which(program) if program == CC[0] else zig_executable()
+    assert path is not None, f"no {program}"
+    status = Path(path).resolve().stat()
+    return f"{Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def c_library(

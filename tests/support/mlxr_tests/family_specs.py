@@ -188,6 +188,12 @@ NEIGHBOURS: dict[str, dict[str, Any]] = {
 """Several properties at once, as families combine them."""
 
 ALL_SPECS = FAMILY_SPECS | NEIGHBOURS
+SHORT_SPECS = [
+    *NEIGHBOURS,
+    *("layer-norm-bias", "post-norm-layer-bias", "qk-norm-heads-layer-bias", "temperature", "scales", "relu2"),
+    *("rope-longrope-long", "experts-not-gated", "experts-scaled-residual", "experts-shared-gate"),
+]
+"""Those of which `make test` runs whole steps: families, and what they do not have."""
 
 
 def family_spec(name: str, **changes: Any) -> ModelSpec:

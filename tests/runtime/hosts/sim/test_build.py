@@ -14,6 +14,7 @@ from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.sim import SimBuffer, SimKernel, build, prepare, toolchain
 from mlxr.runtime.hosts.sim.signature import parse_signature
+from mlxr_tests.few import few_of
 
 COPY = """[[kernel]] void copy{0}(const device float* x [[buffer(0)]], device float* y [[buffer(1)]]) {{
   y[0] = x[0] + {0};
@@ -133,8 +134,9 @@ def test_a_damaged_cache_entry_is_built_anew(cache):
     assert y[0] == 10
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF damaged"])
-@pytest.mark.parametrize("name", ["runtime", "checks", "conversions"])
+@pytest.mark.parametrize(
+    ("name", "content"), few_of(["runtime", "checks", "conversions"], [b"", b"\x7fELF damaged"]), ids=str
+)
 def test_our_own_damaged_parts_are_built_anew(cache, name, content):
     build._build_part(build._CHECKS)
     build._build_part(build._CONVERSIONS)

@@ -1,0 +1,241 @@
+"""Plants small mistakes in the sources, one at a time in a copy of the tree, and says which of them the tests notice.
+
+    python tests/planted_faults.py                  # by the tests that `make test` runs
+    python tests/planted_faults.py --all            # by all tests
+    python tests/planted_faults.py --all window     # only those mistakes whose names have the word
+
+Of each, the tests named beside it are run, until one fails; they are those that could notice it. Ends with 1 if a
+mistake was not noticed. It takes minutes, and is no test.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SIM, CPU, PASSES = "tests/kernels", "tests/kernels/cpu", "tests/compiler/passes"
+WEIGHTS, HOSTS = "tests/runtime/weights", "tests/runtime/hosts"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file`, `old` becomes `new`; `tests` could notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+FAULTS = [
+    # Metal templates
+    Fault(
+        "attend: sums of two lane groups are weighed alike",
+        "templates/metal/attend.metal.jinja",
+        "simd_shuffle_xor(total[g], offset) * theirs",
+        "simd_shuffle_xor(total[g], offset) * mine",
+        (SIM,),
+    ),
+    Fault(
+        "attend_prefill: the window is one key too long",
+        "templates/metal/attend_prefill.metal.jinja",
+        'key_position + %du > query_position" % k.window',
+        'key_position + %du >= query_position" % k.window',
+        (SIM,),
+    ),
+    Fault(
+        "attend_reduce: the partitions after the 32nd are taken for too many",
+        "templates/metal/attend_reduce.metal.jinja",
+        "min(32u, count - first)",
+        "min(32u, count)",
+        (SIM,),
+    ),
+    Fault(
+        "q5_k by matrix: fifth bits of the other half",
+        "templates/metal/formats/q5_k.jinja",
+        "<< (raw.second ? 0u : 4u)",
+        "<< (raw.second ? 4u : 0u)",
+        (SIM,),
+    ),
+    Fault(
+        "route: of equal experts of one lane the last one wins",
+        "templates/metal/route.metal.jinja",
+        "{{ chosen }} > best)",
+        "{{ chosen }} >= best)",
+        (SIM,),
+    ),
+    Fault(
+        "qk_norm: keys are divided by the number of query elements",
+        "templates/metal/qk_norm.metal.jinja",
+        "{{ (1 / k_elements) | float_literal }}",
+        "{{ (1 / q_elements) | float_literal }}",
+        (SIM,),
+    ),
+    # CPU templates
+    Fault(
+        "cpu attention: a thread's second partial result is taken for its first",
+        "templates/cpu/attend_decode.jinja",
+        "units * from / w->threads < start, ",
+        "0, ",
+        (CPU,),
+    ),
+    Fault(
+        "cpu rope: what is not rotated is not scaled",
+        "templates/cpu/cache.h",
+        "dst[i] = head[i] * scale;",
+        "dst[i] = head[i];",
+        (CPU,),
+    ),
+    Fault(
+        "cpu q3_k: upper bits of another scale",
+        "templates/cpu/formats/q3_k.h",
+        "(scales[8 + s % 4] >> 2 * (s / 4) & 3) << 4",
+        "(scales[8 + s / 4] >> 2 * (s % 4) & 3) << 4",
+        (CPU,),
+    ),
+    Fault(
+        "cpu projection: sums of units that wait for more columns share a place",
+        "templates/cpu/projection.h",
+        "block < K ? row / rows * most + j : 0",
+        "block < K ? row / rows + j : 0",
+        (CPU,),
+    ),
+    Fault(
+        "cpu norm: columns after the last sixteen are nobody's",
+        "templates/cpu/rows.h",
+        "*to = part == parts - 1 ? n : (int)",
+        "*to = (int)",
+        (CPU,),
+    ),
+    Fault(
+        "cpu attention: threads do not wait before they merge",
+        "templates/cpu/attend_decode.jinja",
+        "    mlxr_barrier(w);\n    // Sequences of several",
+        "    // Sequences of several",
+        (CPU,),
+    ),
+    # Passes
+    Fault(
+        "fuse_residual: fires where the other addend is scaled",
+        "compiler/passes/fuse_residual.py",
+        'ports = (("b", "a"), ("a", "b")) if add.attrs["alpha"] == 1 else (("b", "a"),)',
+        'ports = (("b", "a"), ("a", "b"))',
+        (PASSES, "tests/kernels/test_families.py"),
+    ),
+    Fault(
+        "merge_qkv: fires where only the first has a bias",
+        "compiler/passes/merge_qkv.py",
+        " and op.inputs.keys() == first.inputs.keys()\n",
+        "\n",
+        (PASSES,),
+    ),
+    # Pager
+    Fault(
+        "pager: a sequence is settled before its copy was made",
+        "runtime/pager.py",
+        "sequence.settled = sequence.length - sequence.length % self.block_size",
+        "sequence.settled = sequence.length",
+        ("tests/runtime",),
+    ),
+    Fault(
+        "pager: forks that grow together need a block too many",
+        "runtime/pager.py",
+        "self._pool.references[last] - left[last] > 1",
+        "self._pool.references[last] > 1",
+        ("tests/runtime",),
+    ),
+    # Loaders
+    Fault(
+        "tensor_rows: strides of a selection in the wrong order",
+        "runtime/weights/tensor_rows.py",
+        "zip(reversed(rows.counts), reversed(rows.strides), strict=True)",
+        "zip(reversed(rows.counts), rows.strides, strict=True)",
+        (WEIGHTS, "tests/families"),
+    ),
+    Fault(
+        "load_weights: every slab is written to the place of the first",
+        "runtime/weights/load_weights.py",
+        "start = offset + first * rows.shape[1]",
+        "start = offset",
+        (WEIGHTS, "tests/families"),
+    ),
+    # Hosts
+    Fault(
+        "pipeline: rows are chosen only where there are fewer of them",
+        "runtime/pipeline.py",
+        "if list(rows) != list(range(len(logits))):",
+        "if len(rows) < 2:",
+        ("tests/runtime",),
+    ),
+    Fault(
+        "mlx_host: rows that fill up a small buffer reach MLX's matmul",
+        "runtime/hosts/mlx_host.py",
+        'return arrays[name][: dims["rows"]]',
+        "return arrays[name]",
+        (HOSTS,),
+    ),
+]
+
+
+def copy_of_the_tree(folder: Path) -> None:
+    """Every file that git knows or does not ignore, as it is now."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, folder / name
+        if source.exists() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def noticed(fault: Fault, options: list[str]) -> str:
+    """What the first failing test said of it, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="mlxr-fault-") as work:
+        folder = Path(work)
+        copy_of_the_tree(folder)
+        text = (folder / fault.file).read_text("utf-8")
+        assert text.count(fault.old) == 1, f"{fault.name}: {fault.file} has the text {text.count(fault.old)} times"
+        (folder / fault.file).write_text(text.replace(fault.old, fault.new), "utf-8")
+        paths = os.pathsep.join(str(folder / path) for path in ("src", "tests/support"))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *options, *fault.tests],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    assert done.returncode in (0, 1), f"{fault.name}: the tests did not run\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return failed[0] if failed else ""
+
+
+def main() -> int:
+    """Plants the faults that are asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="run the long tests too")
+    parser.add_argument("-n", metavar="N", default="auto", help="processes (as many as there are cores)")
+    parser.add_argument("word", nargs="*", help="plant only those whose names have one of these words (all)")
+    arguments = parser.parse_args()
+    chosen = [fault for fault in FAULTS if not arguments.word or any(word in fault.name for word in arguments.word)]
+    options = ["-n", arguments.n, "--dist", "worksteal", *(["--all"] if arguments.all else [])]
+    count = 0
+    for fault in chosen:
+        start = time.monotonic()
+        found = noticed(fault, options)
+        count += bool(found)
+        seconds = time.monotonic() - start
+        print(f"{'noticed' if found else 'MISSED '} {seconds:4.0f} s  {fault.name}\n         {found[:160]}", flush=True)
+    print(f"{count} of {len(chosen)} noticed")
+    return 0 if count == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
