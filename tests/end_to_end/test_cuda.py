@@ -127,3 +127,32 @@ def test_a_kept_sequence_gives_the_tokens_of_a_fresh_run(storyteller: Callable[[
         ids = [*ids, *answer.token_ids, 403, 27]
     assert answer.cached_tokens > 0
     kept.clear()
+
+
+def test_prompts_that_are_filled_up_give_the_logits_of_exact_ones() -> None:
+    """Of one sequence and of several; again they are equal to the bit, since what is added is nobody's."""
+    changes: dict[str, Any] = {
+        "model__context": 400,
+        "model__hidden_size": 256,
+        "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+        "model__mlp": {"intermediate_size": 512},
+        "activation_dtype": "bf16",
+        "weights": {"default": "affine4_g64_bf16"},
+        "cache": {"dtype": "bf16", "block_size": 16, "max_sequences": 3},
+        "prefill_chunk": 300,
+    }
+    sizes = {"prefill_mma": 1, "prefill_rows": 64, "mlx_quantised_min_rows": 33, "mma_min_rows": 2, "mma_max_rows": 32}
+    found = []
+    for padding in (0, 32):
+        artifact = compile_spec(small_spec(**changes), Geometry(chunk_padding=padding, **sizes), ("metal",)).artifact
+        host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+        logits = []
+        for parts in ((5,), (37,), (299,), (150, 3), (17, 18, 2), (299,), (37,)):
+            pager = Pager.from_geometry(artifact.plan.arena)
+            requests = [BatchRequest(pager.add_sequence(), [i % 61 for i in range(n)], 0) for n in parts]
+            logits.append(host.read(host.step(Batch.build(requests, pager, artifact.plan.query_tile))))
+        found.append(logits)
+    exact, filled = found
+    for got, want in zip(filled, exact, strict=True):
+        assert np.linalg.norm(got - want) <= 2e-2 * np.linalg.norm(want)
+    assert np.array_equal(filled[5], filled[2]) and np.array_equal(filled[6], filled[1])
