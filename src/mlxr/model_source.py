@@ -77,9 +77,9 @@ def chip_of(host: str) -> Chip | None:
     if host not in ("metal", "cuda"):
         return None
     from mlxr.compiler.chips.catalog import find_chip_of_device  # noqa: PLC0415 (only where there is a GPU)
-    from mlxr.tuning.pieces import device_name  # noqa: PLC0415
+    from mlxr.tuning.pieces import device_name, has_matrix_instructions  # noqa: PLC0415
 
-    return find_chip_of_device(device_name())
+    return find_chip_of_device(device_name()) if has_matrix_instructions(host) else None
 
 
 def resolve_artifact(

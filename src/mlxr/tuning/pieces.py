@@ -56,6 +56,11 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "a GPU of unknown name"))
 
 
+def has_matrix_instructions(host: str) -> bool:
+    """Whether tables of chips suit the GPU of a host: on NVIDIA's before Ampere their kernels would be emulated."""
+    return host != "cuda" or int(mx.device_info(mx.Device(mx.gpu)).get("compute_capability_major", 8)) >= 8
+
+
 def running(artifact: Artifact, batch: Batch) -> list[Launch]:
     """The launches of a batch, in order."""
     dims = batch_dims(batch)
