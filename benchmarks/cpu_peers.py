@@ -2,11 +2,12 @@
 
     python benchmarks/cpu_peers.py [--models tinyllama,100m] [--formats bf16,q4_0] [--rounds 3] [--threads N]
 
-Each engine is a process that keeps its model loaded; every measurement asks them in turn, several rounds of it, and
-takes medians, so that what slows the machine down slows all of them. llama.cpp runs with and without flash attention,
-and the better of the two counts. The machine's read bandwidth is measured in between. Random models are written to the
-cache folder at first. Needs the `bench` extra; writes benchmarks/peers.json, benchmarks/RESULTS.md and
-docs/cpu-peers.png.
+Rows of the engine drive each one step by step; those of the user's path give prompts of random lengths that the process
+has not seen, to MLXR as `mlxr.load` loads it with default options. Each engine is a process that keeps its model
+loaded; every measurement asks them in turn, several rounds of it, and takes medians, so that what slows the machine
+down slows all of them. llama.cpp runs with and without flash attention, and the better of the two counts. The machine's
+read bandwidth is measured in between. Random models are written to the cache folder at first. Needs the `bench` extra;
+writes benchmarks/peers.json, benchmarks/RESULTS.md and docs/cpu-peers.png.
 
 llama.cpp built by GCC 12 or older ends with a segmentation fault on CPUs with AMX, because that compiler drops stores
 to its tile configuration. Build it with CFLAGS and CXXFLAGS of "-fno-tree-dse -fno-dse"; `--llama-cpp DIR` takes one
@@ -22,9 +23,10 @@ from typing import Any, NamedTuple, TextIO
 
 from peers.bandwidth import Bandwidth
 from peers.models import FORMATS, MORE_FORMATS, ROOT, SHAPES, Files, prepare
-from peers.report import Report
-from peers.worker import EngineError, Worker
+from peers.report import USER, Report
+from peers.worker import EngineError, Worker, random_tokens
 
+from mlxr.bench.lengths import LengthRange, UnseenLengths
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.threads import usable_cpus
 
@@ -38,7 +40,9 @@ _PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama.cpp": ("peers.with_llama_cpp", {}),
     "llama.cpp-no-flash": ("peers.with_llama_cpp", {"flash": False}),
     "mlx-lm": ("peers.with_mlx_lm", {}),
+    "mlxr-user": ("peers.user_mlxr", {}),
 }
+_LENGTHS = LengthRange(300, 700)
 _LLAMA = ("llama.cpp", "llama.cpp-no-flash")
 
 
@@ -49,6 +53,10 @@ class Task(NamedTuple):
     do: str
     details: dict[str, int]
     engines: tuple[str, ...]
+
+
+_AFTER_FIRST = 3
+"""Tokens after the first of each of a user's prompts: users go on, so an engine that runs ahead does."""
 
 
 def main() -> int:
@@ -62,6 +70,7 @@ def main() -> int:
     )
     parser.add_argument("--engines", default=",".join(_PEERS), help="which engines (all)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (3)")
+    parser.add_argument("--prompts", type=int, default=8, help="of the user's path, of unseen lengths (8; 0: none)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine (all cores)")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="take llama-cpp-python from this folder")
     parser.add_argument("--output", type=Path, default=ROOT, metavar="DIR", help="where to write (the repository)")
@@ -117,6 +126,7 @@ class _Run:
         self._long = 750 if files.model == "storyteller" else _LONG
         self._steps = _DECODE_STEPS[files.model]
         self._workers: dict[str, Worker] = {}
+        self._vocab = 0
 
     def _start(self, engine: str) -> Worker | None:
         """The engine with the model loaded, or None when it cannot; the report says why."""
@@ -138,6 +148,7 @@ class _Run:
             worker.close()
             return None
         self._report.add_engine(engine, told)
+        self._vocab = told.get("vocab", self._vocab)
         if engine == "mlxr":
             self._report.add_plan(self._files, told["planned_bytes"])
         return worker
@@ -154,6 +165,8 @@ class _Run:
         for task in self._tasks():
             _say(f"{self._files.model} {self._files.format}: {task.name}")
             self._ask_in_turns(task)
+        if self._args.prompts:
+            self._ask_users()
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -187,6 +200,33 @@ class _Run:
                     continue
                 if number:  # the first round warms up
                     self._report.add(self._files, engine, task.name, reply["tokens"] / reply["seconds"])
+
+    def _ask_users(self) -> None:
+        """Prompts of lengths that no process has seen, engines in turns at each; the first one warms up.
+
+        mlx-lm reads a prompt in seconds only in 16-bit formats.
+        """
+        name = f"{USER}prompts of {_LENGTHS}"
+        _say(f"{self._files.model} {self._files.format}: {name}")
+        engines = ("mlxr-user", *_LLAMA, *(("mlx-lm",) if self._files.format in ("f16", "bf16") else ()))
+        lengths = UnseenLengths(seen=[512]).take(_LENGTHS, self._args.prompts + 1, "--prompts")
+        for number, length in enumerate(lengths):
+            for engine in engines:
+                if worker := self._workers.get(engine):
+                    try:
+                        seconds = self._first_token_seconds(engine, worker, length, number)
+                    except EngineError as error:
+                        self._fail(engine, name, error)
+                        self._workers.pop(engine).close()
+                        continue
+                    if number:
+                        self._report.add(self._files, engine, name, seconds)
+
+    def _first_token_seconds(self, engine: str, worker: Worker, length: int, seed: int) -> float:
+        if engine != "mlxr-user":
+            return float(worker.ask("prefill", tokens=length)["seconds"])
+        prompt = random_tokens(length, self._vocab, seed)
+        return float(worker.ask("stream", prompts=[prompt], tokens=_AFTER_FIRST)["first_seconds"])
 
     def measure_cold(self) -> None:
         """Seconds from starting a process to the first token, then the most memory it takes; files are in memory."""

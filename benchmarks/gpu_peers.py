@@ -1,16 +1,21 @@
 """MLXR against mlx-lm (and PyTorch's compiled step) on one GPU: the same shapes and weights, in turns, in one run.
 
-    python benchmarks/gpu_peers.py [--only 'llama-3-8b/*/decode-512,*/bf16/batch-*'] [--torch] [--minutes 9]
+    python benchmarks/gpu_peers.py [--only '*/user-*,llama-3-8b/*/decode-512'] [--torch] [--minutes 9]
 
-Each row of the table is one piece of work on one model in one format. Its output is checked first, against `reference`
-in f32 on the same weights; a row with wrong output is not measured. Then the engines take turns, several rounds of it,
-with the device's own limits (copying memory, multiplying bf16 matrices) measured in between; figures are medians.
+There are two kinds of rows. Those of the user's path run what users run: a model on disk (a bf16 folder, mlx-lm's 4
+bits, a GGUF file in Q4_K_M), loaded by `mlxr.load` with default options and by mlx-lm's `load`, in a process each, and
+prompts of random lengths that the process has not seen. Every answer's tokens are judged by mlx-lm's logits on the same
+numbers. Those of the engine measure one piece of work on weights made on the device, its output checked first against
+`reference` in f32. A row with wrong output is not reported.
 
-Weights are random and made on the device. Rows are added to DIR/benchmarks/gpu-peers.json, which a later run goes on
-with: rows that are there are not measured again unless --again is given. Each model and format has a process of its
-own; one that dies costs the row it was at. Needs mlx-lm, and matplotlib for the picture, DIR/docs/gpu-peers.png.
-`--list` shows the rows with the bytes and operations of each; `--report` only makes table and picture; `--toy` measures
-a tiny model where there is no GPU, to try the benchmark itself.
+The engines take turns: of users prompt by prompt; of engines in several rounds, with the device's own limits (copying
+memory, multiplying bf16 matrices) measured in between. Figures are medians, of prompts also the 95th percentile.
+
+Weights are random. Rows are added to DIR/benchmarks/gpu-peers.json, which a later run goes on with: rows that are there
+are not measured again unless --again is given. Each model and format has a process of its own; one that dies costs the
+row it was at. Needs mlx-lm, and matplotlib for the picture, DIR/docs/gpu-peers.png. `--list` shows the rows with the
+bytes and operations of each; `--report` only makes table and picture; `--toy` measures a tiny model where there is no
+GPU, to try the benchmark itself.
 """
 
 import argparse
@@ -21,8 +26,10 @@ import tempfile
 import time
 from itertools import groupby
 from pathlib import Path
+from typing import TextIO
 
 from gpu.results import Results
+from gpu.user_rows import UserRow
 from gpu.work import Row, chosen_rows
 from peers.models import ROOT
 
@@ -45,7 +52,7 @@ def main() -> int:
         rows = [row for row in rows if args.again or not results.has(row)]
         results.start(_machine(), " ".join(["python benchmarks/gpu_peers.py", *map(shlex.quote, sys.argv[1:])]))
         args.deadline = time.time() + 60 * args.minutes
-        for _, group in groupby(rows, key=lambda row: (row.model, row.format, row.kind == "first-token")):
+        for _, group in groupby(rows, key=lambda row: row.process):
             results = _measure_group(list(group), args, results)
     _draw(results, args.output / "docs/gpu-peers.png")
     print(results.markdown() if args.markdown else results.table())
@@ -58,7 +65,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine (5)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn, about (0.5)")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no row after so many (60)")
-    parser.add_argument("--host", default="cuda", help="MLXR's host (cuda)")
+    parser.add_argument("--turns", type=int, default=3, help="of each engine in users' rows of decoding (3)")
+    parser.add_argument("--host", help="MLXR's host (of engine rows cuda; of users' the default)")
     parser.add_argument("--chunk", type=int, default=2048, help="most prompt tokens of one of MLXR's steps (2048)")
     parser.add_argument(
         "--torch",
@@ -81,7 +89,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _floor(row: Row) -> str:
+def _floor(row: Row | UserRow) -> str:
+    if isinstance(row, UserRow):
+        return f"{row.id:<36} {row.title}"
     return f"{row.id:<36} {row.size_bytes / 1e9:8.3f} GB {row.operations / 1e12:9.4f} TFLOP"
 
 
@@ -100,12 +110,13 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _measure_group(rows: list[Row], args: argparse.Namespace, results: Results) -> Results:
+def _measure_group(rows: list[Row | UserRow], args: argparse.Namespace, results: Results) -> Results:
     """Measures rows in a process of its own; a row at which it dies is given up, and those after it are not."""
     while rows and time.time() < args.deadline:
-        taken_over = ["host", "rounds", "seconds", "chunk", "torch", "torch_mode", "output", "deadline"]
+        taken_over = ["rounds", "turns", "seconds", "chunk", "torch", "torch_mode", "output", "deadline"]
         options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in taken_over]
         options += ["--toy"] if args.toy else []
+        options += [f"--host={args.host}"] if args.host else []
         only = ",".join(row.id for row in rows)
         process = subprocess.Popen([sys.executable, __file__, "--in-process", f"--only={only}", *options])
         try:
@@ -119,28 +130,47 @@ def _measure_group(rows: list[Row], args: argparse.Namespace, results: Results) 
         stopped = [row for row in rows if row.id == results.data["doing"]]
         if code == 0 or not stopped:
             if code:
-                print(f"{rows[0].model} {rows[0].format}: {why} before its first row", file=sys.stderr)
+                print(f"{rows[0].process}: {why} before its first row", file=sys.stderr)
             return results
         results.fail(stopped[0], why)
         rows = rows[rows.index(stopped[0]) + 1 :]
     return results
 
 
-def _measure_here(rows: list[Row], args: argparse.Namespace, results: Results) -> None:
-    loading = [row for row in rows if row.kind == "first-token"]
-    for row in loading:
-        _measure_first_token(row, args, results)
+def _measure_here(rows: list[Row | UserRow], args: argparse.Namespace, results: Results) -> None:
+    engine_args = argparse.Namespace(**{**vars(args), "host": args.host or "cuda"})
     with tempfile.TemporaryFile("w+") as log:
-        others = [row for row in rows if row not in loading]
-        for _, group in groupby(others, key=lambda row: (row.model, row.format)):
-            from gpu.group import Group
+        for _, of_process in groupby(rows, key=lambda row: row.process):
+            group = list(of_process)
+            engines = [row for row in group if isinstance(row, Row)]
+            if not engines:
+                _measure_users([row for row in group if isinstance(row, UserRow)], args, results, log)
+            elif engines[0].kind == "first-token":
+                for row in engines:
+                    _measure_first_token(row, engine_args, results)
+            else:
+                from gpu.group import Group
 
-            Group(list(group), args, results, log).run()
+                Group(engines, engine_args, results, log).run()
+
+
+def _measure_users(rows: list[UserRow], args: argparse.Namespace, results: Results, log: TextIO) -> None:
+    from gpu.model_files import ModelFiles, scratch_folder
+    from gpu.say import say
+    from gpu.user_group import UserGroup
+
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+        files = ModelFiles(rows[0].model, Path(folder), say)
+        for _, of_format in groupby(rows, key=lambda row: row.format):
+            if time.time() < args.deadline:
+                with UserGroup(list(of_format), files, args, results, log) as group:
+                    group.run()
 
 
 def _measure_first_token(row: Row, args: argparse.Namespace, results: Results) -> None:
     from gpu.check import WrongOutputError, check_against_peer
-    from gpu.first_token import measure_row, scratch_folder
+    from gpu.first_token import measure_row
+    from gpu.model_files import scratch_folder
 
     results.begin(row)
     try:

@@ -2,6 +2,7 @@
 
     MlxrError                 a user can act on it: says what, got, expected, where, and the fix
       SpecError               a spec that does not parse or contradicts itself (path:line:column)
+        ContextError          a model whose own context is shorter than what is asked for
       GraphError              an op graph that breaks a rule (node, stage, passes already run)
       PlanError               a plan that cannot be made or breaks a rule
         BudgetError           weights + arena + activations exceed the memory budget
@@ -25,6 +26,10 @@ class MlxrError(Exception):
 
 class SpecError(MlxrError):
     """A spec that does not parse or contradicts itself."""
+
+
+class ContextError(SpecError):
+    """A model whose own context is shorter than what is asked for."""
 
 
 class GraphError(MlxrError):

@@ -5,7 +5,6 @@
 is one such process: it prints `token` when it has one, then writes the logits after the prompt to a file.
 """
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -14,31 +13,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from peers.models import write_folder
 from peers.worker import BENCHMARKS
 
-from gpu.work import MODELS, Row
+from gpu.model_files import write_model
+from gpu.work import Row
 
 PROMPT = (5, 6, 7, 8, 9)
 _CONTEXT = 2048
-_STD = 0.02
-
-
-def write_model(model: str, folder: Path) -> None:
-    """Writes a model's bf16 weights: one run of random numbers again and again, which takes seconds, not minutes."""
-    run = (_STD * np.random.default_rng(1).standard_normal((1 << 22) - 3, np.float32)).view(np.uint32) >> 16
-    bits = run.astype(np.uint16)
-
-    def make(name: str, dims: tuple[int, ...]) -> np.ndarray:
-        return np.full(dims, 0x3F80, np.uint16) if len(dims) == 1 else np.resize(bits, dims)
-
-    gpu = MODELS[model]
-    write_folder(dataclasses.replace(gpu.shape, context=_CONTEXT), folder, make, gpu.theta)
-
-
-def scratch_folder() -> str | None:
-    """Where files of gigabytes are fastest: in memory, where there is such a folder."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def measure(engine: str, folder: Path, host: str) -> tuple[float, np.ndarray]:
@@ -75,7 +56,7 @@ def measure_row(
     """Both engines in turns: seconds by engine, and the logits of MLXR and of mlx-lm."""
     seconds: dict[str, list[float]] = {"mlxr": [], "mlx-lm": []}
     logits = {}
-    write_model(row.model, model_folder)
+    write_model(row.model, model_folder, _CONTEXT)
     for _ in range(rounds):
         for engine, times in seconds.items():
             taken, logits[engine] = measure(engine, model_folder, host)

@@ -3,10 +3,8 @@
 A row is checked first; if its output is wrong it is not measured. Results are written after each row.
 """
 
-import contextlib
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -19,6 +17,7 @@ from gpu.check import Checker, check_against_peer
 from gpu.limits import Limits
 from gpu.ours import WARM_UP, Ours
 from gpu.results import Results
+from gpu.say import say
 from gpu.theirs import Theirs, make_model
 from gpu.weights import RandomWeights
 from gpu.work import GROWTH, MODELS, Row, spec_document
@@ -164,9 +163,3 @@ def in_turns(work: Callable[[], float]) -> Engine:
         return statistics.median(work() for _ in range(times))
 
     return turn
-
-
-def say(text: str) -> None:
-    """Tells of progress on standard error."""
-    with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Results: one JSON file that several runs fill, and what is made of it: a table, and a picture."""
+"""Results: one JSON file that several runs fill, and what is made of it: two tables, and a picture."""
 
 import datetime
 import json
@@ -7,10 +7,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from gpu.user_cells import USER_COLUMNS, user_cells
+from gpu.user_rows import UserRow, user_rows_of
 from gpu.work import MODELS, Row, rows_of
 
 ENGINES = ("mlxr", "mlx-lm", "torch")
-_COLUMNS = ("", "MLXR", "of limit", "mlx-lm", "ratio", "torch", "ratio", "paged", "unpacking", "limit", "error")
+_COLUMNS = ("", "path", "MLXR", "of limit", "mlx-lm", "ratio", "torch", "ratio", "paged", "unpacking", "limit", "error")
 
 
 class Results:
@@ -50,26 +52,26 @@ class Results:
         self.data["runs"].append({"date": datetime.date.today().isoformat(), "command": command})
         self._write()
 
-    def begin(self, row: Row) -> None:
+    def begin(self, row: Row | UserRow) -> None:
         """Notes that a row is being measured, for who finds that the process has died."""
         self.data["doing"] = row.id
         self._write()
 
-    def add(self, row: Row, found: dict[str, Any]) -> None:
+    def add(self, row: Row | UserRow, found: dict[str, Any]) -> None:
         """Adds a row's times."""
         self.data["rows"][row.id] = found
         self.data["failures"].pop(row.id, None)
         self.data["doing"] = None
         self._write()
 
-    def fail(self, row: Row, why: str) -> None:
+    def fail(self, row: Row | UserRow, why: str) -> None:
         """Notes that a row has no times: an old result of it goes too."""
         self.data["rows"].pop(row.id, None)
         self.data["failures"][row.id] = re.sub(r"(?:/[^\s/:]+)+/", "", why)  # folders mean nothing elsewhere
         self.data["doing"] = None
         self._write()
 
-    def has(self, row: Row) -> bool:
+    def has(self, row: Row | UserRow) -> bool:
         """Whether a row was measured."""
         return row.id in self.data["rows"]
 
@@ -79,8 +81,8 @@ class Results:
         staging.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
         staging.replace(self.path)
 
-    def seconds(self, row: Row, engine: str) -> float | None:
-        """The median of an engine's rounds: of a step, of a prompt, or to the first token."""
+    def seconds(self, row: Row | UserRow, engine: str) -> float | None:
+        """The median of an engine's rounds or prompts: of a step, of a prompt, or to the first token."""
         times = self.data["rows"].get(row.id, {}).get("seconds", {}).get(engine)
         return statistics.median(times) if times else None
 
@@ -93,13 +95,14 @@ class Results:
         return row.floor_seconds(*rates)
 
     def cells(self, row: Row) -> tuple[str, ...]:
-        """A row of the table; its columns are those of `table`."""
+        """A row of the engine's table; its columns are those of `table`."""
         ours, theirs, torch = (self.seconds(row, engine) for engine in ENGINES)
         paged, unpacking, limit = self.seconds(row, "mlxr-paged"), self.seconds(row, "mlxr-unpacking"), self.limit(row)
         assert ours is not None, f"{row.id} was measured"
         error = self.data["rows"][row.id].get("error")
         return (
             row.id,
+            "engine",
             _speed(row, ours),
             f"{100 * limit / ours:.0f} %" if limit else "",
             _speed(row, theirs),
@@ -112,25 +115,39 @@ class Results:
             f"{error:.1e}" if error is not None else "",
         )
 
-    def line(self, row: Row) -> str:
+    def user_cells(self, row: UserRow) -> tuple[str, ...]:
+        """A row of the users' table."""
+        seen = self.data["rows"].get(UserRow(row.model, row.format, "seen", row.within).id, {})
+        return user_cells(row, self.data["rows"][row.id], seen if row.kind == "unseen" else {})
+
+    def line(self, row: Row | UserRow) -> str:
         """A row in one line."""
-        return "  ".join(f"{name} {cell}".strip() for name, cell in zip(_COLUMNS, self.cells(row), strict=True) if cell)
+        columns, cells = (
+            (USER_COLUMNS, self.user_cells(row)) if isinstance(row, UserRow) else (_COLUMNS, self.cells(row))
+        )
+        return "  ".join(f"{name} {cell}".strip() for name, cell in zip(columns, cells, strict=True) if cell)
 
     def rows(self) -> list[Row]:
-        """Measured rows in the order of the table."""
+        """Measured rows of the engine, in the order of the table."""
         return [row for model in MODELS for row in rows_of(model) if self.has(row)]
+
+    def user_rows(self) -> list[UserRow]:
+        """Measured rows of users, in the order of the table."""
+        return [row for model in MODELS for row in user_rows_of(model) if self.has(row)]
+
+    def _tables(self) -> list[list[tuple[str, ...]]]:
+        """Tables with their heads: the users', the engine's. One without rows is left out."""
+        users = [self.user_cells(row) for row in self.user_rows()]
+        engine = [self.cells(row) for row in self.rows()]
+        return [[head, *rows] for head, rows in ((USER_COLUMNS, users), (_COLUMNS, engine)) if rows]
 
     def table(self) -> str:
         """All rows as text."""
-        rows = [_COLUMNS, *(self.cells(row) for row in self.rows())]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        aligned = [
-            [c.ljust(w) if not i else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            for row in rows
-        ]
-        lines = ["  ".join(row).rstrip() for row in aligned]
         failed = [f"{name}: {why}" for name, why in self.data["failures"].items()]
-        return "\n".join([self.heading(), *lines, *(["", "Not measured:", *failed] if failed else []), ""])
+        tables = ["\n".join(_aligned(rows)) for rows in self._tables()]
+        return (
+            "\n\n".join([self.heading(), *tables, *(["\n".join(["Not measured:", *failed])] if failed else [])]) + "\n"
+        )
 
     def heading(self) -> str:
         """Machine and ceilings."""
@@ -146,9 +163,18 @@ class Results:
         )
 
     def markdown(self) -> str:
-        """The table for a document."""
-        lines = [self.heading(), "", "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-        return "\n".join([*lines, *("| " + " | ".join(self.cells(row)) + " |" for row in self.rows())]) + "\n"
+        """The tables for a document."""
+        parts = [self.heading()]
+        for head, *rows in self._tables():
+            lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+            parts.append("\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]))
+        return "\n\n".join(parts) + "\n"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust, *[str.rjust] * (len(widths) - 1)]
+    return ["  ".join(side(c, w) for side, c, w in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _speed(row: Row, seconds: float | None) -> str:

@@ -1,10 +1,12 @@
-"""What is measured: model shapes, weight formats, and the rows of the table, each with its bytes and operations."""
+"""What is measured: model shapes, weight formats, and the rows of engines, with their bytes and operations."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from peers.models import Shape
+
+from gpu.user_rows import UserRow, user_rows_of
 
 Kind = Literal["decode", "prefill", "first-token"]
 GROWTH = 256
@@ -39,7 +41,7 @@ MODELS = {
     "llama-3-8b": GpuModel(
         Shape("llama-3-8b", 4096, 32, 32, 8, 14336, 128256, 0), 5e5, 512, 32000, (16, 64), (512, 4096)
     ),
-    "toy": GpuModel(Shape("toy", 256, 3, 8, 2, 512, 320, 0), 1e4, 24, 1100, (3,), (40,)),
+    "toy": GpuModel(Shape("toy", 256, 3, 8, 2, 512, 384, 0), 1e4, 24, 1100, (3,), (40,)),
 }
 """`toy` shows that the benchmark works where there is no GPU; its figures say nothing."""
 
@@ -64,6 +66,11 @@ class Row:
         """Its name: model/format/work."""
         work = f"batch-{self.batch}" if self.batch > 1 else f"{self.kind}-{self.tokens}"
         return f"{self.model}/{self.format}/{'first-token' if self.kind == 'first-token' else work}"
+
+    @property
+    def process(self) -> str:
+        """Rows of one are measured in one process."""
+        return f"{self.model} {self.format}" + (" loading" if self.kind == "first-token" else "")
 
     @property
     def title(self) -> str:
@@ -135,13 +142,13 @@ def rows_of(model: str) -> list[Row]:
     return rows
 
 
-def chosen_rows(only: str, models: tuple[str, ...] = ("tinyllama", "llama-3-8b")) -> list[Row]:
-    """The rows that a list of patterns names, such as `llama-3-8b/*/decode-512,*/bf16/batch-*`; empty: all.
+def chosen_rows(only: str, models: tuple[str, ...] = ("tinyllama", "llama-3-8b")) -> list[Row | UserRow]:
+    """The rows that a list of patterns names, such as `llama-3-8b/*/decode-512,*/user-*`; empty: all.
 
     Raises:
         SystemExit: a pattern matches no row.
     """
-    rows = [row for model in models for row in rows_of(model)]
+    rows = [row for model in models for row in (*rows_of(model), *user_rows_of(model))]
     patterns = [pattern for pattern in only.split(",") if pattern]
     for pattern in patterns:
         if not any(fnmatchcase(row.id, pattern) for row in rows):

@@ -8,8 +8,9 @@ into the rest, so that every engine reads the same model in the form it prefers.
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_k_m")
 MORE_FORMATS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "affine4")
 """Those that a run may name: GGUF files by llama.cpp's names, and MLX's 4 bits in groups of 64."""
 _SPECIAL = ("<unk>", "<s>", "</s>")
+_WIDTHS = {"BF16": 2, "U32": 4}
 
 
 @dataclass(frozen=True)
@@ -141,19 +143,43 @@ def write_folder(
         make: a tensor's bf16 numbers as their 16 bits, by its name and shape.
         theta: base of RoPE.
     """
+    tensors = {name: ("BF16", dims, partial(make, name, dims)) for name, _, dims, _ in shape.matrices()}
+    write_safetensors(folder / "model.safetensors", tensors)
+    write_config(shape, folder, theta)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], Callable[[], Array]]]) -> None:
+    """Writes a safetensors file.
+
+    Args:
+        path: the file.
+        tensors: by name: the type, by the format's own name; the shape; and what gives the numbers when it is their
+            turn, as an array of the same bytes.
+    """
     header, position = {}, 0
-    for name, _, dims, _ in shape.matrices():
-        end = position + 2 * int(np.prod(dims))
-        header[name] = {"dtype": "BF16", "shape": list(dims), "data_offsets": [position, end]}
+    for name, (dtype, dims, _) in tensors.items():
+        end = position + _WIDTHS[dtype] * int(np.prod(dims))
+        header[name] = {"dtype": dtype, "shape": list(dims), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64)
-    staging = folder / "model.part"
+    staging = path.with_suffix(".part")
     with staging.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        for name, _, dims, _ in shape.matrices():
-            make(name, dims).tofile(stream)
-    staging.replace(folder / "model.safetensors")
+        for _, _, make in tensors.values():
+            make().tofile(stream)
+    staging.replace(path)
+
+
+def write_config(shape: Shape, folder: Path, theta: float = 1e4, **more: Any) -> None:
+    """Writes a folder's config.json.
+
+    Args:
+        shape: the model's dimensions.
+        folder: where to.
+        theta: base of RoPE.
+        more: further keys.
+    """
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -172,11 +198,19 @@ def write_folder(
         "torch_dtype": "bfloat16",
         "vocab_size": shape.vocab,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config | more, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+def gguf_writer(shape: Shape, path: Path, file_type: str, theta: float = 1e4) -> Any:
+    """A gguf-py writer that knows all of a model but its tensors.
+
+    Args:
+        shape: the model's dimensions.
+        path: the file.
+        file_type: by the name that gguf-py has for it, `MOSTLY_BF16` say.
+        theta: base of RoPE.
+    """
+    from gguf import GGUFWriter, LlamaFileType
 
     writer = GGUFWriter(path, "llama")
     writer.add_name(shape.name)
@@ -187,34 +221,58 @@ def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(theta)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.vocab)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16 if format_name == "f16" else LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(getattr(LlamaFileType, file_type))
     _add_tokenizer(writer, shape.vocab)
-    for name, gguf_name, dims, heads in shape.matrices():
-        bits = _tensor(name, dims)
-        if heads:  # llama.cpp has the two halves of each rotary pair side by side
-            bits = bits.reshape(heads, 2, -1, dims[1]).swapaxes(1, 2).reshape(dims)
-        if format_name == "bf16" and len(dims) > 1:
-            writer.add_tensor(gguf_name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
-        else:
-            numbers = (bits.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(gguf_name, numbers.astype(np.float16) if len(dims) > 1 else numbers)
+    return writer
+
+
+def finish_gguf(writer: Any) -> None:
+    """Writes the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_tokenizer(writer: Any, vocab: int) -> None:
+def permuted(rows: Array, heads: int) -> Array:
+    """A matrix's rows in llama.cpp's order, which has the two halves of each rotary pair side by side.
+
+    Args:
+        rows: in Hugging Face's order, [rows, anything].
+        heads: how many it has; 0: it is not permuted.
+    """
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape) if heads else rows
+
+
+def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
+    from gguf import GGMLQuantizationType
+
+    writer = gguf_writer(shape, path, f"MOSTLY_{format_name.upper()}")
+    for name, gguf_name, dims, heads in shape.matrices():
+        bits = permuted(_tensor(name, dims), heads)
+        if format_name == "bf16" and len(dims) > 1:
+            writer.add_tensor(gguf_name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+        else:
+            numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(gguf_name, numbers.astype(np.float16) if len(dims) > 1 else numbers)
+    finish_gguf(writer)
+
+
+def vocabulary(size: int) -> list[str]:
     """A small sentencepiece-like vocabulary that every engine takes: bytes, letters, and numbered words."""
+    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
+    return tokens + [f"\u2581w{number}" for number in range(size - len(tokens))]
+
+
+def _add_tokenizer(writer: Any, vocab: int) -> None:
     from gguf import TokenType
 
-    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    bytes_and_specials = len(_SPECIAL) + 256
+    tokens, words = vocabulary(vocab)[:bytes_and_specials], vocabulary(vocab)[bytes_and_specials:]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256]
-    words = ["\u2581", *map(chr, range(33, 127))]
-    words += [f"\u2581w{number}" for number in range(vocab - len(tokens) - len(words))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([*tokens, *words])
     writer.add_token_scores([0.0] * len(tokens) + [-float(rank) for rank in range(len(words))])

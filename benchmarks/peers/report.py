@@ -14,11 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from peers.models import ROOT, Files
 from peers.traffic import file_weight_bytes, key_value_bytes
 
 LLAMA = ("llama.cpp", "llama.cpp-no-flash")
 _UNITS = {"cold start": "s", "peak memory": "bytes"}
+USER = "user: "
+"""What measurements of the user's path begin with: seconds to the first token, one for each prompt."""
+_COLUMNS = ("", "path", "MLXR", "of limit", "llama.cpp", "ratio", "mlx-lm", "paged")
 
 
 class Report:
@@ -63,12 +68,15 @@ class Report:
 
     def median(self, model: str, format_name: str, measure: str, engine: str) -> float | None:
         """The median of an engine's rounds; for `llama.cpp` that of its better settings."""
+        return self._percentile(model, format_name, measure, engine, 50)
+
+    def _percentile(self, model: str, format_name: str, measure: str, engine: str, percent: float) -> float | None:
         rounds = self.figures.get(model, {}).get(format_name, {}).get(measure, {})
-        engines = LLAMA if engine == "llama.cpp" else (engine, "mlxr-batch") if engine == "mlxr" else (engine,)
-        medians = [statistics.median(rounds[name]) for name in engines if rounds.get(name)]
-        if not medians:
+        engines = {"llama.cpp": LLAMA, "mlxr": ("mlxr", "mlxr-batch", "mlxr-user")}.get(engine, (engine,))
+        found = [float(np.percentile(rounds[name], percent)) for name in engines if rounds.get(name)]
+        if not found:
             return None
-        return min(medians) if measure in _UNITS else max(medians)
+        return min(found) if _is_time(measure) or measure in _UNITS else max(found)
 
     def limit(self, model: str, format_name: str, measure: str) -> float | None:
         """Tokens per second of one sequence if reading memory took all the time."""
@@ -79,9 +87,16 @@ class Report:
         return float(statistics.median(self.bandwidth) / read)
 
     def rows(self, model: str, format_name: str) -> list[tuple[str, ...]]:
-        """One row for each measurement: name, MLXR, its share of the limit, llama.cpp, ratio, mlx-lm, paged."""
+        """One row for each measurement: its name, then what `_COLUMNS` says.
+
+        One of the user's path has two: the median and the 95th percentile of its prompts. Their ratio is llama.cpp's
+        time over MLXR's, so that more is better there too.
+        """
         rows: list[tuple[str, ...]] = []
         for measure in self.figures.get(model, {}).get(format_name, {}):
+            if _is_time(measure):
+                rows += [self._user_row(model, format_name, measure, percent) for percent in (50, 95)]
+                continue
             ours, theirs, mlx, paged = (
                 self.median(model, format_name, measure, engine)
                 for engine in ("mlxr", "llama.cpp", "mlx-lm", "mlxr-paged")
@@ -94,12 +109,29 @@ class Report:
             against = f" ({ours / mlx:.0f} x)" if ours and mlx else ""
             contiguous = f"{ours / paged:.3f}" if ours and paged else ""
             shown = [_show(measure, value) for value in (ours, theirs, mlx)]
-            rows.append((measure, shown[0], share, shown[1], ratio, shown[2] + against, contiguous))
+            rows.append((measure, "engine", shown[0], share, shown[1], ratio, shown[2] + against, contiguous))
         return rows
+
+    def _user_row(self, model: str, format_name: str, measure: str, percent: int) -> tuple[str, ...]:
+        engines = ("mlxr", "llama.cpp", "mlx-lm")
+        ours, theirs, mlx = (self._percentile(model, format_name, measure, name, percent) for name in engines)
+        ratio = f"{theirs / ours:.2f} x" if ours and theirs else ""
+        against = f" ({mlx / ours:.0f} x)" if ours and mlx else ""
+        shown = [_show(measure, value) for value in (ours, theirs, mlx)]
+        return (
+            f"{measure.removeprefix(USER)}, p{percent}",
+            "user",
+            shown[0],
+            "",
+            shown[1],
+            ratio,
+            shown[2] + against,
+            "",
+        )
 
     def table(self, model: str, format_name: str) -> str:
         """One configuration's rows as text."""
-        rows = [("", "MLXR", "of limit", "llama.cpp", "ratio", "mlx-lm", "paged"), *self.rows(model, format_name)]
+        rows = [_COLUMNS, *self.rows(model, format_name)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         speed = f", read bandwidth {statistics.median(self.bandwidth) / 1e9:.1f} GB/s" if self.bandwidth else ""
@@ -137,13 +169,14 @@ class Report:
             "the cache would take time; what stays in the CPU's own caches can exceed it. llama.cpp: with or without",
             "flash attention, whichever is faster in that row. Ratio: MLXR over llama.cpp; below 1 is better for time",
             "and memory. mlx-lm: on bf16 weights, or MLX's own format of as many bits. Paged: speed over that with a",
-            "block table.",
+            "block table. Path: engine, as the engines do it by themselves; user, time to the first token of prompts",
+            "whose lengths the process has not seen, MLXR loaded by `mlxr.load` with default options (ratio:",
+            "llama.cpp's time over MLXR's).",
         ]
         for model, formats in self.figures.items():
             for format_name in formats:
                 lines += ["", f"## {model}, {format_name}", ""]
-                lines.append("| | MLXR | of limit | llama.cpp | ratio | mlx-lm | paged |")
-                lines.append("|---|---|---|---|---|---|---|")
+                lines += ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
                 lines += ["| " + " | ".join(row) + " |" for row in self.rows(model, format_name)]
         if self.failures:
             lines += ["", "## What failed", "", *(f"* {failure}" for failure in self.failures)]
@@ -170,9 +203,16 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} CPUs, {platform.system()}"
 
 
+def _is_time(measure: str) -> bool:
+    """Whether figures are seconds of prompts as users give them."""
+    return measure.startswith(USER)
+
+
 def _show(measure: str, value: float | None) -> str:
     if value is None:
         return ""
+    if _is_time(measure):
+        return f"{1e3 * value:.0f} ms"
     if measure == "peak memory":
         return f"{value / 2**20:.0f} MiB"
     if measure == "cold start":

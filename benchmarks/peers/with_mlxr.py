@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mlxr.bench.measure import Sequences
+from mlxr.bench.sequences import Sequences
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
@@ -23,11 +23,11 @@ class Mlxr(Engine):
         source, context, batch = options["source"], options["context"], options["batch"]
         compute = options.get("compute", "fast")
         if options.get("paged"):
-            imported, _ = import_model(Path(source), ImportOptions(context, max_sequences=batch, compute=compute))
-            cache = imported.spec.cache.model_copy(update={"mode": "paged"})
-            path = cache_folder("peer-specs") / f"{imported.spec.name}.yaml"
+            spec, _ = import_model(Path(source), ImportOptions(context, max_sequences=batch, compute=compute))
+            cache = spec.cache.model_copy(update={"mode": "paged"})
+            path = cache_folder("peer-specs") / f"{spec.name}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(dump_spec(imported.spec.model_copy(update={"cache": cache})), encoding="utf-8")
+            path.write_text(dump_spec(spec.model_copy(update={"cache": cache})), encoding="utf-8")
             artifact, _ = resolve_artifact(str(path))
         else:
             artifact, _ = resolve_artifact(source, Changes(context, sequences=batch, compute=compute))

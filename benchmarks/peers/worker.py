@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,8 +22,8 @@ from mlxr.bench.peak_memory import peak_bytes
 BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
-class Engine(ABC):
-    """What a worker does. Times are in seconds."""
+class Loader(ABC):
+    """What every worker does first."""
 
     @abstractmethod
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +33,10 @@ class Engine(ABC):
             options: `source` and `folder` (paths), `format`, `threads`, `batch` (most sequences), `context` (most
                 tokens of one), and what only one engine knows.
         """
+
+
+class Engine(Loader):
+    """What an engine can do by itself, whatever its users call. Times are in seconds."""
 
     @abstractmethod
     def prefill(self, tokens: int) -> float:
@@ -48,12 +54,67 @@ class Engine(ABC):
         """Reads a prompt of 5 tokens and chooses the next one: what a cold start is timed to."""
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """What came of prompts whose tokens were taken as they came.
+
+    Attributes:
+        first_seconds: from the start until each prompt had its first token.
+        next_seconds: from there, for `tokens` more of each.
+        answers: the tokens of each prompt, in order.
+    """
+
+    first_seconds: float
+    next_seconds: float
+    answers: list[list[int]]
+
+
+class User(Loader):
+    """An engine as its users run it: its own function that loads a model, and its own that streams an answer.
+
+    Of `load`, only `source` and `batch` are heeded, and `host` where there are several; all else is by default.
+    """
+
+    @abstractmethod
+    def stream(self, prompts: Sequence[Sequence[int]], tokens: int) -> Streamed:
+        """Answers prompts together: the first token of each, then `tokens` more of each. Ends are ignored."""
+
+    def gap(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """How far the tokens of an answer are from the likeliest ones, each after the tokens before it.
+
+        Returns:
+            The largest distance of a token's logit from the largest logit, in standard deviations of all logits.
+        """
+        raise NotImplementedError(f"{type(self).__name__} judges no answers")
+
+
+def timed(start: float, events: Iterator[tuple[int, int]], prompts: int, tokens: int) -> Streamed:
+    """Takes tokens as they come.
+
+    Args:
+        start: when the prompts were given, of `time.perf_counter`.
+        events: tokens: which prompt's, and its id.
+        prompts: how many there are.
+        tokens: how many to time after each prompt has its first.
+    """
+    answers: list[list[int]] = [[] for _ in range(prompts)]
+    for index, token in events:
+        answers[index].append(token)
+        if all(answers):
+            break
+    first = time.perf_counter()
+    for _ in range(tokens * prompts):
+        index, token = next(events)
+        answers[index].append(token)
+    return Streamed(first - start, time.perf_counter() - first, answers)
+
+
 def random_tokens(count: int, vocab: int, seed: int = 1) -> list[int]:
     """Seeded token ids that are no special ones."""
     return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, count)]
 
 
-def serve(engine: Engine) -> None:
+def serve(engine: Loader) -> None:
     """Answers requests on standard input until it ends. What libraries print goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -69,23 +130,30 @@ def serve(engine: Engine) -> None:
         replies.flush()
 
 
-def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(engine: Loader, request: dict[str, Any]) -> dict[str, Any]:
     what = request.pop("do")
     if what == "load":
         limit_cpus(request["threads"])
         start = time.perf_counter()
         told = engine.load(request)
         return told | {"seconds": time.perf_counter() - start}
+    if what == "memory":
+        return {"peak_bytes": peak_bytes()}
+    if what == "stream":
+        assert isinstance(engine, User), "asked of users only"
+        return asdict(engine.stream(request["prompts"], request["tokens"]))
+    if what == "gap":
+        assert isinstance(engine, User), "asked of users only"
+        return {"gap": engine.gap(request["prompt"], request["answer"])}
+    assert isinstance(engine, Engine), "what is left is asked of engines"
     if what == "prefill":
         return {"seconds": engine.prefill(request["tokens"]), "tokens": request["tokens"]}
     if what == "decode":
         seconds, steps = engine.decode(request["context"], request["batch"], request["tokens"])
         return {"seconds": seconds, "tokens": steps * request["batch"]}
-    if what == "first_token":
-        engine.first_token()
-        return {}
-    assert what == "memory", f"unknown request {what}"
-    return {"peak_bytes": peak_bytes()}
+    assert what == "first_token", f"unknown request {what}"
+    engine.first_token()
+    return {}
 
 
 def limit_cpus(threads: int) -> None:

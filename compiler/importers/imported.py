@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mlxr.compiler.errors import SpecError
+from mlxr.compiler.errors import ContextError, SpecError
 from mlxr.compiler.spec.document import interpret
 from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.load import parse_spec
@@ -44,11 +44,11 @@ def choose_context(source: str, own: int, options: ImportOptions) -> int:
     """The context to compile for.
 
     Raises:
-        SpecError: more is asked for than the model has.
+        ContextError: more is asked for than the model has.
     """
     wanted = max(options.context or 1, options.needed_context)
     if wanted > own:
-        raise SpecError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
+        raise ContextError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
     return max(options.context or min(own, DEFAULT_CONTEXT), wanted)
 
 

@@ -185,8 +185,9 @@ def test_results_are_gone_on_with(tmp_path: Path) -> None:
     second.start(MACHINE, "another")
     assert second.has(row()) and second.seconds(row(), "mlxr") == 0.2
     assert second.limit(row()) == row().size_bytes / 1e9
-    assert second.cells(row())[:5] == (
+    assert second.cells(row())[:6] == (
         "toy/bf16/decode-24",
+        "engine",
         "5",
         f"{100 * row().size_bytes / 2e8:.0f} %",
         "2",

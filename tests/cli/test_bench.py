@@ -9,18 +9,30 @@ import numpy as np
 import pytest
 
 import mlxr
+from mlxr.bench import measure
+from mlxr.bench.lengths import LengthRange
+from mlxr.bench.measure import WarmUp
 from mlxr.bench.traffic import cache_bytes, weight_bytes
+from mlxr.bench.workload import Workload
 from mlxr.cli import main
+from mlxr.cli.bench import KEYS
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts import reference
 from mlxr.runtime.hosts.host import Logits
 from mlxr.runtime.hosts.reference import ReferenceHost
+from mlxr.runtime.model import Model
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import GOLDEN, Q8_0
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"
 SHORT = ["--prompt-tokens", "7", "--decode-tokens", "3"]
+
+
+@pytest.fixture(autouse=True)
+def one_warm_up_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "AGREEMENT", 1e9)
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -37,6 +49,10 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds", "decode_step_ms"):
         assert shown[name] > 0
     assert shown["time_to_first_token_seconds"] == pytest.approx(7 / shown["prefill_tokens_per_second"])
+    first = [shown[f"time_to_first_token_{name}seconds"] for name in ("min_", "", "p95_", "max_")]
+    assert first == sorted(first) and shown["prompt_lengths"] == [7] * 5
+    assert shown["decode_step_min_ms"] <= shown["decode_step_ms"] <= shown["decode_step_max_ms"]
+    assert shown["warm_up_runs"] >= 4 and isinstance(shown["warm_up_agreed"], bool)
     assert shown["planned_bytes"] == 71_329_792 + 2 * 6 * 1024 * 2 * 64 * 4
     assert shown["peak_memory_bytes"] > 20 << 20
     assert shown["launches_per_decode_step"] == 106, "one for each op of the unfused graph"
@@ -65,7 +81,8 @@ def test_decoding_is_pipelined_where_generation_is(
 
     monkeypatch.setattr(reference, "ReferenceHost", Pipelined)
     ahead = bench(capsys, *arguments)
-    assert log[-6:] == ["launch", "ahead", "read", "ahead", "read", "read"], "three steps"
+    steps = ["launch", *["ahead", "read"] * 4]
+    assert log[-len(steps) :] == steps, "a prompt, then three steps; one more is under way at both ends"
     assert ahead.keys() == plain.keys()
     assert ahead["launches_per_decode_step"] == plain["launches_per_decode_step"]
 
@@ -92,14 +109,17 @@ def test_on_the_cpu_host(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 def test_an_imported_model_is_compiled_for_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", str(Q8_0), "--host", "reference", "--prompt-tokens", "2", "--decode-tokens", "1"]
-    assert main([*arguments, "--context", "1023", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["context"] == 1023
+    assert main([*arguments, "--context", "1021", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 1021
 
 
 def test_an_imported_model_has_no_more_than_its_own_context(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", str(Q8_0), "--host", "reference", "--prompt-tokens", "2", "--decode-tokens", "1"]
-    assert main([*arguments, "--context", "1024"]) == 1
-    assert "the model's own context is 1024 tokens; 1025 are asked for" in capsys.readouterr().err
+    assert main([*arguments, "--context", "1022"]) == 1
+    told = "own context is 1024 tokens; 1025 are asked for, by --context 1022 and --decode-tokens 1"
+    assert told in capsys.readouterr().err
+    assert main(["bench", str(Q8_0), "--host", "reference", "--lengths", "300-1023"]) == 1
+    assert "1024 tokens; 1025 are asked for, by --lengths 300-1023" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,7 +129,25 @@ def test_an_imported_model_has_no_more_than_its_own_context(capsys: pytest.Captu
         (["storyteller", "--decode-tokens", "0"], "--decode-tokens is 0; expected at least 1"),
         (["storyteller", "--context", "-1"], "--context is -1; expected at least 0"),
         (["storyteller", "--batch", "0"], "--batch is 0; expected at least 1"),
-        (["storyteller", "--context", "1000"], "a sequence would have 1064 tokens, the context is 1024"),
+        (
+            ["storyteller", "--context", "1000"],
+            "--context 1000 and --decode-tokens 64: a sequence would have 1066 tokens",
+        ),
+        (
+            ["storyteller", "--prompt-tokens", "1023"],
+            "--prompt-tokens 1023: a sequence would have 1025 tokens, the con",
+        ),
+        (
+            ["storyteller", "--lengths", "20-1023"],
+            "--lengths 20-1023: a sequence would have 1025 tokens, the context is",
+        ),
+        (["storyteller", "--lengths", "700-300"], "--lengths is 700-300; expected the smaller number first: 300-700"),
+        (["storyteller", "--lengths", "0-5"], "--lengths is 0-5; a prompt has at least 1 token"),
+        (["storyteller", "--lengths", "abc"], "--lengths is 'abc'; expected the shortest and the longest prompt"),
+        (["storyteller", "--lengths", ""], "--lengths is ''; expected the shortest"),
+        (["storyteller", "--lengths", "10-14"], "which has 5 lengths that were not used yet; 6 are needed"),
+        (["storyteller", "--prompts", "4"], "--prompts is 4; expected at least 5"),
+        (["storyteller", "--seed", "-1"], "--seed is -1; expected at least 0"),
         (["storyteller", "--threads", "0", "--host", "cpu"], "thread"),
         (["storyteller", "--threads", "1000000", "--host", "cpu"], "thread"),
         (["tinyllama-1.1b"], "comes without weights"),
@@ -123,6 +161,83 @@ def test_faulty_input_gives_a_message_and_1(
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
+
+
+def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    start = Model.start
+
+    def noting(self: Model, prompts: Any, **options: Any) -> Any:
+        seen.extend(len(prompt) for prompt in prompts)
+        return start(self, prompts, **options)
+
+    monkeypatch.setattr(Model, "start", noting)
+    arguments = ["storyteller", "--host", "reference", "--lengths", "9-20", "--prompts", "6", "--decode-tokens", "2"]
+    assert main(["bench", *arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    lengths = shown["prompt_lengths"]
+    assert shown["prompt_tokens"] is None
+    assert len(lengths) == len(set(lengths)) == 6 and all(9 <= length <= 20 for length in lengths)
+    warm_up, *_ = seen
+    assert warm_up not in lengths and seen == [warm_up, warm_up, *lengths, 1, 1, 1]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_no_length_is_drawn_twice(batch: int) -> None:
+    work = Workload(lengths=LengthRange(300, 330), prompts=5, batch=batch)
+    work.check()
+    drawn = work.draw_lengths()
+    assert [len(some) for some in drawn.together] == [3] * 5 * (batch > 1)
+    every = [drawn.warm_up, *drawn.single, *(length for some in drawn.together for length in some)]
+    assert len(every) == len(set(every)) and min(every) >= 300 and max(every) <= 330
+    assert drawn == work.draw_lengths() != Workload(lengths=work.lengths, batch=batch, seed=2).draw_lengths()
+    with pytest.raises(RequestError, match="300-330, which has 31 lengths that were not used yet; 36 are needed"):
+        Workload(lengths=work.lengths, batch=6).check()
+
+
+def test_sequences_that_are_read_first_have_room_to_wait_for_the_last() -> None:
+    work = Workload(7, decode_tokens=3, context=100, batch=4)
+    assert work.needs(54)[0] == 100 + 1 + 3 + 1 + 8, "400 tokens in steps of 50, and 4 that decode"
+    assert Workload(7, decode_tokens=3, context=100).needs(54)[0] == 105
+
+
+def test_warming_up_ends_when_two_runs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "AGREEMENT", 0.05)
+    times = iter([9.0, 5.0, 4.0, 4.19, 1.0])
+    warm_up = WarmUp()
+    warm_up.repeat(lambda: next(times))
+    assert (warm_up.runs, warm_up.agreed) == (4, True)
+    growing = iter(range(1, 100))
+    warm_up.repeat(lambda: 1.1 ** next(growing))
+    assert (warm_up.runs, warm_up.agreed) == (4 + 10, False)
+    monkeypatch.setattr(measure, "_MOST_SECONDS", -1.0)
+    slow = WarmUp()
+    slow.repeat(lambda: next(growing))
+    assert (slow.runs, slow.agreed) == (2, False), "two runs in any case"
+
+
+def test_figures_that_vary_are_called_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for agreement, agreed in ((-1.0, False), (1e9, True)):
+        monkeypatch.setattr(measure, "AGREEMENT", agreement)
+        assert main(["bench", "storyteller", "--host", "reference", *SHORT, "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["warm_up_agreed"] is agreed
+        assert ("no two in a row agreed within 5 %" in shown.err) is not agreed
+
+
+def test_every_figure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    explained = {name for names in KEYS for name in names.split(", ")}
+    spread = {"decode_step_min_ms", "decode_step_max_ms"}
+    spread |= {f"time_to_first_token_{name}_seconds" for name in ("min", "max", "p95")}
+    assert bench(capsys, "storyteller", "--host", "reference").keys() == explained | spread
+
+
+def test_prompt_lengths_are_said_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["bench", "storyteller", "--lengths", "3-9", "--prompt-tokens", "5"])
+    assert error.value.code == 2
+    with pytest.raises(RequestError, match="give one of them"):
+        Workload(5, lengths=LengthRange(3, 9)).check()
 
 
 def test_a_bundled_model_gets_as_many_sequences_as_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

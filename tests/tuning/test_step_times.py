@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxr.bench.measure import Sequences
+from mlxr.bench.sequences import Sequences
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda

@@ -1,65 +1,30 @@
-"""Times one configuration of a loaded model, by the path that generation takes: batches, pager, host.
+"""Times one configuration of a loaded model, the way that `mlxr run` goes: `Model.start`, tokens as they come.
 
-Two phases after a warm-up. Prefill: `batch` sequences of `prompt_tokens` each, in steps as large as the plan allows.
-Decode: fresh sequences with max(context, 1) tokens each, then `decode_tokens` steps of one token for each.
+Three phases, each after a warm-up until two runs agree. Prompts one at a time: seconds to the first token. If there are
+several sequences, as many prompts together. Decode: sequences of `start` tokens each, then `decode_tokens` steps of one
+token for each; the next token is chosen, as in generation, by its logits.
 
-Tokens are random and seeded, the logits are read after each step, and choosing the next token is not part of it. On
-hosts that pipeline it is: there, as in generation, a decode step takes the likeliest tokens of the step before, and is
-launched before anyone has read them.
+Prompts are random tokens, seeded. While one runs, a second token is drawn too: who reads the first goes on.
 """
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import mlx.core as mx
 import numpy as np
 
 from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
-from mlxr.compiler.artifact import Artifact
+from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import BatchRequest
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.model import Model
-from mlxr.runtime.pager import Pager
-from mlxr.runtime.pipeline import Draws, launch_step
-from mlxr.runtime.sampling import Sampler, Sampling
 
-_WARM_UP_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What to measure. Counts are of each sequence."""
-
-    prompt_tokens: int = 512
-    decode_tokens: int = 64
-    context: int = 0
-    """Tokens in the cache before the first measured decode step; at least one is."""
-    batch: int = 1
-
-    @property
-    def start(self) -> int:
-        """Tokens in the cache before the first measured decode step."""
-        return max(self.context, 1)
-
-    @property
-    def needed_context(self) -> int:
-        """Longest sequence."""
-        return max(self.prompt_tokens, self.start + self.decode_tokens)
-
-    def check(self) -> None:
-        """Refuses what cannot be measured.
-
-        Raises:
-            RequestError: a count is out of range.
-        """
-        for name, least in (("prompt_tokens", 1), ("decode_tokens", 1), ("context", 0), ("batch", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise RequestError(f"--{name.replace('_', '-')} is {value}; expected at least {least}")
+AGREEMENT = 0.05
+MOST_RUNS = 10
+_MOST_SECONDS = 60.0
+_WARM_UP_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -67,23 +32,73 @@ class Measurement:
     """What was measured. Tokens per second count those of all sequences.
 
     Attributes:
-        time_to_first_token_seconds: from a prompt of `prompt_tokens` to its logits, one sequence, when warm.
+        prefill_tokens_per_second: median over prompts, `batch` of them at a time.
+        decode_tokens_per_second: over all steps.
+        time_to_first_token_seconds: from a prompt to its first token, one sequence: median over prompts.
+        time_to_first_token_min_seconds: of the fastest prompt.
+        time_to_first_token_max_seconds: of the slowest one.
+        time_to_first_token_p95_seconds: 95th percentile, interpolated.
+        prompt_lengths: of the prompts that were measured one at a time, in order.
+        decode_step_ms: median over steps.
+        decode_step_min_ms: of the fastest step.
+        decode_step_max_ms: of the slowest one.
         weight_bytes_per_step: weights that a decode step reads, each once.
         read_gb_per_second: those and the cache's keys and values, by the time of a median step; 1 GB is 10^9 bytes.
         peak_memory_bytes: of the whole process, mapped files included.
         planned_bytes: weights and arena, as planned.
         launches_per_decode_step: kernels launched, on average.
+        warm_up_runs: of all phases together.
+        warm_up_agreed: whether in each phase two runs in a row were within 5 % of each other; if not, figures vary.
     """
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
     time_to_first_token_seconds: float
+    time_to_first_token_min_seconds: float
+    time_to_first_token_max_seconds: float
+    time_to_first_token_p95_seconds: float
+    prompt_lengths: list[int]
     decode_step_ms: float
+    decode_step_min_ms: float
+    decode_step_max_ms: float
     weight_bytes_per_step: int
     read_gb_per_second: float
     peak_memory_bytes: int
     planned_bytes: int
     launches_per_decode_step: float
+    warm_up_runs: int
+    warm_up_agreed: bool
+
+
+class WarmUp:
+    """Runs things until they take as long as the time before.
+
+    Attributes:
+        runs: how many there were.
+        agreed: whether, each time, two in a row were within AGREEMENT of each other at last.
+    """
+
+    def __init__(self) -> None:
+        self.runs, self.agreed = 0, True
+
+    def repeat(self, run: Callable[[], float]) -> None:
+        """Runs something at least twice, at most MOST_RUNS times or about a minute.
+
+        Args:
+            run: what; it returns its seconds.
+        """
+        begin = time.perf_counter()
+        before = run()
+        self.runs += 1
+        for _ in range(MOST_RUNS - 1):
+            now = run()
+            self.runs += 1
+            if abs(now - before) <= AGREEMENT * min(now, before):
+                return
+            if time.perf_counter() - begin > _MOST_SECONDS:
+                break
+            before = now
+        self.agreed = False
 
 
 def measure(model: Model, work: Workload) -> Measurement:
@@ -94,44 +109,49 @@ def measure(model: Model, work: Workload) -> Measurement:
         ArenaFullError: the arena has too few blocks for it.
     """
     work.check()
-    plan = model.artifact.plan
     _check_fits(model, work)
-    sequences = Sequences(model, work.batch)
-    warm = max(1, min(work.prompt_tokens, plan.max_tokens, plan.arena.context - _WARM_UP_STEPS))
-    sequences.restart(warm)
-    sequences.decode(min(_WARM_UP_STEPS, plan.arena.context - warm))
-    sequences.close()
-    first = Sequences(model, 1)
-    first_seconds = first.restart(work.prompt_tokens)
-    first.close()
-    prefill_seconds = sequences.restart(work.prompt_tokens) if work.batch > 1 else first_seconds
-    sequences.restart(work.start)
-    launched = sum(model.host.launches.values())
-    steps = sequences.decode(work.decode_tokens)
-    launched = sum(model.host.launches.values()) - launched
-    sequences.close()
-    host, step = model.host.name, statistics.median(steps)
+    running, lengths, warm_up = _Running(model, work), work.draw_lengths(), WarmUp()
+    warm_up.repeat(lambda: running.first_tokens([lengths.warm_up]))
+    first = [running.first_tokens([length]) for length in lengths.single]
+    rates = [length / seconds for length, seconds in zip(lengths.single, first, strict=True)]
+    if lengths.together:
+        warm_up.repeat(lambda: running.first_tokens([lengths.warm_up] * work.batch))
+        rates = [sum(some) / running.first_tokens(some) for some in lengths.together]
+    warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens))[0]))
+    steps, launched = running.decode(work.decode_tokens)
+    running.close()
+    plan, host, step = model.artifact.plan, model.host.name, statistics.median(steps)
     read = weight_bytes(model.artifact, host, work.batch)
     cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
     memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
     return Measurement(
-        prefill_tokens_per_second=work.batch * work.prompt_tokens / prefill_seconds,
+        prefill_tokens_per_second=statistics.median(rates),
         decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),
-        time_to_first_token_seconds=first_seconds,
+        time_to_first_token_seconds=statistics.median(first),
+        time_to_first_token_min_seconds=min(first),
+        time_to_first_token_max_seconds=max(first),
+        time_to_first_token_p95_seconds=float(np.percentile(first, 95)),
+        prompt_lengths=lengths.single,
         decode_step_ms=1e3 * step,
+        decode_step_min_ms=1e3 * min(steps),
+        decode_step_max_ms=1e3 * max(steps),
         weight_bytes_per_step=read,
         read_gb_per_second=(read + cached) / step / 1e9,
         peak_memory_bytes=peak_bytes(),
         planned_bytes=memory.weights_bytes + memory.arena_bytes,
         launches_per_decode_step=launched / work.decode_tokens,
+        warm_up_runs=warm_up.runs,
+        warm_up_agreed=warm_up.agreed,
     )
 
 
 def _check_fits(model: Model, work: Workload) -> None:
-    arena = model.artifact.plan.arena
-    if work.needed_context > arena.context:
+    plan = model.artifact.plan
+    arena = plan.arena
+    needed, option = work.needs(plan.max_tokens)
+    if needed > arena.context:
         raise RequestError(
-            f"a sequence would have {work.needed_context} tokens, the context is {arena.context}: ask for fewer, or "
+            f"{option}: a sequence would have {needed} tokens, the context is {arena.context}: ask for fewer, or "
             "compile the spec with a larger model.context"
         )
     if work.batch > arena.max_sequences:
@@ -141,108 +161,60 @@ def _check_fits(model: Model, work: Workload) -> None:
         )
 
 
-class Running(Protocol):
-    """What sequences need of a model."""
+class _Running:
+    """A model that answers random prompts; no two are alike."""
 
-    @property
-    def artifact(self) -> Artifact:
-        """What runs."""
+    def __init__(self, model: Model, work: Workload) -> None:
+        self._model, self._work = model, work
+        self._random = np.random.default_rng(work.seed)
+        self._decoding: list[list[int]] = []
+        self._kept: KeptSequence | None = None
 
-    @property
-    def host(self) -> Host:
-        """Where."""
+    def _prompts(self, lengths: Sequence[int]) -> list[list[int]]:
+        vocab = self._model.artifact.plan.vocab_size
+        return [[int(token) for token in self._random.integers(0, vocab, length)] for length in lengths]
 
-    @property
-    def pager(self) -> Pager:
-        """Of the host's arena."""
-
-
-class Sequences:
-    """Sequences of equal length that grow together, with random tokens."""
-
-    def __init__(self, model: Running, count: int) -> None:
-        """Holds nothing in the arena until it is resized."""
-        self._host, self._pager, self._plan = model.host, model.pager, model.artifact.plan
-        self._count = count
-        self._ids: list[int] = []
-        self._length = 0
-        self._random = np.random.default_rng(1)
-
-    def close(self) -> None:
-        """Gives the sequences back."""
-        for seq_id in self._ids:
-            self._pager.free(seq_id)
-        self._ids, self._length = [], 0
-
-    def restart(self, tokens: int) -> float:
-        """Forgets everything, then fills each sequence with so many tokens; the seconds that the steps took."""
-        self.close()
-        return self.resize(tokens)
-
-    def resize(self, tokens: int) -> float:
-        """Brings each sequence to so many tokens, cut or continued; the seconds that the steps took."""
-        if not self._ids:
-            self._ids = [self._pager.add_sequence() for _ in range(self._count)]
-        done = dict.fromkeys(self._ids, min(self._length, tokens))
-        for seq_id, length in done.items():
-            self._pager.truncate(seq_id, length)
-        prompts = {seq_id: self._tokens(tokens - length) for seq_id, length in done.items()}
+    def first_tokens(self, lengths: Sequence[int]) -> float:
+        """Seconds from prompts of these lengths, given at once, until each has its first token."""
+        prompts, waiting = self._prompts(lengths), set(range(len(lengths)))
         start = time.perf_counter()
-        while any(length < tokens for length in done.values()):
-            requests, budget, rows = [], self._plan.max_tokens, self._plan.max_rows
-            for seq_id, length in done.items():
-                count = min(tokens - length, budget)
-                last = length + count == tokens
-                if not count or (last and not rows):
-                    continue
-                budget, rows = budget - count, rows - last
-                chunk, prompts[seq_id] = prompts[seq_id][:count], prompts[seq_id][count:]
-                requests.append(BatchRequest(seq_id, chunk, length, "last" if last else "none"))
-            self._host.read(launch_step(self._host, self._pager, requests))
-            for request in requests:
-                done[request.seq_id] += len(request.tokens)
-        self._length = tokens
-        return time.perf_counter() - start
-
-    def decode(self, steps: int) -> list[float]:
-        """Adds one token to each sequence, `steps` times; the seconds of each step, from the end of the one before."""
-        return self._decode_ahead(steps) if self._host.pipelines else self._decode(steps)
-
-    def _decode(self, steps: int) -> list[float]:
-        seconds = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            tokens = self._tokens(self._count)
-            self._host.read(launch_step(self._host, self._pager, self._grow(tokens)))
-            seconds.append(time.perf_counter() - start)
+        generation = self._model.start(prompts, max_tokens=2, ignore_eos=True)
+        for event in generation:
+            waiting.discard(event.index)
+            if not waiting:
+                break
+        seconds = time.perf_counter() - start
+        generation.finish()
         return seconds
 
-    def _decode_ahead(self, steps: int) -> list[float]:
-        seconds = []
-        start = time.perf_counter()
-        draws = self._draw(self._tokens(self._count))
-        for step in range(steps):
-            following = self._draw([0] * self._count, draws.tokens(range(self._count))) if step + 1 < steps else None
-            draws.read()
+    def decode(self, steps: int) -> tuple[list[float], int]:
+        """The seconds of each of so many steps, from the end of the one before, and what they launched.
+
+        The prompts are the same each time. One alone stays in the arena, so that it is read once.
+        """
+        work, launches = self._work, self._model.host.launches
+        # Where the next step is launched ahead, it is so at both ends: one more token is left to be drawn.
+        most = 1 + steps + 1 + work.lead(self._model.artifact.plan.max_tokens)
+        if not self._decoding:
+            self._decoding = self._prompts([work.start] * work.batch)
+            self._kept = self._model.keep() if work.batch == 1 else None
+        waiting = set(range(work.batch))
+        generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True, kept=self._kept)
+        events = iter(generation)
+        while waiting:
+            waiting.discard(next(events).index)
+        launched, seconds, start = sum(launches.values()), [], time.perf_counter()
+        for _ in range(steps):
+            for _ in range(work.batch):
+                next(events)
             now = time.perf_counter()
             seconds.append(now - start)
             start = now
-            if following is not None:
-                draws = following
-        return seconds
+        launched = sum(launches.values()) - launched
+        generation.close()
+        return seconds, launched
 
-    def _draw(self, tokens: list[int], drawn: mx.array | None = None) -> Draws:
-        """Launches a step and the choice of its likeliest tokens."""
-        logits = launch_step(self._host, self._pager, self._grow(tokens), drawn)
-        return Draws(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
-
-    def _grow(self, tokens: list[int]) -> list[BatchRequest]:
-        """One more token for each sequence."""
-        requests = [
-            BatchRequest(seq_id, [token], self._length) for seq_id, token in zip(self._ids, tokens, strict=True)
-        ]
-        self._length += 1
-        return requests
-
-    def _tokens(self, count: int) -> list[int]:
-        return [int(token) for token in self._random.integers(0, self._plan.vocab_size, count)]
+    def close(self) -> None:
+        """Gives back what stayed in the arena."""
+        if self._kept is not None:
+            self._kept.clear()

@@ -2,10 +2,14 @@
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict
 
+from mlxr.bench.lengths import LengthRange
+from mlxr.bench.workload import LEAST_PROMPTS, PROMPT_TOKENS, Workload
 from mlxr.cli.model_arguments import add_model_arguments, load_model
+from mlxr.compiler.errors import ContextError
 from mlxr.compiler.spec.change import Changes
 
 _UNITS = {
@@ -13,9 +17,33 @@ _UNITS = {
     "decode_tokens_per_second": "tokens/s",
     "load_seconds": "s",
     "time_to_first_token_seconds": "s",
+    "time_to_first_token_min_seconds": "s",
+    "time_to_first_token_max_seconds": "s",
+    "time_to_first_token_p95_seconds": "s",
     "decode_step_ms": "ms",
+    "decode_step_min_ms": "ms",
+    "decode_step_max_ms": "ms",
     "read_gb_per_second": "GB/s",
 }
+KEYS = {
+    "model, host, threads, compute, weights, activations, cache": "what ran, and how",
+    "prompt_tokens": "length of each prompt; null with --lengths",
+    "prompt_lengths": "of the prompts that were measured one at a time, in order",
+    "decode_tokens, context, batch": "the workload; context: tokens in the cache when decoding starts",
+    "load_seconds": "compiling (if it was not compiled yet) and loading",
+    "prefill_tokens_per_second": "median over prompts, so many at a time as --batch says",
+    "time_to_first_token_seconds": "of one sequence: median over prompts; _min_, _max_ and _p95_ are its spread",
+    "decode_tokens_per_second": "over all steps",
+    "decode_step_ms": "median over steps; _min_ and _max_ are its spread",
+    "weight_bytes_per_step": "weights that a decode step reads, each once",
+    "read_gb_per_second": "those and keys and values, by the time of a median step; 1 GB is 10^9 bytes",
+    "peak_memory_bytes": "of the whole process, mapped files included",
+    "planned_bytes": "weights and arena, as planned",
+    "launches_per_decode_step": "kernels launched, on average",
+    "warm_up_runs": "before what is measured, in all",
+    "warm_up_agreed": "whether two warm-up runs in a row agreed within 5 %, for prompts and for decoding",
+}
+"""What is printed, and its keys in JSON."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,12 +51,27 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "bench",
         help="measure a model's speed",
-        description="Measure prefill and decode speed and memory of one configuration, after a warm-up. Tokens are "
-        "random; tokens per second count those of all sequences. A model that is imported (a .gguf file, a folder) is "
-        "compiled for as long and as many sequences as the measurement needs.",
+        description="Measure time to first token, prefill and decode speed, and memory of one configuration. Each is "
+        "warmed up until two runs in a row agree within 5 % (at most 10 runs). Tokens are random; tokens per second "
+        "count those of all sequences. A model that is imported (a .gguf file, a folder) is compiled for as long and "
+        "as many sequences as the measurement needs.",
+        epilog="What is printed, with the same keys in JSON: "
+        + "; ".join(f"{name} ({what})" for name, what in KEYS.items())
+        + ".",
     )
     add_model_arguments(parser)
-    parser.add_argument("--prompt-tokens", type=int, default=512, metavar="N", help="length of each prompt (512)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help=f"length of each prompt ({PROMPT_TOKENS}), seen in the warm-up"
+    )
+    length.add_argument(
+        "--lengths",
+        metavar="A-B",
+        help="prompts of random lengths from A to B instead, none of which this process has seen",
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=LEAST_PROMPTS, metavar="N", help=f"prompts to measure ({LEAST_PROMPTS})"
+    )
     parser.add_argument("--decode-tokens", type=int, default=64, metavar="N", help="decode steps to measure (64)")
     parser.add_argument(
         "--context",
@@ -39,18 +82,31 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="tokens of each sequence in the cache when decoding starts, at least 1 (0)",
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="same seed, same lengths and tokens (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.bench.measure import Workload, measure  # noqa: PLC0415 (loads MLX)
+    from mlxr.bench.measure import MOST_RUNS, measure  # noqa: PLC0415 (loads MLX)
 
-    work = Workload(args.prompt_tokens, args.decode_tokens, args.cached_tokens, args.batch)
+    work = Workload(
+        args.prompt_tokens,
+        args.decode_tokens,
+        args.cached_tokens,
+        args.batch,
+        LengthRange.parse(args.lengths) if args.lengths is not None else None,
+        args.prompts,
+        args.seed,
+    )
     work.check()
+    needed, option = work.needs()
     start = time.perf_counter()
-    model = load_model(args, Changes(needed_context=work.needed_context, sequences=work.batch))
+    try:
+        model = load_model(args, Changes(needed_context=needed, sequences=work.batch))
+    except ContextError as error:
+        raise ContextError(f"{error}, by {option}") from error
     load_seconds = time.perf_counter() - start
     measured = asdict(measure(model, work))
     spec, arena = model.artifact.spec, model.arena.geometry
@@ -62,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         "weights": spec.weights.default,
         "activations": str(model.types.activations),
         "cache": f"{arena.dtype}, {arena.mode}",
-        "prompt_tokens": work.prompt_tokens,
+        "prompt_tokens": None if work.lengths else work.longest_prompt,
         "decode_tokens": work.decode_tokens,
         "context": work.start,
         "batch": work.batch,
@@ -70,15 +126,24 @@ def run(args: argparse.Namespace) -> int:
     } | measured
     if args.json:
         print(json.dumps(figures, indent=1))
-        return 0
-    for name, value in figures.items():
-        print(f"{name:<28} {_show(name, value)}")
+    else:
+        for name, value in figures.items():
+            print(f"{name:<32} {_show(name, value)}")
+    if not measured["warm_up_agreed"]:
+        print(
+            f"note: in at most {MOST_RUNS} warm-up runs no two in a row agreed within 5 %: figures will vary",
+            file=sys.stderr,
+        )
     return 0
 
 
 def _show(name: str, value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if name.endswith("_bytes") or "_bytes_" in name:
         assert isinstance(value, int), "bytes are whole"
         return f"{value} ({value / 2**20:.1f} MiB)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxr.bench.measure import Sequences
+from mlxr.bench.sequences import Sequences
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType
 from mlxr.compiler.errors import ArenaError, HostError
 from mlxr.runtime.arena import Arena, device_memory_bytes
@@ -29,7 +29,7 @@ _FAILURES = (HostError, ArenaError, RuntimeError)
 
 @dataclass(frozen=True)
 class _Loaded:
-    """See `mlxr.bench.measure.Running`."""
+    """See `mlxr.bench.sequences.Running`."""
 
     artifact: Artifact
     host: Host

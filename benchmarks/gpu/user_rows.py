@@ -1,0 +1,94 @@
+"""Rows of the user's path: models on disk, loaded by each engine's own function with default options, then prompted."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.bench.lengths import LengthRange
+
+UserKind = Literal["first", "unseen", "seen", "decode", "batch"]
+FORMATS = ("bf16", "affine4", "q4_k_m")
+
+
+@dataclass(frozen=True)
+class UserWork:
+    """What users' prompts are like.
+
+    Attributes:
+        ranges: lengths of prompts, and how many of each.
+        tokens: of a prompt before decoding.
+        decoded: tokens that are timed after it.
+        batch: prompts at once, in the row of several.
+    """
+
+    ranges: tuple[tuple[LengthRange, int], ...]
+    tokens: int
+    decoded: int
+    batch: int
+
+
+_WORK = UserWork(((LengthRange(300, 700), 24), (LengthRange(1500, 3500), 8)), 512, 128, 16)
+WORK = {
+    "tinyllama": _WORK,
+    "llama-3-8b": _WORK,
+    "toy": UserWork(((LengthRange(10, 40), 5), (LengthRange(41, 60), 3)), 24, 12, 3),
+}
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """One row of the table.
+
+    Attributes:
+        kind: `first`: the first three prompts after loading; `unseen`: prompts of lengths that are new to the process;
+            `seen`: of the same lengths once more; `decode` and `batch`: tokens after one prompt, and after several.
+        within: of the kinds that have one, the range of lengths.
+    """
+
+    model: str
+    format: str
+    kind: UserKind
+    within: LengthRange | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name: model/format/user-work."""
+        more = {"first": "-3", "decode": f"-{self.work.tokens}", "batch": f"-{self.work.batch}"}
+        return f"{self.model}/{self.format}/user-{self.kind}{more.get(self.kind, f'-{self.within}')}"
+
+    @property
+    def process(self) -> str:
+        """Rows of one are measured in one process: all of a model share its files."""
+        return f"{self.model} user"
+
+    @property
+    def work(self) -> UserWork:
+        """What prompts are like."""
+        return WORK[self.model]
+
+    @property
+    def num_prompts(self) -> int:
+        """Of `unseen` and `seen`: how many there are."""
+        return dict(self.work.ranges)[self.within] if self.within else 3
+
+    @property
+    def title(self) -> str:
+        """What is done, in words."""
+        work = self.work
+        return {
+            "first": "first three prompts after loading",
+            "unseen": f"{self.num_prompts} prompts of unseen lengths {self.within}",
+            "seen": f"{self.num_prompts} prompts of the same lengths again",
+            "decode": f"{work.decoded} tokens after {work.tokens}",
+            "batch": f"{work.decoded} tokens after {work.tokens}, {work.batch} prompts at once",
+        }[self.kind]
+
+
+def user_rows_of(model: str) -> list[UserRow]:
+    """Every row of a model, in the order in which they are measured: see `gpu.user_group`."""
+    rows = []
+    for name in FORMATS:
+        rows.append(UserRow(model, name, "first"))
+        for within, _ in WORK[model].ranges:
+            rows += [UserRow(model, name, "unseen", within), UserRow(model, name, "seen", within)]
+        rows += [UserRow(model, name, "decode"), UserRow(model, name, "batch")]
+    return rows

@@ -1,0 +1,126 @@
+"""Sequences of a loaded model that grow together, driven step by step: batches, pager, host, without `Generation`.
+
+Tokens are random and seeded, the logits are read after each step, and choosing the next token is not part of it. On
+hosts that pipeline it is: there, as in generation, a decode step takes the likeliest tokens of the step before, and is
+launched before anyone has read them.
+"""
+
+import time
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.pager import Pager
+from mlxr.runtime.pipeline import Draws, launch_step
+from mlxr.runtime.sampling import Sampler, Sampling
+
+
+class Running(Protocol):
+    """What sequences need of a model."""
+
+    @property
+    def artifact(self) -> Artifact:
+        """What runs."""
+
+    @property
+    def host(self) -> Host:
+        """Where."""
+
+    @property
+    def pager(self) -> Pager:
+        """Of the host's arena."""
+
+
+class Sequences:
+    """Sequences of equal length that grow together, with random tokens."""
+
+    def __init__(self, model: Running, count: int) -> None:
+        """Holds nothing in the arena until it is resized."""
+        self._host, self._pager, self._plan = model.host, model.pager, model.artifact.plan
+        self._count = count
+        self._ids: list[int] = []
+        self._length = 0
+        self._random = np.random.default_rng(1)
+
+    def close(self) -> None:
+        """Gives the sequences back."""
+        for seq_id in self._ids:
+            self._pager.free(seq_id)
+        self._ids, self._length = [], 0
+
+    def restart(self, tokens: int) -> float:
+        """Forgets everything, then fills each sequence with so many tokens; the seconds that the steps took."""
+        self.close()
+        return self.resize(tokens)
+
+    def resize(self, tokens: int) -> float:
+        """Brings each sequence to so many tokens, cut or continued; the seconds that the steps took."""
+        if not self._ids:
+            self._ids = [self._pager.add_sequence() for _ in range(self._count)]
+        done = dict.fromkeys(self._ids, min(self._length, tokens))
+        for seq_id, length in done.items():
+            self._pager.truncate(seq_id, length)
+        prompts = {seq_id: self._tokens(tokens - length) for seq_id, length in done.items()}
+        start = time.perf_counter()
+        while any(length < tokens for length in done.values()):
+            requests, budget, rows = [], self._plan.max_tokens, self._plan.max_rows
+            for seq_id, length in done.items():
+                count = min(tokens - length, budget)
+                last = length + count == tokens
+                if not count or (last and not rows):
+                    continue
+                budget, rows = budget - count, rows - last
+                chunk, prompts[seq_id] = prompts[seq_id][:count], prompts[seq_id][count:]
+                requests.append(BatchRequest(seq_id, chunk, length, "last" if last else "none"))
+            self._host.read(launch_step(self._host, self._pager, requests))
+            for request in requests:
+                done[request.seq_id] += len(request.tokens)
+        self._length = tokens
+        return time.perf_counter() - start
+
+    def decode(self, steps: int) -> list[float]:
+        """Adds one token to each sequence, `steps` times; the seconds of each step, from the end of the one before."""
+        return self._decode_ahead(steps) if self._host.pipelines else self._decode(steps)
+
+    def _decode(self, steps: int) -> list[float]:
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            tokens = self._tokens(self._count)
+            self._host.read(launch_step(self._host, self._pager, self._grow(tokens)))
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def _decode_ahead(self, steps: int) -> list[float]:
+        seconds = []
+        start = time.perf_counter()
+        draws = self._draw(self._tokens(self._count))
+        for step in range(steps):
+            following = self._draw([0] * self._count, draws.tokens(range(self._count))) if step + 1 < steps else None
+            draws.read()
+            now = time.perf_counter()
+            seconds.append(now - start)
+            start = now
+            if following is not None:
+                draws = following
+        return seconds
+
+    def _draw(self, tokens: list[int], drawn: mx.array | None = None) -> Draws:
+        """Launches a step and the choice of its likeliest tokens."""
+        logits = launch_step(self._host, self._pager, self._grow(tokens), drawn)
+        return Draws(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
+
+    def _grow(self, tokens: list[int]) -> list[BatchRequest]:
+        """One more token for each sequence."""
+        requests = [
+            BatchRequest(seq_id, [token], self._length) for seq_id, token in zip(self._ids, tokens, strict=True)
+        ]
+        self._length += 1
+        return requests
+
+    def _tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._random.integers(0, self._plan.vocab_size, count)]
