@@ -25,7 +25,7 @@ from gpu.user_rows import WORK, UserRow, user_rows_of
 from gpu.work import chosen_rows
 from peers.user_mlx_lm import MlxLmUser
 from peers.user_mlxr import MlxrUser
-from peers.worker import EngineError, random_tokens, timed
+from peers.worker import EngineError, _answer, random_tokens, timed
 
 import mlxr
 from mlxr.runtime.weights.open_weights import open_weights
@@ -218,8 +218,11 @@ def test_what_both_engines_read_is_the_same_model(files: ModelFiles, name: str) 
     assert ours.load({"source": str(files.source(name)), "batch": 1, "host": "reference"})["vocab"] == VOCAB
     theirs.load({"source": str(files.judge(name)), "batch": 1})
     prompt = random_tokens(23, VOCAB)
-    answer = ours.stream([prompt], 4).answers[0]
-    assert theirs.gap(prompt, answer) < 0.5
+    (answer,) = _answer(ours, {"do": "stream", "prompts": [prompt], "tokens": 4})["answers"]
+    assert len(answer) == 5
+    assert _answer(theirs, {"do": "gap", "prompt": prompt, "answer": answer})["gap"] < 0.5
+    with pytest.raises(NotImplementedError, match="MlxrUser judges no answers"):
+        ours.gap(prompt, answer)
     assert theirs.gap(prompt, [(token + 100) % VOCAB for token in answer]) > user_group.GAP
     assert ours._model.tokenizer is not None, "text is made, as users have it made"
     exact = mlxr.Changes(activation_dtype="f32", cache_dtype="f32")
@@ -252,6 +255,7 @@ def test_rows_are_chosen_by_patterns() -> None:
     assert all(isinstance(row, UserRow) for row in chosen_rows("*/user-*"))
 
 
+@pytest.mark.long
 def test_rows_from_the_command_line(tmp_path: Path) -> None:
     rows = ("toy/bf16/user-unseen-10-40", "toy/bf16/user-batch-3")
     command = [sys.executable, gpu_peers.__file__, "--toy", f"--only={','.join(rows)}", "--output", str(tmp_path)]
