@@ -34,7 +34,8 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
     sizes = prompt_sizes(plan)
     contexts = decode_contexts(plan)
     total = len(sizes) + len(contexts)
-    for done, tokens in enumerate(sizes):
+    # The largest first: what is cached of it gives way to what shorter prompts use, and these are more.
+    for done, tokens in enumerate(reversed(sizes)):
         if progress is not None:
             progress("steps", done, total)
         if tokens == sizes[-1] and tokens < plan.arena.context:

@@ -27,7 +27,7 @@ from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Ste
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
-from mlxr.runtime.hosts.cuda.device import architecture
+from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
@@ -41,6 +41,8 @@ AS_LAUNCHES = "step_as_launches"
 """What steps are counted as that the plan wants as one kernel, and that are launches instead."""
 _PART = 16
 """Launches of prefill that are given to the GPU at once: few, since all that they unpack of weights is in memory."""
+_PARTS_AHEAD = 6
+"""Parts that wait for the GPU: what they make is in memory too."""
 
 _Key = tuple[str | int | bool, ...]
 _Kept = TypeVar("_Kept")
@@ -66,6 +68,7 @@ class CudaHost(MlxHost):
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """See `MlxHost`."""
+        limit_cache()
         with ThreadPoolExecutor(max_workers=1) as beside:  # the largest text, compiled beside the others
             image = beside.submit(self.build_step, artifact)
             super().__init__(artifact, weights, arena, progress)
@@ -133,10 +136,14 @@ class CudaHost(MlxHost):
         else:
             self._prefills.keep(key, parts)
         made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
+        started: list[mx.array] = []
         with self.failures():
             for part in parts:
                 mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
-                made = part.run(made)
+                if len(started) >= _PARTS_AHEAD:
+                    mx.eval(started[-_PARTS_AHEAD])
+                before, made = made, part.run(made)
+                started.append(min((made[name] for name in made.keys() - before.keys()), key=lambda a: a.nbytes))
                 self.launches.update(part.launches)
         return self.results_of(step, dims, made)
 

@@ -97,7 +97,7 @@ def test_quantised_files_run_as_they_are(
     golden: list[dict[str, Any]], path: Path, recorded: str, formats: set[str]
 ) -> None:
     """Metal kernels read a GGUF file's blocks, and give what fp32 arithmetic on their numbers gives."""
-    spec, _ = import_model(path, ImportOptions())
+    spec, _ = import_model(path, ImportOptions(activation_dtype="f32"))
     spec = spec.model_copy(update={"cache": storyteller_spec(cache={"max_sequences": 3}).cache})
     artifact = compile_spec(spec, targets=("metal",)).artifact
     assert {str(part.format) for weight in artifact.plan.weights for part in weight.parts} == formats

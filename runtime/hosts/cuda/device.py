@@ -32,6 +32,17 @@ def architecture() -> str:
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
+def limit_cache() -> None:
+    """Keeps MLX from holding more than a quarter of the GPU's memory that no array uses.
+
+    MLX gives a freed buffer to arrays of its own size alone. After prompts of many lengths it would hold all memory,
+    which other processes then lack.
+    """
+    total = int(mx.device_info(mx.Device(mx.gpu)).get("total_memory", 0))
+    if total:
+        mx.set_cache_limit(total // 4)
+
+
 def check_cuda() -> None:
     """Finds out whether host cuda can run.
 

@@ -177,6 +177,35 @@ def test_prefill_is_traced_when_its_size_comes_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_few_parts_of_a_prompt_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all parts make at once would be the activations of all layers."""
+    monkeypatch.setattr(cuda_host, "_PART", 3)
+    monkeypatch.setattr(cuda_host, "_PARTS_AHEAD", 2)
+    artifact = compiled(small_spec(model__num_layers=4))
+    use_card(monkeypatch, artifact, Sums())
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager, order = Pager.from_geometry(artifact.plan.arena), list[str]()
+    batch = Batch.build([BatchRequest(pager.add_sequence(), list(range(9)), 0)], pager, 8)
+    for name in ("eval", "async_eval"):
+        work = getattr(mx, name)
+        monkeypatch.setattr(mx, name, lambda *a, name=name, work=work: order.append(name) or work(*a))
+    logits = host.step(batch)
+    parts = order.count("async_eval")
+    assert parts >= 6 and order == ["async_eval"] * 3 + ["eval", "async_eval"] * (parts - 3) + ["eval"]
+    assert np.isfinite(host.read(logits)).all()
+
+
+def test_mlx_keeps_no_more_than_a_quarter_of_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "set_cache_limit", limits.append)
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"total_memory": 4096})
+    device.limit_cache()
+    monkeypatch.setattr(mx, "device_info", lambda *_: {})
+    device.limit_cache()
+    assert limits == [1024]
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 def test_traces_that_are_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_host, "_MOST_TRACES", 3)
 
