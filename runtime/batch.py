@@ -18,7 +18,7 @@ from mlxr.runtime.pager import Pager
 
 Int32Array = npt.NDArray[np.int32]
 
-_INT32 = np.iinfo(np.int32)
+_LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 _MIN_ELEMENTS = 8
 
 
@@ -180,9 +180,10 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
         if len(tokens) == 0:
             raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
         # NumPy 1 would wrap such an id without a word, NumPy 2 raises OverflowError.
-        beyond = [token for token in (min(tokens), max(tokens)) if not _INT32.min <= token <= _INT32.max]
-        if beyond:
-            raise RequestError(f"sequence {seq_id} has the token id {beyond[0]}, expected an id of the vocabulary")
+        low, high = (tokens[0], tokens[0]) if len(tokens) == 1 else (min(tokens), max(tokens))
+        if low < _LOWEST or high > _HIGHEST:
+            beyond = low if low < _LOWEST else high
+            raise RequestError(f"sequence {seq_id} has the token id {beyond}, expected an id of the vocabulary")
         if seq_id in seen:
             raise RequestError(f"sequence {seq_id} is in this batch twice; join its tokens into one request")
         if start != pager.length(seq_id):

@@ -292,11 +292,11 @@ class Pager:
         return -(-length // self.block_size)
 
     def _num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
-        needed = 0
+        needed, size, references = 0, self.block_size, self._pool.references  # every step comes here twice
         left: Counter[int] = Counter()  # references that earlier sequences of this call will have given up
         seen: set[int] = set()
         for seq_id, num_tokens in growths:
-            sequence = self._get(seq_id)
+            sequence = self._sequences.get(seq_id) or self._get(seq_id)
             if num_tokens < 1 or seq_id in seen:
                 what = f"{num_tokens} tokens" if num_tokens < 1 else "tokens twice"
                 raise ArenaError(f"cannot append {what} to sequence {seq_id}, expected at least 1 token, and once")
@@ -306,12 +306,11 @@ class Pager:
                     f"sequence {seq_id} has {sequence.length} tokens, {num_tokens} more exceed the context of "
                     f"{self.context}; truncate it, or compile the spec with a larger model.context"
                 )
-            needed += self._num_blocks_of(sequence.length + num_tokens) - len(sequence.blocks)
-            if sequence.length % self.block_size:
-                last = sequence.blocks[-1]
-                if self._pool.references[last] - left[last] > 1:
-                    needed += 1
-                    left[last] += 1
+            needed -= (-sequence.length - num_tokens) // size + len(sequence.blocks)
+            last = sequence.blocks[-1] if sequence.length % size else None
+            if last is not None and references[last] > 1 and references[last] - left[last] > 1:
+                needed += 1
+                left[last] += 1
         return needed
 
     def _grow(self, sequence: _Sequence, num_tokens: int) -> list[int]:
