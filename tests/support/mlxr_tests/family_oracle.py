@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.floating[Any]]
 LENGTHS = (21, 14)
 STEPS = [(9, 4), (5, 1), *[(1, 1)] * 7, (0, 2)]
 """Tokens of each sequence in each step: two prompts, a chunk beside a token, decode, and one sequence's last chunk."""
-EXACT = ImportOptions(max_sequences=2, compute="exact", cache_dtype="f32")
+EXACT = ImportOptions(max_sequences=2, compute="exact", activation_dtype="f32", cache_dtype="f32")
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
