@@ -34,7 +34,7 @@ def test_logits_are_llama_cpps(kind: str) -> None:
     assert relative_error(model.logits(tokens), np.load(GOLDEN / "tiny-llamacpp.npz")[f"logits_{kind}"]) < 0.05
 
 
-@pytest.mark.parametrize("kind", few(TYPES, ["Q4_K_M", "IQ4_XS", "Q5_1"]))
+@pytest.mark.parametrize("kind", few(TYPES, ["Q4_K_M"]))
 def test_kernels_give_the_references_logits(kind: str) -> None:
     """Those of the exact numbers to fp32 rounding."""
     prompts, answers = [], []

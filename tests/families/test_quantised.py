@@ -61,7 +61,7 @@ def quantised_folder(case: str, folder: Path) -> tuple[Any, Config]:
 
 ON_HOSTS = [(case, host) for case in CASES for host in ("reference", "cpu", "sim")]
 ON_CPU = [("3 bits, grouped wqkv", "cpu"), ("mxfp4 experts", "cpu")]
-ON_SIM = [("by layers", "sim"), ("experts, 8-bit router", "sim")]
+ON_SIM = [("by layers", "sim")]
 
 
 @pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, [*ON_HOSTS[::3], *ON_CPU, *ON_SIM]))

@@ -228,8 +228,7 @@ QUANTISED = {
 }
 
 
-@pytest.mark.parametrize("case", QUANTISED)
-@pytest.mark.parametrize("rows", [2, 9, 30, 65])
+@pytest.mark.parametrize(("case", "rows"), few_of(QUANTISED, [2, 9, 30, 65]))
 def test_several_rows_of_quantised_weights_by_matrix_instructions(case, rows):
     """The weight is rounded to 16 bits, as where it is unpacked for MLX."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | QUANTISED[case]

@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_definition(format):
         assert (bench.project(x[row : row + 1], "one") == bench.numbers[:, chosen[row]]).all()
 
 
-@pytest.mark.parametrize("format", [*FORMATS, "f32", "f16", "bf16"])
+@pytest.mark.parametrize("format", few([*FORMATS, "f32", "f16", "bf16"], [*FORMATS[::3], "f16", "bf16"]))
 def test_embedding_rows(format):
     bench = MatrixBench([(format, 9)], columns_of(format), seed=1)
     ids = [8, 0, 3, 3]

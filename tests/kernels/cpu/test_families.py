@@ -33,12 +33,12 @@ def run(name: str, changes: dict[str, object], threads: int = 2) -> None:
             SCHEDULES[schedule](pair)
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS[:10]))
 def test_exact(name: str) -> None:
     run(name, EXACT)
 
 
-@pytest.mark.parametrize("name", few(CHOSEN, ["gemma-like", "experts-topk-softmax-bias"]))
+@pytest.mark.parametrize("name", few(CHOSEN, ["experts-topk-softmax-bias"]))
 def test_fast(name: str) -> None:
     """Every expert is chosen: where two are nearly as good, rounding chooses, and results are far apart."""
     mlp = ALL_SPECS[name].get("model__mlp", {})
@@ -55,7 +55,7 @@ def test_contiguous_q8_caches(name: str) -> None:
 WITH_LEAST = [(name, march) for march in marches() if march != "native" for name in CHOSEN]
 
 
-@pytest.mark.parametrize(("name", "march"), few(WITH_LEAST, WITH_LEAST[3 :: len(CHOSEN) + 1]))
+@pytest.mark.parametrize(("name", "march"), few(WITH_LEAST, WITH_LEAST[5:6]))
 def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, march: str) -> None:
     monkeypatch.setenv("MLXR_CPU_ARCH", march)
     run(name, EXACT)

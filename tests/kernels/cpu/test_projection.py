@@ -60,8 +60,7 @@ ROWS = (1, 2, 3, 5, 8, 9, 14, 15, 17, 33, 48, 49, 64, 65, MOST)
 BUILDS = [*((march, compilers()[0]) for march in marches()), *(("native", other) for other in compilers()[1:])]
 
 
-# This machine's own, and that of most others.
-CHOSEN = [build for build in BUILDS if build in {("native", compilers()[0]), ("x86-64-v3", compilers()[0])}]
+CHOSEN = [("native", compilers()[0])]
 
 
 @pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")

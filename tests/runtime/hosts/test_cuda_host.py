@@ -30,7 +30,7 @@ from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def eager() -> Iterator[None]:
 @pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 @pytest.mark.usefixtures("eager")
 def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact
-    on_sim = mlxr.load(artifact, Q8_0, host="sim")
+    artifact = compile_spec(tiny_spec(cache={"max_sequences": 4})).artifact
+    on_sim = mlxr.load(artifact, TINY, host="sim")
     use_card(monkeypatch, artifact, SimLauncher(artifact))
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    on_cuda = mlxr.load(artifact, Q8_0, host="auto")
+    on_cuda = mlxr.load(artifact, TINY, host="auto")
     assert isinstance(on_cuda.host, CudaHost)
-    prompts = ["The old woman", "One morning the king of the mice and"]
+    prompts = [[1, 403, 27], [1, *range(300, 309)]]
     options: dict[str, Any] = {"max_tokens": 6, "num_samples": 2, "sampling": mlxr.Sampling(temperature=0.5, seed=3)}
     got, expected = (model.start(prompts, **options).finish() for model in (on_cuda, on_sim))
     assert [a.token_ids for a in got] == [a.token_ids for a in expected]

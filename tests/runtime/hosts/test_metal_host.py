@@ -27,7 +27,7 @@ from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 from mlxr_tests.tolerances import Mismatch
 
 ARENA = ("k_arena", "v_arena")
@@ -93,7 +93,7 @@ class SimMetalKernel:
 
 @pytest.fixture
 def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Artifact], mlxr.Model]]:
-    """Loads the bundled weights for an artifact on the metal host."""
+    """Loads the tiny model's weights for an artifact on the metal host."""
     monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", dict)
@@ -102,21 +102,21 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Artifact], mlxr
 
     def load(artifact: Artifact) -> mlxr.Model:
         SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
-        return mlxr.load(artifact, Q8_0, host="auto")
+        return mlxr.load(artifact, TINY, host="auto")
 
     yield load
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 def test_the_metal_host_gives_the_sim_hosts_tokens(metal: Callable[[Artifact], mlxr.Model]) -> None:
-    artifact = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact
+    artifact = compile_spec(tiny_spec(cache={"max_sequences": 4})).artifact
     on_metal = metal(artifact)
     assert isinstance(on_metal.host, MetalHost)
     assert SimMetalKernel.calls and not on_metal.host.launches, "what is launched at load counts for nothing"
     SimMetalKernel.calls.clear()
     on_metal.arena.token = mx.zeros((8,), dtype=mx.uint32)
-    on_sim = mlxr.load(artifact, Q8_0, host="sim")
-    prompts = ["The old woman", "One morning the king of the mice and"]
+    on_sim = mlxr.load(artifact, TINY, host="sim")
+    prompts = [[1, 403, 27], [1, *range(300, 309)]]
     got = on_metal.start(prompts, max_tokens=6, num_samples=2, sampling=mlxr.Sampling(temperature=0.5, seed=3))
     expected = on_sim.start(prompts, max_tokens=6, num_samples=2, sampling=mlxr.Sampling(temperature=0.5, seed=3))
     assert [a.token_ids for a in got.finish()] == [a.token_ids for a in expected.finish()]
@@ -132,9 +132,9 @@ def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
 ) -> None:
     """Forks, an end that costs a step, and the blocks of that step given to others: every access of the arena binds
     the token that the one before made, so no write can overtake another."""
-    spec = storyteller_spec(model={"context": 64}, cache={"num_blocks": 9, "max_sequences": 3}, prefill_chunk=16)
+    spec = tiny_spec(model={"context": 64}, cache={"num_blocks": 9, "max_sequences": 3}, prefill_chunk=16)
     artifact = compile_spec(spec).artifact
-    on_metal, on_sim = metal(artifact), mlxr.load(artifact, Q8_0, host="sim")
+    on_metal, on_sim = metal(artifact), mlxr.load(artifact, TINY, host="sim")
     assert on_metal.host.pipelines and not on_sim.host.pipelines
     sampling = mlxr.Sampling(temperature=temperature, top_p=0.9, seed=3)
     steps: dict[mlxr.Model, list[bool]] = {on_metal: [], on_sim: []}
@@ -150,7 +150,7 @@ def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
 
     def answers(model: mlxr.Model) -> list[list[int]]:
         found: list[mlxr.Completion] = []
-        for prompt, options in (([1, 300, 301], {"num_samples": 3}), ([1, 900], {}), ([1, *range(400, 430)], {})):
+        for prompt, options in (([1, 300, 301], {"num_samples": 3}), ([1, 600], {}), ([1, *range(400, 430)], {})):
             found += model.start([prompt], max_tokens=7, sampling=sampling, **options).finish()  # type: ignore[arg-type]
             model.pager.check_integrity()
             assert model.pager.num_free_blocks == 9
@@ -174,7 +174,7 @@ def test_steps_are_launched_ahead_and_the_arena_is_accessed_in_order(
 def test_a_failure_of_mlx_is_the_hosts_and_later_steps_run(
     metal: Callable[[Artifact], mlxr.Model], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    model = metal(mlxr.compile("storyteller"))
+    model = metal(compile_spec(tiny_spec()).artifact)
     expected = model.generate([1, 300], max_tokens=3)
     work, calls = getattr(ArrayHost, method), count(1)
 
@@ -194,12 +194,12 @@ def test_a_failure_of_mlx_is_the_hosts_and_later_steps_run(
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model]) -> None:
-    model = metal(mlxr.compile("storyteller"))
+    model = metal(compile_spec(tiny_spec()).artifact)
     ids = [1, *range(300, 339)]
     got = model.start([ids], max_tokens=2, ignore_eos=True).finish()[0]
     layers = model.artifact.plan.num_layers
     assert model.host.launches["mlx.projection"] == 4 * layers
-    expected = mlxr.load(model.artifact, Q8_0, host="reference")
+    expected = mlxr.load(model.artifact, TINY, host="reference")
     assert got.token_ids == expected.start([ids], max_tokens=2, ignore_eos=True).finish()[0].token_ids
 
 

@@ -23,7 +23,7 @@ from mlxr_tests.arenas import nan_arena
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr_tests.storyteller import TINY, tiny_spec
 
 pytestmark = pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
 
@@ -123,13 +123,13 @@ def test_no_length_that_fits_a_size_is_traced_anew(monkeypatch: pytest.MonkeyPat
 
 def test_after_loading_nothing_is_built_for_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the first one, nor for a length never seen, nor for decoding into the second partition."""
-    spec = storyteller_spec(model={"context": 96}, prefill_chunk=64)
+    spec = tiny_spec(model={"context": 96}, prefill_chunk=64)
     artifact = compile_spec(spec, Geometry(chunk_padding=16, partition=32)).artifact
     launch = Sums()
     use_card(monkeypatch, artifact, launch)
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     told: list[str] = []
-    model = mlxr.load(artifact, Q8_0, host="cuda", progress=lambda what, done, total: told.append(what))
+    model = mlxr.load(artifact, TINY, host="cuda", progress=lambda what, done, total: told.append(what))
     assert "steps" in told and launch.calls, "these were built at load"
     assert not model.host.launches and not model.pager.num_sequences, "and count for nothing"
     launch.calls.clear()

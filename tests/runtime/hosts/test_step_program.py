@@ -28,7 +28,7 @@ from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.step_races import races
-from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr_tests.storyteller import TINY, tiny_spec
 
 AS_ONE = Geometry(partition=16, step_threads=512)
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
@@ -106,9 +106,9 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
 def test_tokens_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for geometry in (None, Geometry(step_threads=256)):
-        artifact = compile_spec(storyteller_spec(), geometry, ("metal",)).artifact
+        artifact = compile_spec(tiny_spec(), geometry, ("metal",)).artifact
         use_card(monkeypatch, artifact, SimLauncher(artifact))
-        model = mlxr.load(artifact, Q8_0, host="cuda")
+        model = mlxr.load(artifact, TINY, host="cuda")
         (answer,) = model.start([[1, 403, 27]], max_tokens=6, ignore_eos=True).finish()
         counts = {k: n for k, n in model.host.launches.items() if not k.startswith("step_")}
         found.append((answer.token_ids, int(model.arena.token[0]), counts))

@@ -1,11 +1,13 @@
-"""The bundled model: its files, and variants of its spec."""
+"""The bundled model: its files, and variants of its spec; and a model of a twelfth of its size."""
 
 from pathlib import Path
 from typing import Any
 
 from mlxr.compiler.artifact import ModelSpec
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import find_spec
 from mlxr.compiler.spec.load import load_spec
+from mlxr.imported_model import import_model
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/data/golden"
@@ -14,11 +16,22 @@ Q8_0 = ROOT / "models/storyteller/storyteller-q8_0.gguf"
 VALID = ROOT / "tests/data/storyteller/valid.txt"
 Q4_K_M = ROOT / "tests/data/storyteller/storyteller-q4_k_m.gguf"
 BF16 = ROOT / "tests/data/storyteller/model.safetensors"
+TINY = GOLDEN / "tiny-Q8_0.gguf"
 
 
 def storyteller_spec(**changes: Any) -> ModelSpec:
     """The bundled spec; a section given as a dict is updated with it: `cache={"max_sequences": 3}`."""
-    data = load_spec(find_spec("storyteller")).model_dump()
+    return _changed(load_spec(find_spec("storyteller")), changes)
+
+
+def tiny_spec(**changes: Any) -> ModelSpec:
+    """That of TINY, all in f32: two layers, 640 tokens, a context of 512. Changes as of `storyteller_spec`."""
+    imported, _ = import_model(TINY, ImportOptions(activation_dtype="f32", cache_dtype="f32"))
+    return _changed(imported, {"weights": {"default": "f32"}, **changes})
+
+
+def _changed(spec: ModelSpec, changes: dict[str, Any]) -> ModelSpec:
+    data = spec.model_dump()
     for section, values in changes.items():
         data[section] = data[section] | values if isinstance(values, dict) else values
     return ModelSpec.model_validate(data)
