@@ -125,7 +125,9 @@ class UserGroup:
         def load(name: str) -> dict[str, Any]:
             _, source, batch = sources[name]
             host = self._args.host if name.startswith("mlxr") else None
-            return self._workers[name].ask("load", source=str(source), batch=batch, host=host, threads=_CPUS)
+            # MLX caches what it frees until a limit: each process gets its share of the card.
+            limits = {"threads": _CPUS, "processes": len(sources)}
+            return self._workers[name].ask("load", source=str(source), batch=batch, host=host, **limits)
 
         with ThreadPoolExecutor(len(sources)) as pool:
             self._told = dict(zip(sources, pool.map(load, sources), strict=True))

@@ -9,7 +9,7 @@ from mlx_lm import load, stream_generate
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
-from peers.worker import Streamed, User, serve, timed
+from peers.worker import Streamed, User, serve, share_memory, timed
 
 _STEP = 2048
 _LEAD = 4
@@ -20,6 +20,7 @@ class MlxLmUser(User):
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """See Loader."""
+        share_memory(options.get("processes", 1))
         self._model, self._tokenizer = load(options["source"])
         self._tokenizer.eos_token_ids = set()
         return {"version": f"mlx {mx.__version__}", "vocab": len(self._tokenizer)}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlxr
-from peers.worker import Streamed, User, serve, timed
+from peers.worker import Streamed, User, serve, share_memory, timed
 
 _LEAD = 4
 """Tokens, for each prompt of several, by which those that are read first may be ahead of the last."""
@@ -16,6 +16,7 @@ class MlxrUser(User):
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """See Loader; `host` is passed on if it is there."""
+        share_memory(options.get("processes", 1))
         asked: dict[str, Any] = {"host": options["host"]} if options.get("host") else {}
         if options["batch"] > 1:
             asked["changes"] = mlxr.Changes(sequences=options["batch"])
