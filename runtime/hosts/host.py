@@ -19,7 +19,7 @@ from mlxr.runtime.weights.weight_file import WeightFile
 Logits = mx.array | npt.NDArray[np.float32]
 """What a step returns and `Host.read` takes: [rows, vocab] f32."""
 Progress = Callable[[str, int, int], None]
-"""Called with what is being prepared (`weights`, `kernels`), how much of it is done, and how much there is."""
+"""Called with what is being prepared (`weights`, `kernels`, `steps`), how much of it is done, and how much there is."""
 
 
 class Host(ABC):

@@ -66,7 +66,8 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     with ProgressLine() as line:
 
         def show(what: str, done: int, total: int) -> None:
-            line.show(f"loading {what} {100 * done // max(1, total)} %")
+            verb = "preparing" if what == "steps" else "loading"
+            line.show(f"{verb} {what} {100 * done // max(1, total)} %")
 
         return load(
             args.model,
