@@ -130,7 +130,7 @@ def likeliest(logits: FloatArray) -> tuple[int, float]:
         what = {math.inf: "an infinite logit", -math.inf: "only -inf logits"}.get(greatest, "a NaN logit")
         raise HostError(
             f"the model produced {what} (token {best} of {logits.size}); the weights do not fit the artifact, "
-            "or its activations overflow (compile with activation_dtype f32 or bf16 to find out)"
+            "or its activations overflow (try --activations f32, or activation_dtype f32 in the spec)"
         )
     return best, greatest
 

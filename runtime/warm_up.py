@@ -4,7 +4,7 @@ Kernels, traces and what GPU libraries prepare for a shape then cost no prompt a
 sequences that are freed again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import mlx.core as mx
@@ -55,14 +55,15 @@ def prompt_sizes(plan: Plan) -> list[int]:
     """Tokens of prompts that differ in what is built for them: all padded sizes, else one for each set of launches."""
     most = min(plan.max_tokens, plan.arena.context)
     if plan.padded_sizes:
-        found: Iterable[int] = (size for size in plan.padded_sizes if size <= most)
+        # The longest prompt may be filled up to more than it may have itself.
+        found = {size for size in plan.padded_sizes if size < plan.padded_tokens(most)} | {most}
     else:
         borders = {2, most}
         for launch in plan.step("prefill").launches:
             conditions = [*(launch.when.parts if launch.when else ()), *launch.mlx]
             for one in (one for one in conditions if one.dim == "tokens"):
                 borders |= {one.minimum, (one.maximum or 0) + 1}
-        found = (size for size in borders if 2 <= size <= most)
+        found = {size for size in borders if 2 <= size <= most}
     return sorted(found) or [most]
 
 

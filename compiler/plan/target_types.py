@@ -1,6 +1,6 @@
 """Chooses the types of activations and cache for each target, where the spec leaves them open."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -99,10 +99,11 @@ def _activations(spec: ModelSpec, half: HalfType | None) -> tuple[DType, str]:
     if formats == {WeightFormat.F32}:
         return DType.F32, "all weights are f32"
     own = WeightFormat(spec.weights.default).declared_float
+    # Gemma's embeddings are multiplied by the root of the hidden size: its residuals exceed what f16 can hold.
+    if spec.model.embedding_scale > 1:
+        return DType.BF16, "embeddings are scaled, by which activations exceed the range of f16"
     if own is DType.F16:
         return DType.F16, "the weights or their scales are f16"
-    unquantised: Collection[WeightFormat] = [one for one in formats if not one.is_quantised]
-    # Gemma's embeddings are multiplied by the root of the hidden size: its residuals exceed what f16 can hold.
-    if half is None or WeightFormat.BF16 in unquantised or spec.model.embedding_scale > 1:
-        return DType.BF16, "16 bits, with the range of f32" if own is None else "the weights or their scales are bf16"
-    return DType(half.type), f"{half.because} ({half.origin})"
+    if half is not None and WeightFormat.BF16 not in formats:
+        return DType(half.type), f"{half.because} ({half.origin})"
+    return DType.BF16, "the weights or their scales are bf16" if own is DType.BF16 else "16 bits, with the range of f32"

@@ -143,7 +143,9 @@ class CudaHost(MlxHost):
                 if len(started) >= _PARTS_AHEAD:
                     mx.eval(started[-_PARTS_AHEAD])
                 before, made = made, part.run(made)
-                started.append(min((made[name] for name in made.keys() - before.keys()), key=lambda a: a.nbytes))
+                # A last part of a step without logits may make nothing that anyone reads.
+                if new := [made[name] for name in made.keys() - before.keys()]:
+                    started.append(min(new, key=lambda array: array.nbytes))
                 self.launches.update(part.launches)
         return self.results_of(step, dims, made)
 

@@ -63,9 +63,10 @@ def load(
         artifact = _as_changed(model, changes)
     else:
         artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
-    if weights is None and own is None:
-        raise WeightsError(f"{model} comes without weights: name them with --weights FILE")
-    return Model(artifact, weights or own or "", host=host, tokenizer=tokenizer, threads=threads, progress=progress)
+    chosen = weights or own
+    if not chosen:
+        raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
+    return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
 
 
 def chip_of(host: str) -> Chip | None:
@@ -80,6 +81,13 @@ def chip_of(host: str) -> Chip | None:
     from mlxr.tuning.pieces import device_name, has_matrix_instructions  # noqa: PLC0415
 
     return find_chip_of_device(device_name()) if has_matrix_instructions(host) else None
+
+
+def here() -> Chip | None:
+    """The chip of this machine's GPU, where there is one and it is known."""
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+
+    return chip_of(resolve_host("auto"))
 
 
 def resolve_artifact(

@@ -9,7 +9,7 @@ import pytest
 
 import mlxr
 from mlxr.cli import main
-from mlxr.compiler.errors import MlxrError, SpecError
+from mlxr.compiler.errors import MlxrError, SpecError, WeightsError
 from mlxr.compiler.spec.change import Changes
 from mlxr.model_source import resolve_artifact
 from mlxr_tests.few import few
@@ -125,3 +125,11 @@ def test_cut_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(data[: len(data) * percent // 100])
         with pytest.raises(MlxrError, match=r"cut\.gguf"):
             resolve_artifact(str(path))
+
+
+def test_no_weights_are_looked_for_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "tiny-Q8_0.gguf", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for weights in (None, ""):
+        with pytest.raises(WeightsError, match=r"^tinyllama-1.1b comes without weights: name a file .{,60}$"):
+            mlxr.load(mlxr.compile("tinyllama-1.1b"), weights)

@@ -136,7 +136,7 @@ def run_arguments(*extra: str) -> list[str]:
         (run_arguments("--weights", "missing.gguf"), "missing.gguf"),
         (run_arguments("--tokenizer", "missing.model"), "missing.model"),
         (["run", "storyteler", "--prompt", "A"], 'did you mean "storyteller"'),
-        (["run", "tinyllama-1.1b", "--prompt", "A"], "comes without weights: name them with --weights"),
+        (["run", "tinyllama-1.1b", "--prompt", "A"], "comes without weights: name a file or folder of them"),
         (["run", str(ROOT / "tests"), "--prompt", "A"], "is no artifact"),
         (["run", "storyteller", "--host", "reference", "--prompt", "word " * 2000], "the context is 1024"),
         (["logits", "storyteller", "--tokens", "1 x", "-o", "l.npy"], "expected token ids such as"),

@@ -18,7 +18,7 @@ from mlxr.inspect.report_json import kernel_json, report_json
 from mlxr.inspect.roofline import roofline as limits
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
-from mlxr.model_source import resolve_artifact
+from mlxr.model_source import here, resolve_artifact
 
 _DEFAULT_SIZE = (120, 24)
 DEFAULT_CONTEXT = 512
@@ -32,10 +32,13 @@ def show(args: argparse.Namespace) -> int:
         ArtifactError: there is no such artifact or kernel.
         MlxrError: the picture cannot be written; options that do not go together; see `roofline`.
     """
-    artifact, _ = resolve_artifact(args.model, type_changes(args))
+    chip = find_chip(args.chip) if args.chip else here()
+    artifact, _ = resolve_artifact(args.model, type_changes(args), chip)
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
+    if target == "cpu" and args.activations not in (None, "f32"):
+        raise RequestError(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
     if args.chip or args.measure:
         _show_roofline(artifact, args, target)
     elif args.context is not None or args.batch is not None:

@@ -7,7 +7,7 @@ from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.type_options import type_changes
-from mlxr.model_source import resolve_artifact
+from mlxr.model_source import here, resolve_artifact
 from mlxr.tuning.pieces import device_name, kernel_maker
 from mlxr.tuning.record import tuning_json, tuning_text
 from mlxr.tuning.step_times import StepTimes
@@ -23,7 +23,7 @@ def tune(args: argparse.Namespace) -> int:
     Raises:
         MlxrError: there is no such model or chip, no GPU, or the artifact cannot be written.
     """
-    artifact, _ = resolve_artifact(args.model, type_changes(args))
+    artifact, _ = resolve_artifact(args.model, type_changes(args), find_chip(args.chip) if args.chip else here())
     host, make_kernels = kernel_maker(args.host, artifact)
     device = device_name()
     chip = _chip(args.chip, artifact, device)

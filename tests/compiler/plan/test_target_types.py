@@ -47,9 +47,10 @@ def test_gpus_compute_in_the_16_bits_of_the_weights(
     assert why in types.activations_because
 
 
-def test_scaled_embeddings_never_become_f16_by_a_chips_preference() -> None:
-    types = metal_types(open_spec({"default": "q8_0"}, model__embedding_scale=8.0), F16_CHIP)
-    assert types.activations is DType.BF16
+@pytest.mark.parametrize("weights", ["q8_0", "f16"])
+def test_models_that_scale_embeddings_never_compute_in_f16(weights: str) -> None:
+    types = metal_types(open_spec({"default": weights}, model__embedding_scale=8.0), F16_CHIP)
+    assert types.activations is DType.BF16 and "exceed the range of f16" in types.activations_because
 
 
 def test_cpus_compute_in_f32_and_cache_half() -> None:

@@ -18,7 +18,7 @@ from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.padding import NO_SLOT, padded_batch
 from mlxr.runtime.pager import Pager
-from mlxr.runtime.warm_up import decode_contexts, prompt_sizes
+from mlxr.runtime.warm_up import decode_contexts, prompt_sizes, warm_up
 from mlxr_tests.arenas import nan_arena
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -139,10 +139,24 @@ def test_after_loading_nothing_is_built_for_a_prompt(monkeypatch: pytest.MonkeyP
     assert model.host.launches
 
 
+@pytest.mark.parametrize("layers", [3, 8])
+def test_steps_whose_last_part_makes_nothing_that_is_read(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    """A chunk without logits ends with the last layer's access of the arena, and the last part may begin after it."""
+    spec = small_spec(model__num_layers=layers, model__context=128, prefill_chunk=32, cache__max_sequences=1)
+    artifact = compiled(spec, Geometry(chunk_padding=8))
+    use_card(monkeypatch, artifact, Sums())
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    pager = Pager.from_geometry(artifact.plan.arena)
+    warm_up(host, pager)
+    assert not pager.num_sequences
+
+
 def test_what_is_built_at_load_covers_every_size_and_every_way_to_attend() -> None:
     plan = compiled(small_spec(model__context=100, prefill_chunk=64), Geometry(chunk_padding=16, partition=32)).plan
     assert prompt_sizes(plan) == [8, 16, 32, 48, 64]
     assert decode_contexts(plan) == [(1, 1), (1, 33), (3, 1)]
+    short = compiled(small_spec(model__context=37, prefill_chunk=64), Geometry(chunk_padding=16)).plan
+    assert prompt_sizes(short) == [8, 16, 32, 37] and short.padded_tokens(37) == 48
     exact = compiled(small_spec(**HALF), Geometry(mlx_min_rows=20)).plan
     assert not exact.padded_sizes and {2, 19, 20, 32} >= set(prompt_sizes(exact)) >= {2, 20, 32}
 
