@@ -82,6 +82,14 @@ def test_equals_unsplit(partition, case):
     check_op("split and unsplit attention", split, whole, case.activation)
 
 
+def test_more_partitions_than_a_simdgroup_has_lanes():
+    """Lane l of the reduction weighs partitions l, l + 32, ..."""
+    case = CASES[0][1]
+    bench = OpBench(compiled(case.spec, Geometry(partition=4, partitions=64)))
+    for length in (127, 128, 131, case.context - 1):
+        attend(bench, length)
+
+
 def test_short_contexts_are_not_split():
     """The condition that chooses the variant: contexts up to a partition take the one-launch kernel."""
     plan = compiled(CASES[0][1].spec, Geometry(partition=16)).plan

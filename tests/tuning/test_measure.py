@@ -22,6 +22,7 @@ from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.stopwatch import Piece, Stopwatch
 from mlxr_tests.fake_gpu import FakeGpu
 from mlxr_tests.family_specs import family_spec
+from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import variant
 
@@ -48,7 +49,7 @@ def stopwatch(gpu: FakeGpu, **options: float) -> Stopwatch:
     return Stopwatch(gpu.clock, gpu.evaluate, **{"rounds": 3, "longest": 8} | options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", few(SPECS, ["experts"]))
 def test_every_launch_of_both_batches_is_timed_and_runs(name: str) -> None:
     spec, geometry = SPECS[name]
     artifact, gpu = compiled(spec, geometry), FakeGpu(cost_us)

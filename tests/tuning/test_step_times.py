@@ -13,11 +13,12 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.tuning.step_times import StepTimes
 from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.few import few
 from mlxr_tests.specs import compiled, small_spec
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
-@pytest.mark.parametrize("weights", ["f32", "q8_0"])
+@pytest.mark.parametrize("weights", few(["f32", "q8_0"], ["q8_0"]))
 def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
     attention = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
     sizes = {"model__hidden_size": 64, "model__attention": attention, "model__mlp": {"intermediate_size": 96}}
@@ -53,7 +54,7 @@ def test_memory_for_one_call_is_memory_for_the_next(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
-@pytest.mark.parametrize("host", ["cuda", "sim"])
+@pytest.mark.parametrize("host", few(["cuda", "sim"], ["cuda"]))
 def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     spec = small_spec(cache={"block_size": 4, "max_sequences": 1})
     artifacts = [compiled(spec, Geometry(contiguous_context=context)) for context in (0, 40, 0)]

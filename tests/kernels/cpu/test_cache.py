@@ -120,7 +120,7 @@ def test_fast_extras(extras, cache, heads, kv_heads, head_dim):
 
 
 @pytest.mark.parametrize(
-    ("compute", "extras"), few(itertools.product(("exact", "fast"), ("", "sinks")), [("exact", "sinks"), ("fast", "")])
+    ("compute", "extras"), few(itertools.product(("exact", "fast"), ("", "sinks")), [("exact", "sinks")])
 )
 def test_threads_share_long_contexts(compute, extras):
     """More threads than heads, sequences that begin or end within a thread's share, and threads without a sequence."""
@@ -194,7 +194,7 @@ STORED = [("f16", 40), ("bf16", 40), ("q8", 40), ("q8", 64), ("f32", 40)]
 STORED_BUILDS = [(*stored, march) for march in marches() for stored in STORED]
 
 
-@pytest.mark.parametrize(("cache", "head_dim", "march"), few(STORED_BUILDS, STORED_BUILDS[:: len(STORED) + 1]))
+@pytest.mark.parametrize(("cache", "head_dim", "march"), few(STORED_BUILDS, [STORED_BUILDS[1], STORED_BUILDS[-2]]))
 def test_values_are_stored_as_the_reference_stores_them(cache, head_dim, march):
     bench = AttentionBench(Case(2, 1, head_dim, cache, block_size=4, max_sequences=1), march=march)
     rows = np.random.default_rng(0).standard_normal((len(SPECIAL_ROWS) + 20, head_dim), dtype=np.float32)

@@ -190,10 +190,10 @@ NEIGHBOURS: dict[str, dict[str, Any]] = {
 ALL_SPECS = FAMILY_SPECS | NEIGHBOURS
 SHORT_SPECS = [
     *NEIGHBOURS,
-    *("layer-norm-bias", "qk-norm-heads-layer-bias", "scales", "experts-not-gated", "experts-shared-gate"),
+    *("layer-norm-bias", "scales", "experts-shared-gate", "qk-norm-heads-layer-bias", "experts-not-gated"),
     *("temperature", "post-norm-layer-bias", "relu2", "rope-longrope-long", "experts-scaled-residual"),
 ]
-"""Those of which `make test` runs whole steps: families, and what they do not have; the first ten on cpu too."""
+"""Those of which `make test` runs whole steps: families, and what they do not have; the first eight on cpu too."""
 
 
 def family_spec(name: str, **changes: Any) -> ModelSpec:
