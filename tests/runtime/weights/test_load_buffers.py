@@ -1,5 +1,7 @@
 """Weights as the kernels of the metal target read them: the file's own bytes at the places that the layout names."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -23,8 +25,10 @@ def plan_of(path):
     return compile_spec(spec, targets=("metal",)).artifact.plan
 
 
+@pytest.mark.parametrize("slab", [1 << 20, 1 << 10], ids=["whole", "in pieces"])
 @pytest.mark.parametrize("path", [Q4_K_M, Q5_0], ids=lambda p: p.stem)
-def test_bytes_are_those_of_the_file(path):
+def test_bytes_are_those_of_the_file(monkeypatch, path, slab):
+    monkeypatch.setattr(sys.modules["mlxr.runtime.weights.load_weights"], "SLAB_ELEMENTS", slab)
     plan, file = plan_of(path), open_weights(path)
     calls = []
     buffers = load_buffers(plan.weights, plan.ignored_tensors, file, lambda done, total: calls.append((done, total)))
