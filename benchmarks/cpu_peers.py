@@ -2,12 +2,12 @@
 
     python benchmarks/cpu_peers.py [--models tinyllama,100m] [--formats bf16,q4_0] [--rounds 3] [--threads N]
 
-Rows of the engine drive each one step by step; those of the user's path give prompts of random lengths that the process
-has not seen, to MLXR as `mlxr.load` loads it with default options. Each engine is a process that keeps its model
-loaded; every measurement asks them in turn, several rounds of it, and takes medians, so that what slows the machine
-down slows all of them. llama.cpp runs with and without flash attention, and the better of the two counts. The machine's
-read bandwidth is measured in between. Random models are written to the cache folder at first. Needs the `bench` extra;
-writes benchmarks/peers.json, benchmarks/RESULTS.md and docs/cpu-peers.png.
+Rows of the engine drive each one step by step; those of the user's path give prompts to MLXR as `mlxr.load` loads it
+with default options, of random lengths that the process has not seen, and take tokens as they come. Each engine is a
+process that keeps its model loaded; every measurement asks them in turn, several rounds of it, and takes medians, so
+that what slows the machine down slows all of them. llama.cpp runs with and without flash attention, and the better of
+the two counts. The machine's read bandwidth is measured in between. Random models are written to the cache folder at
+first. Needs the `bench` extra; writes benchmarks/peers.json, benchmarks/RESULTS.md and docs/cpu-peers.png.
 
 llama.cpp built by GCC 12 or older ends with a segmentation fault on CPUs with AMX, because that compiler drops stores
 to its tile configuration. Build it with CFLAGS and CXXFLAGS of "-fno-tree-dse -fno-dse"; `--llama-cpp DIR` takes one
@@ -41,9 +41,25 @@ _PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama.cpp-no-flash": ("peers.with_llama_cpp", {"flash": False}),
     "mlx-lm": ("peers.with_mlx_lm", {}),
     "mlxr-user": ("peers.user_mlxr", {}),
+    "mlxr-user-batch": ("peers.user_mlxr", {"batch": 16}),
 }
 _LENGTHS = LengthRange(300, 700)
 _LLAMA = ("llama.cpp", "llama.cpp-no-flash")
+
+
+class UserDecode(NamedTuple):
+    """Tokens after prompts, as users get them."""
+
+    name: str
+    engine: str
+    context: int
+    batch: int
+
+
+_USER_DECODES = (
+    UserDecode(f"{USER}decode after 512", "mlxr-user", 512, 1),
+    UserDecode(f"{USER}decode, 16 prompts", "mlxr-user-batch", 64, 16),
+)
 
 
 class Task(NamedTuple):
@@ -167,6 +183,9 @@ class _Run:
             self._ask_in_turns(task)
         if self._args.prompts:
             self._ask_users()
+            for decode in _USER_DECODES:
+                _say(f"{self._files.model} {self._files.format}: {decode.name}")
+                self._time_tokens_of_users(decode)
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
@@ -202,13 +221,10 @@ class _Run:
                     self._report.add(self._files, engine, task.name, reply["tokens"] / reply["seconds"])
 
     def _ask_users(self) -> None:
-        """Prompts of lengths that no process has seen, engines in turns at each; the first one warms up.
-
-        mlx-lm reads a prompt in seconds only in 16-bit formats.
-        """
+        """Prompts of lengths that no process has seen, engines in turns at each; the first one warms up."""
         name = f"{USER}prompts of {_LENGTHS}"
         _say(f"{self._files.model} {self._files.format}: {name}")
-        engines = ("mlxr-user", *_LLAMA, *(("mlx-lm",) if self._files.format in ("f16", "bf16") else ()))
+        engines = ("mlxr-user", *_LLAMA, *self._slow)
         lengths = UnseenLengths(seen=[512]).take(_LENGTHS, self._args.prompts + 1, "--prompts")
         for number, length in enumerate(lengths):
             for engine in engines:
@@ -221,6 +237,35 @@ class _Run:
                         continue
                     if number:
                         self._report.add(self._files, engine, name, seconds)
+
+    @property
+    def _slow(self) -> tuple[str, ...]:
+        """mlx-lm where it takes seconds and not minutes: in 16-bit formats."""
+        return ("mlx-lm",) if self._files.format in ("f16", "bf16") else ()
+
+    def _time_tokens_of_users(self, decode: UserDecode) -> None:
+        """Tokens per second after the first of each prompt, engines in turns; the first round warms up."""
+        for number in range(self._args.rounds + 1):
+            slow = self._slow if number == 1 and decode.batch == 1 else ()
+            for engine in (decode.engine, *_LLAMA, *slow):
+                if worker := self._workers.get(engine):
+                    try:
+                        speed = self._tokens_per_second(worker, decode, is_user=engine == decode.engine, seed=number)
+                    except EngineError as error:
+                        self._fail(engine, decode.name, error)
+                        self._workers.pop(engine).close()
+                        continue
+                    if number:
+                        self._report.add(self._files, engine, decode.name, speed)
+
+    def _tokens_per_second(self, worker: Worker, decode: UserDecode, *, is_user: bool, seed: int) -> float:
+        tokens = self._steps if decode.batch == 1 else self._steps // 2
+        if not is_user:
+            reply = worker.ask("decode", context=decode.context, batch=decode.batch, tokens=tokens)
+            return float(reply["tokens"] / reply["seconds"])
+        seeds = range(decode.batch * seed, decode.batch * (seed + 1))
+        prompts = [random_tokens(decode.context, self._vocab, one) for one in seeds]
+        return float(tokens * decode.batch / worker.ask("stream", prompts=prompts, tokens=tokens)["next_seconds"])
 
     def _first_token_seconds(self, engine: str, worker: Worker, length: int, seed: int) -> float:
         if engine != "mlxr-user":

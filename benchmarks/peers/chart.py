@@ -10,9 +10,9 @@ _INK = {"mlxr": "#2f6f4e", "llama.cpp": "#8f959e", "mlx-lm": "#d0a24c"}
 _LIMIT = "#b03a2e"
 _NAMES = {"mlxr": "MLXR", "llama.cpp": "llama.cpp", "mlx-lm": "mlx-lm"}
 _PANELS = (
-    ("decode after 5", "decode, one sequence"),
-    ("decode, batch 16", "decode, 16 sequences"),
-    ("prefill 512", "prefill of 512 tokens"),
+    ("user: decode after 512", "tokens per second after a prompt of 512"),
+    ("user: decode, 16 prompts", "tokens per second of 16 prompts at once"),
+    ("user: prompts of 300-700", "ms to the first token of 300 to 700 (less is better)"),
 )
 
 
@@ -26,7 +26,8 @@ def draw_chart(report: "Report", model: str, path: Path) -> None:
     formats = list(report.figures[model])
     figure, axes = pyplot.subplots(1, len(_PANELS), figsize=(12, 3.6))
     for axis, (measure, title) in zip(axes, _PANELS, strict=True):
-        values = {e: [report.median(model, name, measure, e) or 0.0 for name in formats] for e in _INK}
+        unit = 1e3 if "prompts of" in measure else 1.0
+        values = {e: [unit * (report.median(model, name, measure, e) or 0.0) for name in formats] for e in _INK}
         shown = [engine for engine in _INK if any(values[engine])]
         width = 0.8 / max(1, len(shown))
         for place, engine in enumerate(shown):
@@ -42,7 +43,6 @@ def draw_chart(report: "Report", model: str, path: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.tick_params(axis="y", labelsize=7)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("tokens per second", fontsize=8)
     labels = dict(reversed(pair) for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True))
     figure.legend(labels.values(), labels.keys(), ncols=len(labels), fontsize=8, frameon=False, loc="lower center")
     figure.suptitle(f"{model}, {report.threads} CPU threads", fontsize=10)

@@ -22,7 +22,7 @@ from peers.traffic import file_weight_bytes, key_value_bytes
 LLAMA = ("llama.cpp", "llama.cpp-no-flash")
 _UNITS = {"cold start": "s", "peak memory": "bytes"}
 USER = "user: "
-"""What measurements of the user's path begin with: seconds to the first token, one for each prompt."""
+"""What measurements of the user's path begin with: of prompts seconds to the first token, one for each."""
 _COLUMNS = ("", "path", "MLXR", "of limit", "llama.cpp", "ratio", "mlx-lm", "paged")
 
 
@@ -72,7 +72,9 @@ class Report:
 
     def _percentile(self, model: str, format_name: str, measure: str, engine: str, percent: float) -> float | None:
         rounds = self.figures.get(model, {}).get(format_name, {}).get(measure, {})
-        engines = {"llama.cpp": LLAMA, "mlxr": ("mlxr", "mlxr-batch", "mlxr-user")}.get(engine, (engine,))
+        engines = {"llama.cpp": LLAMA, "mlxr": ("mlxr", "mlxr-batch", "mlxr-user", "mlxr-user-batch")}.get(
+            engine, (engine,)
+        )
         found = [float(np.percentile(rounds[name], percent)) for name in engines if rounds.get(name)]
         if not found:
             return None
@@ -80,7 +82,7 @@ class Report:
 
     def limit(self, model: str, format_name: str, measure: str) -> float | None:
         """Tokens per second of one sequence if reading memory took all the time."""
-        words = measure.split()
+        words = measure.removeprefix(USER).split()
         if not self.bandwidth or words[:2] != ["decode", "after"]:
             return None
         read = self.bytes_read[model][format_name] + key_value_bytes(model, int(words[2]))
@@ -109,7 +111,10 @@ class Report:
             against = f" ({ours / mlx:.0f} x)" if ours and mlx else ""
             contiguous = f"{ours / paged:.3f}" if ours and paged else ""
             shown = [_show(measure, value) for value in (ours, theirs, mlx)]
-            rows.append((measure, "engine", shown[0], share, shown[1], ratio, shown[2] + against, contiguous))
+            path = "user" if measure.startswith(USER) else "engine"
+            rows.append(
+                (measure.removeprefix(USER), path, shown[0], share, shown[1], ratio, shown[2] + against, contiguous)
+            )
         return rows
 
     def _user_row(self, model: str, format_name: str, measure: str, percent: int) -> tuple[str, ...]:
@@ -169,9 +174,9 @@ class Report:
             "the cache would take time; what stays in the CPU's own caches can exceed it. llama.cpp: with or without",
             "flash attention, whichever is faster in that row. Ratio: MLXR over llama.cpp; below 1 is better for time",
             "and memory. mlx-lm: on bf16 weights, or MLX's own format of as many bits. Paged: speed over that with a",
-            "block table. Path: engine, as the engines do it by themselves; user, time to the first token of prompts",
-            "whose lengths the process has not seen, MLXR loaded by `mlxr.load` with default options (ratio:",
-            "llama.cpp's time over MLXR's).",
+            "block table. Path: engine, as the engines do it by themselves; user, MLXR loaded by `mlxr.load` with",
+            "default options: time to the first token of prompts whose lengths the process has not seen (ratio:",
+            "llama.cpp's time over MLXR's), and tokens as they come (of llama.cpp and mlx-lm, their steps alone).",
         ]
         for model, formats in self.figures.items():
             for format_name in formats:
@@ -205,7 +210,7 @@ def machine() -> str:
 
 def _is_time(measure: str) -> bool:
     """Whether figures are seconds of prompts as users give them."""
-    return measure.startswith(USER)
+    return measure.startswith(f"{USER}prompts")
 
 
 def _show(measure: str, value: float | None) -> str:
