@@ -97,23 +97,18 @@ class Batch:
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
 
-        query_start = np.concatenate([[0], np.cumsum(counts)])
-        spans = list(zip(query_start[:-1].tolist(), query_start[1:].tolist(), strict=True))
-        tables = np.zeros((len(requests), pager.max_blocks_per_sequence), dtype=np.int32)
-        for row, request in zip(tables, requests, strict=True):
-            table = pager.block_table(request.seq_id)
-            row[: len(table)] = table
+        of_seq, starts = np.array(counts, np.int32), np.array([request.start for request in requests], np.int32)
+        query_start = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum(of_seq, out=query_start[1:])
         return cls(
             tokens=_int32s(r.tokens for r in requests) if tokens is None else tokens,
-            positions=_int32s(range(r.start, r.start + count) for r, count in zip(requests, counts, strict=True)),
+            positions=np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32),
             slots=_int32s(slots),
-            query_start=query_start.astype(np.int32),
-            context_lens=_int32([r.start + count for r, count in zip(requests, counts, strict=True)]),
-            block_tables=tables,
-            logit_rows=_int32s(_rows(r.rows, *span) for r, span in zip(requests, spans, strict=True)),
-            query_tiles=_int32s(
-                (sequence, t) for sequence, span in enumerate(spans) for t in range(*span, query_tile)
-            ).reshape(-1, 2),
+            query_start=query_start,
+            context_lens=starts + of_seq,
+            block_tables=pager.block_tables([request.seq_id for request in requests]),
+            logit_rows=_logit_rows(requests, query_start),
+            query_tiles=_query_tiles(query_start, query_tile),
             query_tile=query_tile,
         )
 
@@ -196,14 +191,26 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
         seen.add(seq_id)
 
 
+def _logit_rows(requests: Sequence[BatchRequest], query_start: Int32Array) -> Int32Array:
+    if all(request.rows == "last" for request in requests):
+        return query_start[1:] - np.int32(1)
+    spans = zip(requests, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True)
+    return _int32s(_rows(request.rows, start, stop) for request, start, stop in spans)
+
+
 def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
     if rows == "none":
         return range(0)
     return range(stop - 1 if rows == "last" else start, stop)
 
 
-def _int32(values: Sequence[object]) -> Int32Array:
-    return np.array(values, dtype=np.int32)
+def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
+    """[tiles, 2]: each sequence's tiles, one after the other."""
+    tiles = -(-np.diff(query_start) // query_tile)
+    sequence = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
+    before = np.cumsum(tiles) - tiles
+    within = np.arange(len(sequence), dtype=np.int32) - np.repeat(before, tiles)
+    return np.stack([sequence, query_start[sequence] + query_tile * within], axis=1).astype(np.int32)
 
 
 def _int32s(parts: Iterable[Iterable[int]]) -> Int32Array:

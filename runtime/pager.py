@@ -1,4 +1,4 @@
-"""The pager: which arena blocks hold which tokens of which sequence. Pure bookkeeping, no arrays, not thread-safe.
+"""The pager: which arena blocks hold which tokens of which sequence. Pure bookkeeping, not thread-safe.
 
 A sequence is a length and a block table; token i is in slot `table[i // block_size] * block_size + i % block_size`.
 Forks share blocks by reference count, and a shared block is never written: appending to a shared, partly filled last
@@ -20,6 +20,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.blocks import BlockPool
@@ -31,6 +34,8 @@ class _Sequence:
     settled: int = 0
     """Leading tokens whose K and V are in the table's blocks once all steps so far have run."""
     blocks: list[int] = field(default_factory=list)
+    row: npt.NDArray[np.int32] | None = field(default=None, compare=False)
+    """Of `Pager.block_tables`, kept until `blocks` changes: steps come more often than blocks do."""
 
 
 class Pager:
@@ -114,6 +119,16 @@ class Pager:
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """Blocks of a sequence in token order: ceil(length / block_size) of them."""
         return tuple(self._get(seq_id).blocks)
+
+    def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0."""
+        return np.stack([self._row(self._get(seq_id)) for seq_id in seq_ids])
+
+    def _row(self, sequence: _Sequence) -> npt.NDArray[np.int32]:
+        if sequence.row is None:
+            sequence.row = np.zeros(self.max_blocks_per_sequence, dtype=np.int32)
+            sequence.row[: len(sequence.blocks)] = sequence.blocks
+        return sequence.row
 
     def can_add_sequence(self) -> bool:
         """Whether `add_sequence` would succeed."""
@@ -233,6 +248,7 @@ class Pager:
             raise ArenaError(f"cannot truncate sequence {seq_id} to {length}, expected 0 to {sequence.length} tokens")
         for _ in range(len(sequence.blocks) - self._num_blocks_of(length)):
             self._release(sequence.blocks.pop())
+            sequence.row = None
         sequence.length = length
         sequence.settled = min(sequence.settled, length)
 
@@ -275,6 +291,9 @@ class Pager:
         _equal(who + "blocks in the table", len(blocks), "ceil(length / block_size)", self._num_blocks_of(length))
         _ascending(who + "0 <= settled <= length <= context", 0, settled, length, self.context)
         _ascending(who + "blocks in the table <= max_blocks_per_sequence", len(blocks), self.max_blocks_per_sequence)
+        if sequence.row is not None:
+            unused = [0] * (self.max_blocks_per_sequence - len(blocks))
+            _equal(who + "row of block tables", sequence.row.tolist(), "blocks", [*blocks, *unused])
         if self.contiguous:
             _equal(who + "contiguous table", blocks, "identity", list(range(len(blocks))))
         if settled < length:  # the coming step writes these blocks
@@ -320,6 +339,7 @@ class Pager:
         start, sequence.length = sequence.length, sequence.length + num_tokens
         while len(sequence.blocks) * size < sequence.length:
             sequence.blocks.append(self._pool.take())
+            sequence.row = None
         slots: list[int] = []
         for i in range(start // size, len(sequence.blocks)):
             first = sequence.blocks[i] * size
@@ -333,6 +353,7 @@ class Pager:
         self._pool.release(source)
         self._copies[destination] = source
         sequence.blocks[-1] = destination
+        sequence.row = None
         sequence.settled = sequence.length - sequence.length % self.block_size
 
     def _release(self, block_id: int) -> None:

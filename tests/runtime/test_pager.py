@@ -312,6 +312,9 @@ def _corrupt(pager, what):
             pool.pins[1] = pool.pins[2] = 1
         case "contiguous":
             pager.contiguous = True
+        case "row":
+            pager.block_tables([0])
+            sequences[0].row[1] = 3
 
 
 @pytest.mark.parametrize(
@@ -327,6 +330,7 @@ def _corrupt(pager, what):
         ("settled", r"sequence 0: 0 <= settled <= length <= context does not hold: 0 <= 7 <= 6 <= 20"),
         ("shared write", r"sequence 1: references of written block 1 == 1 does not hold: 2 != 1"),
         ("chained copy", r"copy sources that are destinations == none does not hold: \{1\}"),
+        ("row", r"sequence 0: row of block tables == blocks does not hold: \[0, 3, 0, 0, 0\] != \[0, 1, 0, 0, 0\]"),
         ("contiguous", r"sequence 2: contiguous table == identity does not hold: \[2\] != \[0\]"),
     ],
 )

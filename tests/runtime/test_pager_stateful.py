@@ -150,6 +150,10 @@ class PagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self):
+        if self.tokens:
+            self.pager.block_tables(
+                list(self.tokens)
+            )  # kept for the next step: the next action must drop what it changes
         self.pager.check_integrity()
         assert len(set(self.writes.values())) == len(self.writes), "two tokens of one step in one slot"
         pager, memory = copy.deepcopy(self.pager), list(self.memory)

@@ -6,7 +6,7 @@ the CPU filled would be in managed memory, where the GPU takes a page fault of u
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -62,38 +62,51 @@ class DecodeInputs:
     """Grow by one from step to step."""
 
     def __init__(self) -> None:
-        self._moving: tuple[Packed, mx.array] | None = None
-        self._steady: tuple[Packed, mx.array] | None = None
+        self._moving: _Held | None = None
+        self._steady: _Held | None = None
 
     def bind(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[tuple[Packed, mx.array], tuple[Packed, mx.array]]:
         """A step's arrays, those that move and those that do not, as they are packed and on the GPU."""
-        moving = Packed.of({name: array for name, array in arrays.items() if name in self.MOVING})
-        steady = Packed.of({name: array for name, array in arrays.items() if name not in self.MOVING})
-        moves, stays = _holds(self._moving, moving), _holds(self._steady, steady)
+        moving = {name: array for name, array in arrays.items() if name in self.MOVING}
+        steady = {name: array for name, array in arrays.items() if name not in self.MOVING}
+        moves = self._moving is not None and self._moving.holds(moving)
+        stays = self._steady is not None and self._steady.holds(steady)
         if not (moves or stays):  # one page fault for both
-            both = Packed(np.concatenate([moving.numbers, steady.numbers]), {}).upload()
-            self._moving, self._steady = (moving, both[: len(moving.numbers)]), (steady, both[len(moving.numbers) :])
+            first, second = Packed.of(moving), Packed.of(steady)
+            both, size = Packed(np.concatenate([first.numbers, second.numbers]), {}).upload(), len(first.numbers)
+            self._moving, self._steady = _Held(moving, first, both[:size]), _Held(steady, second, both[size:])
         elif not moves:
-            self._moving = moving, moving.upload()
+            self._moving = _Held.of(moving)
         elif not stays:
-            self._steady = steady, steady.upload()
+            self._steady = _Held.of(steady)
         assert self._moving and self._steady, "held or uploaded"
-        return self._moving, self._steady
+        return (self._moving.packed, self._moving.uploaded), (self._steady.packed, self._steady.uploaded)
 
     def advance(self, moving: mx.array) -> None:
         """Takes what the step made of the moving arrays for the next one: each element one more."""
         assert self._moving is not None, "a step was bound"
-        packed, _ = self._moving
-        self._moving = (Packed(packed.numbers + 1, packed.places), moving)
+        self._moving = _Held(
+            {name: array + 1 for name, array in self._moving.arrays.items()}, self._moving.packed, moving
+        )
 
     def forget(self) -> None:
         """Uploads all of the next step's arrays."""
         self._moving = self._steady = None
 
 
-def _holds(held: tuple[Packed, mx.array] | None, wanted: Packed) -> bool:
-    return (
-        held is not None
-        and held[0].places == wanted.places
-        and all(np.array_equal(held[0].numbers[place], wanted.numbers[place]) for place in wanted.places.values())
-    )
+class _Held(NamedTuple):
+    """Arrays that are on the GPU, and where."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    packed: Packed
+    uploaded: mx.array
+
+    @classmethod
+    def of(cls, arrays: dict[str, npt.NDArray[Any]]) -> "_Held":
+        packed = Packed.of(arrays)
+        return cls(arrays, packed, packed.upload())
+
+    def holds(self, wanted: Mapping[str, npt.NDArray[Any]]) -> bool:
+        return self.arrays.keys() == wanted.keys() and all(
+            np.array_equal(array, wanted[name]) for name, array in self.arrays.items()
+        )
