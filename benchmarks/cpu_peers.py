@@ -224,10 +224,10 @@ class _Run:
         """Prompts of lengths that no process has seen, engines in turns at each; the first one warms up."""
         name = f"{USER}prompts of {_LENGTHS}"
         _say(f"{self._files.model} {self._files.format}: {name}")
-        engines = ("mlxr-user", *_LLAMA, *self._slow)
         lengths = UnseenLengths(seen=[512]).take(_LENGTHS, self._args.prompts + 1, "--prompts")
         for number, length in enumerate(lengths):
-            for engine in engines:
+            slow = self._slow if number == 1 else ()  # once is enough
+            for engine in ("mlxr-user", *_LLAMA, *slow):
                 if worker := self._workers.get(engine):
                     try:
                         seconds = self._first_token_seconds(engine, worker, length, number)
@@ -240,7 +240,7 @@ class _Run:
 
     @property
     def _slow(self) -> tuple[str, ...]:
-        """mlx-lm where it takes seconds and not minutes: in 16-bit formats."""
+        """mlx-lm where it takes a minute or two and not ten: in 16-bit formats."""
         return ("mlx-lm",) if self._files.format in ("f16", "bf16") else ()
 
     def _time_tokens_of_users(self, decode: UserDecode) -> None:
