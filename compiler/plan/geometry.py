@@ -73,8 +73,8 @@ class Geometry:
             that they meet no new shapes: powers of two up to this, then steps of this or of an eighth of the next lower
             power of two, whichever is more; 0: they fill nothing up.
         contiguous_context: context up to which `mode: auto` gives one sequence a contiguous arena; 0: never.
-        step_threads: threads of a block where host cuda runs a decode step of one token as one kernel; 0: a launch for
-            each kernel.
+        step_threads: threads of a block where host cuda runs a decode step as one kernel; 0: a launch for each kernel.
+        step_sequences: most sequences of a decode step that is one kernel.
         step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
         step_prefetch: KiB of the next launch's weights that each block asks for while it waits for the others; 0: none.
     """
@@ -122,6 +122,7 @@ class Geometry:
     chunk_padding: int = 0
     contiguous_context: int = 4096
     step_threads: int = 0
+    step_sequences: int = 1
     step_blocks: int = 1
     step_prefetch: int = 0
 

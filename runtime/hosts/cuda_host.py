@@ -8,13 +8,13 @@ load. It runs in parts: the GPU begins with the first layers while the CPU is bu
 
 Weights that MLX's matmul takes unpacked stay so where there is memory to spare (see cuda/kept_weights.py).
 
-Where the plan asks for it, a decode step of one token is one kernel that holds all of the plan's (see
-cuda/step_kernel.py). Where that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
+Where the plan asks for it, a decode step is one kernel that holds all of the plan's (see cuda/step_kernel.py). Where
+that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
 """
 
 import functools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -31,8 +31,7 @@ from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
-from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImage, StepKernel, build_step
-from mlxr.runtime.hosts.cuda.step_program import fits_step
+from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
 from mlxr.runtime.hosts.mlx_host import Arrays, Launcher, MlxHost
 from mlxr.runtime.weights.load_weights import Fill
 
@@ -69,19 +68,23 @@ class CudaHost(MlxHost):
     ) -> None:
         """See `MlxHost`."""
         limit_cache()
-        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest text, compiled beside the others
-            image = beside.submit(self.build_step, artifact)
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled beside the others
+            images = beside.submit(self.build_steps, artifact)
             super().__init__(artifact, weights, arena, progress)
         for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
             self._fixed[name] = on_device(self._fixed[name])
         mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
         self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
-        self._step_kernel: StepKernel | None = None
-        try:
-            found = image.result()
-            self._step_kernel = StepKernel.load(found, self.launcher_of) if found else None
-        except NoStepKernelError as error:
-            self.notes = (f"decode steps of one token are launches and not one kernel: {error}",)
+        built = images.result()
+        failures = list(built.failures)
+        self._step_kernels: list[StepKernel] = []
+        for image in built.images:
+            try:
+                self._step_kernels.append(StepKernel.load(image, self.launcher_of))
+            except NoStepKernelError as error:
+                failures.append((image.program.counts, error))
+        self._as_launches = [counts for counts, _ in failures]
+        self.notes = tuple(_notes_of(failures))
         self._first_notes = self.notes
         decode = self.plan.step("decode")
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
@@ -109,9 +112,12 @@ class CudaHost(MlxHost):
         return {name: launcher(name, cubin) for name, cubin in cubins.items()}
 
     @staticmethod
-    def build_step(artifact: Artifact) -> StepImage | None:
-        """See `step_kernel.build_step`."""
-        return build_step(artifact, architecture())
+    def build_steps(artifact: Artifact) -> StepImages:
+        """See `step_kernel.build_steps`."""
+        return build_steps(artifact, architecture())
+
+    def _step_kernel(self, dims: Dims) -> StepKernel | None:
+        return next((kernel for kernel in self._step_kernels if kernel.takes(dims)), None)
 
     @staticmethod
     def launcher_of(name: str, image: bytes) -> Launcher:
@@ -172,7 +178,7 @@ class CudaHost(MlxHost):
         )
         trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
         self._decodes.keep(key, trace)
-        if self._step_kernel is not None and self._step_kernel.takes(dims):
+        if self._step_kernel(dims) is not None:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
                 logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
@@ -204,12 +210,12 @@ class CudaHost(MlxHost):
             tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array, *turn: mx.array
         ) -> tuple[mx.array, ...]:
             inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(held)
-            if self._step_kernel is not None and turn:
-                self.launches.update(self._step_kernel.counts(dims))
-                logits, token, *turns = self._step_kernel.run(self._fixed | inputs, self._layers, dims, *turn)
+            if (kernel := self._step_kernel(dims)) is not None:
+                self.launches.update(kernel.counts(dims))
+                logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
                 return logits, token, moved + 1, *turns
             logits, token = self.run(step, dims, inputs)
-            if self._first_notes and fits_step(dims):
+            if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):
                 self.launches[AS_LAUNCHES] += 1
             return logits, token, moved + 1
 
@@ -279,6 +285,16 @@ class _Recent(OrderedDict[_Key, _Kept]):
         self.move_to_end(key)
         if len(self) > _MOST_TRACES:
             self.popitem(last=False)
+
+
+def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:
+    """Says which steps are launches that the plan wants as one kernel, and why."""
+    for why in dict.fromkeys(str(error) for _, error in failures):
+        counts = [str(one) for counts, error in failures if str(error) == why for one in counts]
+        several = (
+            f"{', '.join(counts[:-1])} and {counts[-1]} sequences" if len(counts) > 1 else f"{counts[0]} sequence(s)"
+        )
+        yield f"decode steps of {several} are launches and not one kernel: {why}"
 
 
 def launcher(name: str, cubin: bytes) -> Launcher:

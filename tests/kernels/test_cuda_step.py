@@ -25,18 +25,25 @@ pytestmark = pytest.mark.skipif(not has_cuda(), reason="no NVIDIA GPU")
 
 STEPS = int(os.environ.get("MLXR_TEST_STEPS", "200"))
 """Of each test, at most; fewer where a tool takes seconds for each."""
+QUANTISED_CHANGES: dict[str, Any] = {
+    "model__hidden_size": 256,
+    "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 512},
+    "weights": {"default": "affine4_g64_bf16"},
+    "activation_dtype": "bf16",
+}
 QUANTISED = small_spec(
-    model__hidden_size=256,
-    model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
-    model__mlp={"intermediate_size": 512},
-    weights={"default": "affine4_g64_bf16"},
-    activation_dtype="bf16",
-    cache={"dtype": "bf16", "mode": "paged", "block_size": 4, "max_sequences": 1},
+    **QUANTISED_CHANGES, cache={"dtype": "bf16", "mode": "paged", "block_size": 4, "max_sequences": 1}
 )
 
 
+SEQUENCES = 20
+SEVERAL = {"attend_many": 16, "mma_min_rows": 2, "mma_max_rows": 32}
+"""Of projections and attention of several sequences, so that the kernels change with their number."""
+
+
 def geometry(threads: int, blocks: int) -> Geometry:
-    return Geometry(partition=16, step_threads=threads, step_blocks=blocks)
+    return Geometry(partition=16, step_threads=threads, step_blocks=blocks, step_sequences=SEQUENCES, **SEVERAL)
 
 
 def steps_of(host: CudaHost) -> int:
@@ -63,7 +70,7 @@ def test_families_give_the_references_logits(name: str) -> None:
 def test_launches_and_one_kernel_agree_again_and_again(quantised: bool, threads: int, blocks: int) -> None:
     """Random tokens; in 200 steps over borders of blocks, the longest context that is not split, and partitions."""
     spec = QUANTISED if quantised else small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 1})
-    artifacts = [compiled(spec, one) for one in (geometry(threads, blocks), Geometry(partition=16))]
+    artifacts = [compiled(spec, one) for one in (geometry(threads, blocks), Geometry(partition=16, **SEVERAL))]
     weights = random_buffers(artifacts[0].plan)[0]
     hosts = [CudaHost(artifact, weights, Arena(artifact.plan.arena)) for artifact in artifacts]
     assert not hosts[0].notes
@@ -99,3 +106,28 @@ def test_steps_of_two_models_take_turns() -> None:
     mx.eval(logits)
     for one, other in zip(logits[::2], logits[1::2], strict=True):
         assert np.array_equal(np.array(one), np.array(other))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_steps_of_several_sequences_are_one_kernel_too(quantised: bool) -> None:
+    """Their number changes from step to step, and with it the kernels inside."""
+    cache = {"mode": "paged", "block_size": 4, "max_sequences": SEQUENCES}
+    spec = small_spec(**QUANTISED_CHANGES, cache={"dtype": "bf16", **cache}) if quantised else small_spec(cache=cache)
+    artifacts = [compiled(spec, one) for one in (geometry(512, 1), Geometry(partition=16, **SEVERAL))]
+    weights = random_buffers(artifacts[0].plan)[0]
+    hosts = [CudaHost(artifact, weights, Arena(artifact.plan.arena)) for artifact in artifacts]
+    assert not hosts[0].notes
+    rng = np.random.default_rng(11)
+    pager = Pager.from_geometry(artifacts[0].plan.arena)
+    sequences = [pager.add_sequence() for _ in range(SEQUENCES)]
+    counts = [*range(1, SEQUENCES + 1), *rng.integers(1, SEQUENCES + 1, min(STEPS, 100))]
+    for step, count in enumerate(counts):
+        chosen = rng.permutation(sequences)[:count].tolist()
+        for seq_id in chosen:
+            if pager.length(seq_id) == artifacts[0].plan.arena.context:
+                pager.truncate(seq_id, 0)
+        requests = [BatchRequest(seq_id, tokens(rng, 1), pager.length(seq_id)) for seq_id in chosen]
+        batch = Batch.build(requests, pager, artifacts[0].plan.query_tile)
+        as_one, launched = (np.array(host.read(host.step(batch))) for host in hosts)
+        check_logits(f"step {step}, {count} sequences", as_one, launched, "bf16" if quantised else "f32")
+    assert steps_of(hosts[0]) == len(counts) and not steps_of(hosts[1])

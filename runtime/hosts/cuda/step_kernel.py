@@ -1,4 +1,4 @@
-"""The kernel that runs a decode step of one token, and its launch.
+"""The kernels that run a decode step, one for each class of numbers of sequences, and their launch.
 
 Its blocks wait for each other, so all of them must be on the GPU at once: as many are launched as the driver says fit,
 and two such kernels never run side by side, since each could hold what the other waits for. A `turn`, which every step
@@ -8,6 +8,7 @@ kernel of the process takes and makes, orders them.
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from mlxr.runtime.hosts.binding import Dims
 from mlxr.runtime.hosts.cuda.build import build_cubin
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
-from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, fits_step, step_program
+from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, classes_of, step_program
 from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr.runtime.hosts.mlx_host import Launcher, bindable_shape
 
@@ -52,7 +53,7 @@ class StepImage:
 
 
 class StepKernel:
-    """A decode step of one token in one launch.
+    """A decode step in one launch.
 
     Mutable state: `turn`, replaced with each step by who runs it.
 
@@ -101,7 +102,7 @@ class StepKernel:
 
     def takes(self, dims: Dims) -> bool:
         """Whether it runs a decode step of these dims."""
-        return fits_step(dims)
+        return self.program.takes(dims)
 
     @classmethod
     def take_turn(cls) -> mx.array:
@@ -120,7 +121,7 @@ class StepKernel:
             turn: of the last step kernel.
 
         Returns:
-            Logits [1, vocab] f32, the arena's new token and the next turn.
+            Logits [rows, vocab] f32, the arena's new token and the next turn.
         """
         program = self.program
         inputs = [layers if name == LAYERS else arrays[name] for name in program.inputs]
@@ -128,7 +129,12 @@ class StepKernel:
             inputs=[*inputs, self._gate, self._mask(program.mask(dims)), turn],
             grid=(self._blocks * self._threads, 1, 1),
             threadgroup=(self._threads, 1, 1),
-            output_shapes=[bindable_shape((1, self._vocab)), (8,), bindable_shape((program.scratch_bytes // 4,)), (8,)],
+            output_shapes=[
+                bindable_shape((dims["rows"], self._vocab)),
+                (8,),
+                bindable_shape((program.scratch_bytes // 4,)),
+                (8,),
+            ],
             output_dtypes=[mx.float32, mx.uint32, mx.float32, mx.uint32],
         )
         return logits, token, after
@@ -148,25 +154,54 @@ class NoStepKernelError(HostError):
     """A step cannot run as one kernel here; the host launches its kernels one by one instead."""
 
 
-def build_step(artifact: Artifact, architecture: str) -> StepImage | None:
-    """Compiles the step kernel that an artifact's plan asks for, if it asks for one; touches no GPU.
+@dataclass(frozen=True)
+class StepImages:
+    """The step kernels of a plan.
+
+    Attributes:
+        images: those that were compiled.
+        failures: numbers of sequences whose steps the plan wants as one kernel, and why there is none.
+    """
+
+    images: tuple[StepImage, ...] = ()
+    failures: tuple[tuple[range, NoStepKernelError], ...] = ()
+
+
+def build_steps(artifact: Artifact, architecture: str) -> StepImages:
+    """Compiles the step kernels that an artifact's plan asks for, if it asks for any; touches no GPU.
 
     Args:
         artifact: the compiled model.
         architecture: of the GPU (`sm_90a`).
 
     Raises:
-        NoStepKernelError: it cannot be had for this plan or this GPU; the message says why.
-        HostError: its text does not compile.
+        HostError: a text does not compile.
     """
-    chosen = artifact.plan.step("decode").chosen
+    plan = artifact.plan
+    chosen = plan.step("decode").chosen
     if chosen is None or not chosen.sizes["step_threads"]:
-        return None
-    threads, blocks, prefetch = (chosen.sizes[f"step_{name}"] for name in ("threads", "blocks", "prefetch"))
+        return StepImages()
+    most = min(chosen.sizes["step_sequences"], plan.arena.max_sequences, plan.max_tokens, plan.max_rows)
+    images, failures = [], []
+    with ThreadPoolExecutor() as pool:
+        building = {
+            counts: pool.submit(_build_step, artifact, architecture, counts, chosen.sizes)
+            for counts in classes_of(plan, most)
+        }
+        for counts, image in building.items():
+            try:
+                images.append(image.result())
+            except NoStepKernelError as error:
+                failures.append((counts, error))
+    return StepImages(tuple(images), tuple(failures))
+
+
+def _build_step(artifact: Artifact, architecture: str, counts: range, sizes: Mapping[str, int]) -> StepImage:
+    threads, blocks, prefetch = (sizes[f"step_{name}"] for name in ("threads", "blocks", "prefetch"))
     if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
         raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
     try:
-        program = step_program(artifact.plan)
+        program = step_program(artifact.plan, counts)
         text = step_text(artifact, program, threads, blocks, prefetch)
     except HostError as error:
         raise NoStepKernelError(str(error)) from error

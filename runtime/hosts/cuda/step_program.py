@@ -1,17 +1,19 @@
-"""A decode step of one token as a program for one kernel: its launches in order, and where a barrier must stand.
+"""A decode step as a program for one kernel: its launches in order, and where a barrier must stand.
 
     plan -> StepProgram -> text (step_text.py) -> kernel (step_kernel.py)
 
-The launches of the plan that one token of one sequence needs, in the plan's order. Those whose condition depends on the
-context stay conditional, so that one program serves all contexts. Activations lie in one scratch buffer where the
+The launches of the plan that one token of each sequence needs, in the plan's order. A program is for numbers of
+sequences that need the same launches; their grids may still depend on the number. Launches whose condition depends on
+the context stay conditional, so that one program serves all contexts. Activations lie in one scratch buffer where the
 memory plan has them; a launch waits for the grid exactly if it touches bytes that one since the last barrier wrote, or
 writes bytes that one read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, product
 
-from mlxr.compiler.artifact import ARENA_TOKEN, BatchDim, Condition, KernelEntry, Launch, Plan, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Condition, Extent, KernelEntry, Launch, Plan, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims, grid_of
 
@@ -20,7 +22,9 @@ LAYERS, SCRATCH = "layers", "scratch"
 """Buffers that the plan does not name: the constants of all layers, [layers, 8] u32, and activations."""
 MOST_CONDITIONS = 32
 """Bits of the mask that says which hold."""
-_ONE: dict[BatchDim, int] = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1}
+ALONE = range(1, 2)
+"""Sequences of a step that has one."""
+Grid = tuple[Extent, Extent, Extent]
 _LAYER_BYTES = 32
 _TOKEN_BYTES = 128  # [8] u32, and a cache line to itself
 _UNKNOWN_BYTES = 1 << 62
@@ -49,7 +53,7 @@ class Entry:
 
     Attributes:
         kernel: its kernel.
-        grid: its threadgroups.
+        grid: its threadgroups along each axis; what does not depend on the number of sequences is a number.
         operands: places of its inputs and outputs, in order.
         num_inputs: how many of them are inputs.
         condition: of the program's conditions, the one it runs under; None: it always runs.
@@ -57,11 +61,16 @@ class Entry:
     """
 
     kernel: KernelEntry
-    grid: tuple[int, int, int]
+    grid: Grid
     operands: tuple[Place, ...]
     num_inputs: int
     condition: int | None
     waits: bool = False
+
+    def threadgroups(self, dims: Dims) -> tuple[int, int, int]:
+        """Its grid for a batch."""
+        x, y, z = (extent.value(dims) for extent in self.grid)
+        return x, y, z
 
     @property
     def reads(self) -> tuple[Place, ...]:
@@ -85,9 +94,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A decode step of one token.
+    """A decode step.
 
     Attributes:
+        counts: numbers of sequences that it is for, each with one token and one row of logits.
         entries: its launches.
         inputs: arguments of the step kernel that it reads, by the plan's names, and `LAYERS`.
         outputs: logits and the arena's last token, by the plan's names, and `SCRATCH`.
@@ -95,11 +105,16 @@ class StepProgram:
         scratch_bytes: of activations.
     """
 
+    counts: range
     entries: tuple[Entry, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, str, str]
     conditions: tuple[Condition, ...]
     scratch_bytes: int
+
+    def takes(self, dims: Dims) -> bool:
+        """Whether it is for a batch, if that is a decode step."""
+        return dims["tokens"] in self.counts and dims["tokens"] == dims["seqs"] == dims["rows"]
 
     def mask(self, dims: Dims) -> int:
         """Which conditions hold for a batch, as bits."""
@@ -110,13 +125,30 @@ class StepProgram:
         return (one for one in self.entries if one.condition is None or mask >> one.condition & 1)
 
 
-def fits_step(dims: Dims) -> bool:
-    """Whether a batch is what a step program is for, if it is a decode step."""
-    return all(dims[dim] == 1 for dim in ("tokens", "seqs", "rows"))
+def decode_dims(count: int, context: int) -> Dims:
+    """Dims of a decode step of so many sequences."""
+    return {"tokens": count, "seqs": count, "rows": count, "tiles": count, "context": context}
 
 
-def step_program(plan: Plan) -> StepProgram:
+def classes_of(plan: Plan, most: int) -> list[range]:
+    """The numbers of sequences from 1 to `most`, put together where they need the same launches."""
+    contexts = _contexts(plan)
+    launches = {(one.when, one.mlx, one.feeds_mlx): one for one in plan.step("decode").launches}.values()
+
+    def needed(count: int) -> list[tuple[bool, bool]]:
+        every = (decode_dims(count, context) for context in contexts)
+        return [(_runs(one, dims), one.runs_as_mlx(dims)) for dims in every for one in launches]
+
+    found = [list(counts) for _, counts in groupby(range(1, most + 1), key=needed)]
+    return [range(counts[0], counts[-1] + 1) for counts in found]
+
+
+def step_program(plan: Plan, counts: range = ALONE) -> StepProgram:
     """The program of a plan's decode step.
+
+    Args:
+        plan: whose step it is.
+        counts: numbers of sequences, of `classes_of`.
 
     Raises:
         HostError: a launch cannot be part of one kernel; the message says which and why.
@@ -126,12 +158,12 @@ def step_program(plan: Plan) -> StepProgram:
     conditions: dict[Condition, int] = {}
     entries, arguments = [], {ARENA_TOKEN: None}
     for launch in step.launches:
-        running = [context for context in contexts if grid_of(launch, {**_ONE, "context": context})]
+        running = [dims for dims in _every(counts, contexts) if _runs(launch, dims)]
         if not running:
             continue
         grid = _grid(launch, running)
         condition = None
-        if launch.when is not None and launch.when.dim == "context":
+        if launch.when is not None and any(part.dim == "context" for part in launch.when.parts):
             condition = conditions.setdefault(launch.when, len(conditions))
         operands = tuple(places.get(name) or Place(name) for name in (*launch.inputs, *launch.outputs))
         arguments |= dict.fromkeys(place.argument for place in operands)
@@ -141,8 +173,17 @@ def step_program(plan: Plan) -> StepProgram:
     logits, token = step.outputs
     outputs = (logits, token, SCRATCH)
     inputs = tuple(name for name in arguments if name not in outputs)
-    program = StepProgram(tuple(entries), inputs, outputs, tuple(conditions), scratch_bytes)
-    return with_barriers(program, {program.mask({**_ONE, "context": context}) for context in contexts})
+    program = StepProgram(counts, tuple(entries), inputs, outputs, tuple(conditions), scratch_bytes)
+    return with_barriers(program, {program.mask(dims) for dims in _every(counts, contexts)})
+
+
+def _every(counts: range, contexts: Iterable[int]) -> list[Dims]:
+    """Grids only grow with the number of sequences, so its least and its most stand for all."""
+    return [decode_dims(count, context) for count, context in product(sorted({counts[0], counts[-1]}), contexts)]
+
+
+def _runs(launch: Launch, dims: Dims) -> bool:
+    return grid_of(launch, dims) is not None
 
 
 def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:
@@ -168,19 +209,17 @@ def _contexts(plan: Plan) -> list[int]:
     return sorted(context for context in borders if 1 <= context <= plan.arena.context)
 
 
-def _grid(launch: Launch, contexts: Iterable[int]) -> tuple[int, int, int]:
+def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
     """A launch's threadgroups, which must be the same for all contexts."""
-    grids: set[tuple[int, int, int]] = set()
-    for context in contexts:
-        dims: Mapping[BatchDim, int] = {**_ONE, "context": context}
-        grid = grid_of(launch, dims)
-        assert grid is not None, "only contexts with which it runs"
-        grids.add(grid)
-        if launch.runs_as_mlx(dims):
-            raise HostError(f"MLX runs {launch.op}, which can be no part of one kernel")
-    if len(grids) > 1:
-        raise HostError(f"the grid of {launch.kernel} depends on the context")
-    return grids.pop()
+    if any(launch.runs_as_mlx(dims) for dims in running):
+        raise HostError(f"MLX runs {launch.op}, which can be no part of one kernel")
+    grid = []
+    for extent in launch.threadgroups:
+        found = {extent.value(dims) for dims in running}
+        if len(found) > 1 and extent.dim == "context":
+            raise HostError(f"the grid of {launch.kernel} depends on the context")
+        grid.append(Extent(times=found.pop()) if len(found) == 1 else extent)
+    return grid[0], grid[1], grid[2]
 
 
 def _places(plan: Plan, step: Step) -> tuple[dict[str, Place], int]:

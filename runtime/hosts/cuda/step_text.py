@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact import Artifact, KernelEntry, WeightPlan, plane_row_bytes
+from mlxr.compiler.artifact import Artifact, Extent, KernelEntry, WeightPlan, plane_row_bytes
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cuda.build import prelude
-from mlxr.runtime.hosts.cuda.step_program import Entry, StepProgram
+from mlxr.runtime.hosts.cuda.step_program import Entry, Grid, StepProgram
 from mlxr.runtime.hosts.library_cache import digest
 from mlxr.templates.environment import environment
 
@@ -25,6 +25,8 @@ _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
 _LINE_BYTES = 128
+_DIMS = ("tokens", "seqs", "rows", "tiles")
+"""What the buffer of dims says, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 
 
@@ -38,11 +40,19 @@ class StepText:
 
 @dataclass(frozen=True)
 class _Function:
-    """A kernel as a function; fields that the template prints."""
+    """A kernel as a function; fields that the template prints.
+
+    Attributes:
+        sizes: what declares the axes of its grid that depend on the batch.
+        axes: threadgroups along each axis.
+        groups: threadgroups that a block runs side by side.
+        group_bytes: of threadgroup memory.
+    """
 
     name: str
     kernel: KernelEntry
-    grid: tuple[int, int, int]
+    sizes: tuple[str, ...]
+    axes: tuple[str, str, str]
     groups: int
     group_bytes: int
     header: str
@@ -76,7 +86,7 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
     Raises:
         HostError: a kernel does not fit a block, or there are too many of anything.
     """
-    functions: dict[tuple[str, tuple[int, int, int]], _Function] = {}
+    functions: dict[tuple[str, Grid], _Function] = {}
     arguments = (*program.inputs, *program.outputs)
     number = {name: i for i, name in enumerate(arguments)}
     operands, rows = [], []
@@ -109,6 +119,7 @@ def step_text(artifact: Artifact, program: StepProgram, threads: int, blocks: in
         "functions": list(functions.values()),
         "entries": rows,
         "operands": operands,
+        "dims": program.inputs.index("dims") if any(function.sizes for function in functions.values()) else None,
         "inputs": program.inputs,
         "outputs": program.outputs,
         "shares": [range(warp, len(arguments), warps) for warp in range(min(warps, len(arguments)))],
@@ -129,9 +140,9 @@ def _spans(entry: Entry, weights: Mapping[str, WeightPlan], first: int) -> Itera
 
     Not of experts and embeddings, of which it reads a few rows that are not known yet.
     """
-    grid = entry.grid[0] * entry.grid[1] * entry.grid[2]
+    alone = entry.grid == (Extent(), Extent(), Extent())
     for i, place in enumerate(entry.operands[: entry.num_inputs]):
-        if place.argument not in weights or grid == 1 or any(port.name == "experts" for port in entry.kernel.inputs):
+        if place.argument not in weights or alone or any(port.name == "experts" for port in entry.kernel.inputs):
             continue
         layout = weights[place.argument].layout
         for segment in layout.segments:
@@ -154,4 +165,15 @@ def _function(artifact: Artifact, entry: Entry, index: int, threads: int, pool: 
     groups = min(threads // kernel.threads, _MOST_GROUPS if kernel.threads > 32 else threads // 32)
     groups = min(groups, pool // size) if size else groups
     macros = tuple(dict.fromkeys(_DEFINE.findall(header + body)))
-    return _Function(f"{kernel.name}_{index}", kernel, entry.grid, groups, size, header, body, macros)
+    named = [(_axis(extent), f"grid_{axis}") for extent, axis in zip(entry.grid, "xyz", strict=True)]
+    sizes = tuple(f"{name} = {text}" for text, name in named if not text[0].isdigit())
+    x, y, z = (text if text[0].isdigit() else name for text, name in named)
+    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, header, body, macros)
+
+
+def _axis(extent: Extent) -> str:
+    """Threadgroups along an axis: a number, or an expression in parentheses."""
+    if extent.dim is None:
+        return f"{extent.times}u"
+    dim = f"mlxr_dims[{_DIMS.index(extent.dim)}]"
+    return f"({extent.times}u * (({dim} + {extent.per - 1}u) / {extent.per}u))"

@@ -5,12 +5,13 @@ Needs no GPU: the program is looked at, and sim runs it one launch after the oth
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import mlx.core as mx
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact, BatchDim
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
@@ -18,7 +19,14 @@ from mlxr.runtime.hosts.binding import grid_of
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.step_program import SCRATCH, StepProgram, step_program
+from mlxr.runtime.hosts.cuda.step_program import (
+    ALONE,
+    SCRATCH,
+    StepProgram,
+    classes_of,
+    decode_dims,
+    step_program,
+)
 from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr.runtime.hosts.cuda_host import AS_LAUNCHES, CudaHost
 from mlxr_tests.fake_card import SimLauncher, use_card
@@ -30,13 +38,13 @@ from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.step_races import races
 from mlxr_tests.storyteller import TINY, tiny_spec
 
-AS_ONE = Geometry(partition=16, step_threads=512)
+AS_ONE = Geometry(partition=16, step_threads=512, step_sequences=3)
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
 
 
 def masks_of(artifact: Artifact, program: StepProgram) -> list[int]:
-    one: dict[BatchDim, int] = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1}
-    return [program.mask({**one, "context": context}) for context in range(1, artifact.plan.arena.context + 1)]
+    contexts = range(1, artifact.plan.arena.context + 1)
+    return [program.mask(decode_dims(count, context)) for count in program.counts for context in contexts]
 
 
 @pytest.fixture
@@ -51,12 +59,16 @@ def eager() -> Iterator[None]:
 @pytest.mark.parametrize("name", ALL_SPECS)
 def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
     artifact = compiled(family_spec(name), Geometry(partition=16, attend_many=attend_many))
-    program, step = step_program(artifact.plan), artifact.plan.step("decode")
-    for context in range(1, artifact.plan.arena.context + 1):
-        dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": context}
-        expected = [(one.kernel, grid_of(one, dims)) for one in step.launches if grid_of(one, dims)]
-        assert [(one.kernel.name, one.grid) for one in program.running(program.mask(dims))] == expected
-    assert not races(program, set(masks_of(artifact, program)))
+    plan, step = artifact.plan, artifact.plan.step("decode")
+    classes = classes_of(plan, plan.arena.max_sequences)
+    assert [count for counts in classes for count in counts] == list(range(1, plan.arena.max_sequences + 1))
+    for program in (step_program(plan, counts) for counts in classes):
+        for count, context in product(program.counts, range(1, plan.arena.context + 1)):
+            dims = decode_dims(count, context)
+            expected = [(one.kernel, grid_of(one, dims)) for one in step.launches if grid_of(one, dims)]
+            found = [(one.kernel.name, one.threadgroups(dims)) for one in program.running(program.mask(dims))]
+            assert found == expected
+        assert not races(program, set(masks_of(artifact, program)))
 
 
 def test_no_barrier_can_be_left_out() -> None:
@@ -99,8 +111,10 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
         as_one += 1
         if token % 8 == 0:
             pair.step([(b, [token]), (a, [token + 7])])
+            as_one += 1
     names = [name for name in pair.host.launches if name.startswith("step_")]
-    assert [pair.host.launches[name] for name in names] == [as_one] and not pair.host.notes
+    assert sum(pair.host.launches[name] for name in names) == as_one and not pair.host.notes
+    assert len(names) == len({counts for counts in classes_of(pair.plan, 3) if {1, 2} & {*counts}})
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
@@ -143,11 +157,10 @@ def test_what_does_not_fit_is_launches_and_says_so(
     assert pair.host.launches[AS_LAUNCHES] == 4
 
 
-@pytest.mark.skipif(has_cuda(), reason="here the real one runs")
-def test_an_old_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = compiled(small_spec(), AS_ONE)
-    with pytest.raises(step_kernel.NoStepKernelError, match="sm_75"):
-        step_kernel.build_step(artifact, "sm_75")
+def test_an_old_card_is_told() -> None:
+    built = step_kernel.build_steps(compiled(small_spec(), AS_ONE), "sm_75")
+    assert not built.images and built.failures[0][0] == ALONE
+    assert all("sm_75" in str(error) for _, error in built.failures)
 
 
 def test_kernels_that_do_not_fit_a_block_are_refused() -> None:

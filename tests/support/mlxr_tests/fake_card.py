@@ -11,7 +11,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, step_program
+from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, StepProgram, classes_of, decode_dims, step_program
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 
 
@@ -75,7 +75,8 @@ class SimLauncher:
         self, inputs: Sequence[mx.array], output_shapes: Sequence[tuple[int, ...]], output_dtypes: Sequence[Any]
     ) -> list[mx.array]:
         """The program of a step kernel, one launch after the other."""
-        program = step_program(self.artifact.plan)
+        rows = output_shapes[0][0]
+        program = self._program_of(rows)
         *bound, gate, mask, turn = inputs
         made = [
             np.full(s, 7, np.uint32 if d == mx.uint32 else np.float32)
@@ -85,11 +86,16 @@ class SimLauncher:
         assert gate.size and len(bound) == len(program.inputs) and len(made) == len(program.outputs) + 1
         memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *made], strict=False))
         for entry in program.running(int(mask[0])):
-            self._run_entry(entry, memory)
+            self._run_entry(entry, entry.threadgroups(decode_dims(rows, 1)), memory)
         made[-1][...] = np.array(turn) + 1
         return [mx.array(array) for array in made]
 
-    def _run_entry(self, entry: Entry, memory: dict[str, Any]) -> None:
+    def _program_of(self, rows: int) -> StepProgram:
+        plan = self.artifact.plan
+        (counts,) = (counts for counts in classes_of(plan, plan.arena.max_sequences) if rows in counts)
+        return step_program(plan, counts)
+
+    def _run_entry(self, entry: Entry, grid: tuple[int, int, int], memory: dict[str, Any]) -> None:
         kernel = SimKernel.load(self.artifact.kernel_text(entry.kernel.name))
         buffers = []
         for i, (place, param) in enumerate(zip(entry.operands, kernel.params, strict=True)):
@@ -97,7 +103,7 @@ class SimLauncher:
             size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
             writable = i >= entry.num_inputs or place.argument in ARENAS
             buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
-        kernel.launch(buffers, entry.grid, (entry.kernel.threads, 1, 1))
+        kernel.launch(buffers, grid, (entry.kernel.threads, 1, 1))
 
 
 class Sums:
