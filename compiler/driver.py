@@ -89,7 +89,7 @@ def _plan(
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
     cache = spec.cache.model_copy(update={"dtype": str(first.cache)})
     spec = spec.model_copy(update={"activation_dtype": str(first.activations), "cache": cache})
-    arena = arena_geometry(spec, table)
+    arena = arena_geometry(spec, table, [one.cache for one in types])
     source = build_graph(spec, arena)
     graphs: dict[StepName, OpGraph] = {}
     records: dict[StepName, list[PassRecord]] = {}

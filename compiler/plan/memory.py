@@ -17,19 +17,20 @@ from mlxr.compiler.spec.model import ModelSpec
 ALIGNMENT = 256
 
 
-def arena_geometry(spec: ModelSpec, table: GeometryTable) -> ArenaGeometry:
+def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType] = ()) -> ArenaGeometry:
     """Sizes of the arena.
 
     Args:
         spec: the spec.
         table: chooses between a paged and a contiguous arena, where the spec leaves it open.
+        caches: types of the cache of all targets: each has as many blocks, and none exceeds a budget.
 
     Raises:
         BudgetError: it cannot hold even one sequence of full context.
     """
     cache, model = spec.cache, spec.model
     per_sequence = -(-model.context // cache.block_size)
-    row_bytes = cache_row_bytes(DType(cache.dtype), model.attention.head_dim)
+    row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
     wanted = per_sequence * cache.max_sequences
     blocks = cache.num_blocks or wanted

@@ -94,3 +94,13 @@ def test_steps_of_prompts_have_few_sizes() -> None:
         assert padded(size, 32, 2048) == size
     assert padded(100, 0, 2048) == 100
     assert padded(100, 32, 110) == 110
+
+
+def test_no_targets_arena_exceeds_the_budget_of_the_cache() -> None:
+    budget = 64 << 10
+    spec = open_spec({"default": "f32"}, cache__memory_budget=budget, cache__max_sequences=64, cache__num_blocks=None)
+    spec = spec.model_copy(update={"activation_dtype": "bf16"})
+    plan = compile_spec(spec).artifact.plan
+    sizes = {types.target: plan.arena_of(types.target).size_bytes for types in plan.types}
+    assert len(set(sizes.values())) > 1, "the caches are of different types"
+    assert budget / 2 < max(sizes.values()) <= budget
