@@ -86,7 +86,8 @@ def main() -> int:
     )
     parser.add_argument("--engines", default=",".join(_PEERS), help="which engines (all)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (3)")
-    parser.add_argument("--prompts", type=int, default=8, help="of the user's path, of unseen lengths (8; 0: none)")
+    parser.add_argument("--path", choices=("all", "user", "engine"), default="all", help="which rows (all)")
+    parser.add_argument("--prompts", type=int, default=8, help="of the user's path, of unseen lengths (8)")
     parser.add_argument("--threads", type=int, default=usable_cpus(), help="threads of each engine (all cores)")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="take llama-cpp-python from this folder")
     parser.add_argument("--output", type=Path, default=ROOT, metavar="DIR", help="where to write (the repository)")
@@ -102,7 +103,8 @@ def main() -> int:
             report.add_model(files)
             run = _Run(files, args, chosen, report, bandwidth, log)
             run.measure_loaded()
-            run.measure_cold()
+            if args.path != "user":
+                run.measure_cold()
             report.write(args.output)
             print(report.table(model, format_name), flush=True)
     report.draw(args.output)
@@ -176,12 +178,12 @@ class _Run:
     def measure_loaded(self) -> None:
         """Prefill and decode, all engines taking turns."""
         for engine in self._able:
-            if worker := self._start(engine):
+            if self._takes_part(engine) and (worker := self._start(engine)):
                 self._workers[engine] = worker
-        for task in self._tasks():
+        for task in self._tasks() if self._args.path != "user" else ():
             _say(f"{self._files.model} {self._files.format}: {task.name}")
             self._ask_in_turns(task)
-        if self._args.prompts:
+        if self._args.path != "engine":
             self._ask_users()
             for decode in _USER_DECODES:
                 _say(f"{self._files.model} {self._files.format}: {decode.name}")
@@ -189,6 +191,11 @@ class _Run:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+
+    def _takes_part(self, engine: str) -> bool:
+        """Whether an engine has any of the rows that are wanted."""
+        skipped = {"user": ("mlxr", "mlxr-paged", "mlxr-batch"), "engine": ("mlxr-user", "mlxr-user-batch")}
+        return engine not in skipped.get(self._args.path, ())
 
     def _tasks(self) -> list[Task]:
         """Long contexts first: engines then cut their sequences instead of reading prompts again."""
@@ -246,6 +253,8 @@ class _Run:
     def _time_tokens_of_users(self, decode: UserDecode) -> None:
         """Tokens per second after the first of each prompt, engines in turns; the first round warms up."""
         for number in range(self._args.rounds + 1):
+            if number:
+                self._report.add_bandwidth(self._bandwidth.measure())
             slow = self._slow if number == 1 and decode.batch == 1 else ()
             for engine in (decode.engine, *_LLAMA, *slow):
                 if worker := self._workers.get(engine):

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cpu_peers
@@ -49,7 +50,7 @@ def test_users_prompts_have_lengths_that_no_engine_has_seen(format_name: str, sl
 def test_users_tokens_are_timed_beside_the_peers_steps_of_the_same_contexts() -> None:
     asked: list[tuple[str, int]] = []
     report, args = Report(2, 1), Namespace(prompts=4, rounds=2)
-    run = cpu_peers._Run(FILES, args, list(cpu_peers._PEERS), report, None, sys.stderr)  # type: ignore[arg-type]
+    run = cpu_peers._Run(FILES, args, list(cpu_peers._PEERS), report, SimpleNamespace(measure=lambda: 1e9), sys.stderr)  # type: ignore[arg-type]
     run._vocab = 100
     run._workers = {name: FakeWorker(asked, name) for name in ("mlxr-user", "mlxr-user-batch", "llama.cpp", "mlx-lm")}  # type: ignore[misc]
     for decode in cpu_peers._USER_DECODES:
