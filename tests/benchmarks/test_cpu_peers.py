@@ -66,6 +66,7 @@ def test_users_tokens_are_timed_beside_the_peers_steps_of_the_same_contexts() ->
         "mlxr-user-batch": [16 * 64 / 0.25] * 2,
         "llama.cpp": [16 * 64 / 2.0] * 2,
     }
+    report.bytes_read = {FILES.model: {FILES.format: 10**6}}
     rows = {row[:3] for row in report.rows(FILES.model, FILES.format)}
     assert rows == {("decode after 512", "user", "512"), ("decode, 16 prompts", "user", "4096")}
 
