@@ -12,7 +12,8 @@ from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, step_program
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr_tests.kernel_host import sim_kernel
 
 
 def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
@@ -60,7 +61,7 @@ class SimLauncher:
         assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
         if name.startswith("step_"):
             return self._step(inputs, output_shapes, output_dtypes)
-        kernel = SimKernel.load(self.artifact.kernel_text(name))
+        kernel = sim_kernel(self.artifact.kernel_text(name))
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         mx.eval(*inputs, *outputs)
         buffers = [
@@ -90,7 +91,7 @@ class SimLauncher:
         return [mx.array(array) for array in made]
 
     def _run_entry(self, entry: Entry, memory: dict[str, Any]) -> None:
-        kernel = SimKernel.load(self.artifact.kernel_text(entry.kernel.name))
+        kernel = sim_kernel(self.artifact.kernel_text(entry.kernel.name))
         buffers = []
         for i, (place, param) in enumerate(zip(entry.operands, kernel.params, strict=True)):
             whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
