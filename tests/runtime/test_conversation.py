@@ -1,5 +1,6 @@
 """Prompts that go on where the last one ended: what is reused, the same answers, and giving everything back."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +135,28 @@ def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: P
             list(talk.ask("word " * 200))
         assert talk.messages == before
         talk.close()
+
+
+def test_leaving_a_conversation_frees_its_sequence_at_once(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text(TEMPLATE)
+    gc.disable()
+    try:
+        with model.chat_template(path) as template:
+            with Conversation(model, template) as talk:
+                pieces = talk.ask("Who is it?")
+                next(pieces)
+                assert model.pager.num_sequences == 1
+            assert model.pager.num_sequences == 0
+            assert list(pieces) == []
+            assert talk.messages == [], "an answer that was cut off by the end of the conversation is not remembered"
+            talk = Conversation(model, template)
+            next(talk.ask("Who is it?"))
+            assert model.pager.num_sequences == 1
+            del talk
+            assert model.pager.num_sequences == 0
+    finally:
+        gc.enable()
 
 
 def test_a_refusal_is_not_remembered(model: Model, tmp_path: Path) -> None:
