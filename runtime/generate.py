@@ -28,6 +28,7 @@ from mlxr.runtime.pipeline import Draws, launch_step
 from mlxr.runtime.sampling import Sampler, Sampling
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.too_long import too_long
 
 
 @dataclass(eq=False)
@@ -121,10 +122,7 @@ class Generation(Iterator[Event]):
             )
         for prompt in prompts:
             if len(prompt) >= context:
-                raise RequestError(
-                    f"the prompt has {len(prompt)} tokens; the context is {context}, and at least one token must be "
-                    "left to generate: shorten it, or compile with a larger model.context"
-                )
+                raise too_long(f"the prompt has {len(prompt)} tokens", context)
 
     def finish(self) -> list[Completion]:
         """Runs to the end and returns all answers."""
@@ -317,7 +315,7 @@ class Generation(Iterator[Event]):
         if stop:
             completion.finish_reason = "stop"
         elif num_tokens >= sequence.limit:
-            completion.finish_reason = "length"
+            completion.finish_reason = "length" if len(completion.token_ids) >= self._max_tokens else "context"
         if completion.finish_reason:
             text += sequence.decoder.flush() if sequence.decoder else ""
             self._release(sequence)

@@ -26,6 +26,7 @@ from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.too_long import check_length
 from mlxr.runtime.warm_up import warm_up
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
@@ -158,7 +159,8 @@ class Model:
 
         Raises:
             TypeError: an argument of a wrong type.
-            RequestError: a prompt longer than the context, too many sequences, or a bad option.
+            PromptTooLongError: a prompt that leaves no token of the context for the answer.
+            RequestError: too many sequences, or a bad option.
         """
         self._check_open()
         if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
@@ -166,6 +168,10 @@ class Model:
                 f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one"
             )
         expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
+        prompts = list(prompts)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
         generation = Generation(
             self.host,
             self.pager,

@@ -11,7 +11,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ArenaFullError, HostError, RequestError
+from mlxr.compiler.errors import ArenaFullError, HostError, PromptTooLongError, RequestError
 from mlxr.runtime.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
@@ -78,12 +78,13 @@ def test_greedy_samples_are_equal(small: Model) -> None:
 
 def test_it_stops_at_the_end_of_the_context(small: Model) -> None:
     answer = small.start([ids(60)], max_tokens=100, ignore_eos=True).finish()[0]
-    assert (answer.prompt_tokens, len(answer.token_ids), answer.finish_reason) == (60, 4, "length")
+    assert (answer.prompt_tokens, len(answer.token_ids), answer.finish_reason) == (60, 4, "context")
 
 
 def test_it_stops_at_max_tokens(small: Model) -> None:
-    answer = small.start([ids(5)], max_tokens=3, ignore_eos=True).finish()[0]
-    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
+    for prompt in (5, 61):
+        answer = small.start([ids(prompt)], max_tokens=3, ignore_eos=True).finish()[0]
+        assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
 
 
 def test_events_join_to_the_answer(small: Model) -> None:
@@ -238,6 +239,15 @@ def test_bad_requests_are_refused(
 def test_wrong_types_are_told_in_words(small: Model, prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         small.start(prompts, **options)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert small.tokenizer is not None
+    monkeypatch.setattr(small.tokenizer, "_encode", None)
+    with pytest.raises(PromptTooLongError, match=r"the prompt has 10000000 characters, so 714286 tokens or more; .*64"):
+        small.stream("word " * 2_000_000)
 
 
 def test_whole_numbers_of_numpy_are_taken(small: Model) -> None:

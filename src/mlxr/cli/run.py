@@ -52,6 +52,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"text": completion.text, "token_ids": completion.token_ids, "finish_reason": reason} | stats))
     else:
         print()
+        if completion.finish_reason == "context":
+            context = f"the context of {model.artifact.plan.arena.context} tokens is full"
+            print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
         _print_stats(stats, str(model.types))
     return 130 if interrupted else 0
