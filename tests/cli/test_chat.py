@@ -62,7 +62,7 @@ def test_a_conversation_beyond_the_context_names_the_ways_out(
     shown = capsys.readouterr().err
     assert re.search(r"the conversation has 4\d tokens with this message; the context is 40", shown)
     assert "(--context N" in shown
-    assert "--drop-oldest drops old turns by itself" in shown
+    assert "--drop-oldest makes room by itself" in shown
 
 
 def test_old_turns_are_dropped_on_request_and_never_silently(
@@ -74,7 +74,7 @@ def test_old_turns_are_dropped_on_request_and_never_silently(
     shown = capsys.readouterr().err.splitlines()
     assert len([line for line in shown if "tokens read" in line]) == 3
     notes = [line for line in shown if line.startswith("note: ")]
-    assert notes == [f"note: dropped the oldest 1 of {before} turns of the conversation" for before in (2, 1)]
+    assert notes == ["note: forgot the oldest turn of 2", "note: forgot the oldest turn of 1"]
 
 
 def test_an_answer_cut_by_the_context_says_so(
@@ -200,10 +200,10 @@ def test_a_conversation_on_a_terminal(template: Path) -> None:
         after = terminal.wait_for("\n> ")
         assert "Traceback" not in after
         terminal.type(f"{LONG * 12}\n")
-        assert "the conversation has" in terminal.wait_for("(/drop forgets the oldest 1 of 1 turns and then answers")
+        assert "the conversation has" in terminal.wait_for("(/drop forgets the oldest turn of 1 and then answers")
         terminal.wait_for("> ")
         terminal.type("/drop\n")
-        terminal.wait_for("note: dropped the oldest 1 of 1 turns of the conversation")
+        terminal.wait_for("note: forgot the oldest turn of 1")
         terminal.wait_for("\n> ")
         terminal.type("/fly\n")
         terminal.wait_for("unknown command /fly: /clear starts over")

@@ -33,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--drop-oldest",
         action="store_true",
-        help="when the conversation becomes too long for the context, drop its oldest turns and say so",
+        help="when the conversation becomes too long for the context, forget its oldest turns and say so",
     )
     add_sampling_arguments(parser, temperature=0.7)
     parser.add_argument("--stats", action="store_true", help="tokens read, reused and written, after each answer")
@@ -83,10 +83,12 @@ def _converse(conversation: Conversation, options: _Options) -> int:
                 print(f"unknown command {message}: {_COMMANDS}", file=sys.stderr)
                 message = ""
             if message:
+                waiting = ""
                 _answer(conversation, message, options)
         except PromptTooLongError as error:
             if not terminal:
-                raise PromptTooLongError(f"{error}; --drop-oldest drops old turns by itself") from error
+                helps = conversation.num_turns and not options.drop_oldest
+                raise PromptTooLongError(f"{error}; --drop-oldest makes room by itself" if helps else error) from error
             waiting = _offer(conversation, message, options, error)
         except (ArenaError, ChatTemplateError, RequestError) as error:
             if not terminal:
@@ -98,12 +100,12 @@ def _offer(conversation: Conversation, message: str, options: _Options, error: P
     """Says how a message can be answered that is too long; gives it back if /drop helps."""
     try:
         turns = conversation.turns_to_drop(message, options.max_tokens)
-    except PromptTooLongError as alone:
+    except (ChatTemplateError, PromptTooLongError) as alone:
         print(f"error: {alone}", file=sys.stderr)
         return ""
     print(
-        f"error: {error}\n(/drop forgets the oldest {turns} of {conversation.num_turns} turns and then answers this "
-        "message; /clear starts over)",
+        f"error: {error}\n(/drop forgets {_oldest(turns)} of {conversation.num_turns} and then answers this message; "
+        "/clear starts over)",
         file=sys.stderr,
     )
     return message
@@ -114,7 +116,11 @@ def _drop(conversation: Conversation, turns: int) -> None:
     before = conversation.num_turns
     conversation.drop_oldest(turns)
     dropped = before - conversation.num_turns
-    print(f"note: dropped the oldest {dropped} of {before} turns of the conversation", file=sys.stderr)
+    print(f"note: forgot {_oldest(dropped)} of {before}" if dropped else "note: nothing to forget", file=sys.stderr)
+
+
+def _oldest(turns: int) -> str:
+    return "the oldest turn" if turns == 1 else f"the {turns} oldest turns"
 
 
 def _answer(conversation: Conversation, message: str, options: _Options) -> None:
