@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     # Imported here, inside the guard: loading MLX takes long enough to be interrupted.
-    from mlxr.cli import bench, chat, import_spec, inspect, logits, models, perplexity, run, tune  # noqa: PLC0415
+    from mlxr.cli import bench, chat, import_spec, inspect, logits, models, perplexity, run, tokenize, tune  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(
         prog="mlxr",
@@ -26,7 +26,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run, chat, bench, perplexity, inspect, tune, logits, import_spec, models):
+    for command in (run, chat, bench, perplexity, tokenize, inspect, tune, logits, import_spec, models):
         command.add_parser(commands)
     args = parser.parse_args(argv)
     code: int = args.run(args)
