@@ -17,6 +17,7 @@ from gguf import GGUFValueType
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import gguf_type
 from mlxr.runtime.weights.gguf_cursor import GgufCursor, GgufFault
+from mlxr.runtime.weights.gguf_parts import num_parts, read_parts
 from mlxr.runtime.weights.weight_file import TensorInfo, is_possible, quoted
 
 MAGIC = b"GGUF"
@@ -51,11 +52,17 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Scan the header of the GGUF file at `path`.
+    """Scan the header of the GGUF file at `path`; of one of several files of a model, the headers of all.
 
     Raises:
-        WeightsError: the file cannot be read, is truncated, big-endian or one part of a split model, or breaks a rule.
+        WeightsError: the file cannot be read, is truncated or big-endian, or breaks a rule; or so does another of its
+            model's files.
     """
+    header = _read_file(path)
+    return GgufHeader(*read_parts(path, header, _read_file)) if num_parts(header.metadata) > 1 else header
+
+
+def _read_file(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as stream:
             file_bytes = stream.seek(0, 2)
@@ -94,9 +101,6 @@ def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
         if key in metadata:
             raise GgufFault(f"the metadata key {quoted(key)} occurs twice")
         metadata[key] = _read_value(cursor, key)
-    split_count = metadata.get("split.count", 0)
-    if isinstance(split_count, int) and split_count > 1:
-        raise GgufFault(f"it is one of {split_count} parts of a split model; join them with `llama-gguf-split --merge`")
     cursor.check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
     entries = [_read_tensor(cursor) for _ in range(num_tensors)]
     alignment = _alignment(metadata)

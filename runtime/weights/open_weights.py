@@ -1,13 +1,14 @@
 """Find out what a path to weights is, and open it.
 
-A path may be a .safetensors file, a safetensors index, a .gguf file, or a folder holding one of these as Hugging Face
-lays them out. Pickled checkpoints are refused: reading one runs code from it.
+A path may be a .safetensors file, a safetensors index, a .gguf file (or one of several that are one model), or a folder
+holding one of these as Hugging Face lays them out. Pickled checkpoints are refused: reading one runs code from it.
 """
 
 from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_header import MAGIC, read_gguf_header
+from mlxr.runtime.weights.gguf_parts import first_of_one_model
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -65,6 +66,8 @@ def _find_in_folder(folder: Path) -> Path:
         found = [file for file in files if file.suffix.lower() == suffix]
         if len(found) == 1:
             return found[0]
+        if suffix == ".gguf" and (first := first_of_one_model(found)):
+            return first
         if found:
             names = ", ".join(file.name for file in found[:8])
             raise WeightsError(

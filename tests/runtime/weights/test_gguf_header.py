@@ -107,7 +107,6 @@ def test_a_hand_made_file(tmp_path):
         ),
         (build([entry("general.alignment", U32, b"\0" * 4)]), "general.alignment is '0'"),
         (build([entry("general.alignment", BOOL, b"\1")]), "general.alignment is 'True'"),
-        (build([entry("split.count", U32, struct.pack("<I", 3))]), "one of 3 parts of a split model; join them"),
         (build([], [tensor("t", [1] * 5)]), "tensor 't' has 5 dimensions, at most 4"),
         (build([], [tensor("t", [4], 999)]), "tensor 't' has the unknown type 999"),
         (build([], [tensor("t", [4], 4)]), "tensor 't' has the unknown type 4"),
