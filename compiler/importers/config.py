@@ -1,8 +1,9 @@
 """A spec from Hugging Face's config.json and the tensors of the safetensors files beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts, find_architecture
 from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_context, imported_spec
@@ -20,6 +21,7 @@ def spec_from_config(
     name: str,
     source: str,
     options: ImportOptions = DEFAULTS,
+    are_same: Callable[[str, str], bool] = lambda first, second: False,
 ) -> ModelSpec:
     """The spec of the model in a Hugging Face or mlx-lm folder.
 
@@ -29,13 +31,14 @@ def spec_from_config(
         name: of the spec, made valid here.
         source: what error messages call config.json.
         options: what the files leave open.
+        are_same: whether two tensors, by their names in the files, hold the same numbers.
 
     Raises:
         SpecError: the architecture, a key, a value, the quantisation or a tensor's type is not supported; the message
             names it.
     """
     architecture = find_architecture(source, "model_type", config, "config")
-    facts = Facts(source, config, architecture.rules)
+    facts = Facts(source, config, architecture.rules, accepted=options.accepted_keys)
     facts.get("model_type")
     _check_task(facts)
     check_quantisation(facts)
@@ -45,8 +48,7 @@ def spec_from_config(
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {held.vocab_size}")
     model = Evaluation(facts, held, ConfigRope(facts)).model()
     tied = model.get("tie_embeddings", False)
-    if not tied and not held.has("output"):
-        raise facts.refuse("tie_word_embeddings", False, "true: there is no output projection among the tensors")
+    _check_output(facts, held, tied, are_same)
     model |= {"vocab_size": held.vocab_size, "tensor_names": architecture.family}
     own = model.get("context")
     if not isinstance(own, int):
@@ -62,3 +64,18 @@ def _check_task(facts: Facts) -> None:
         return
     if not isinstance(classes, list) or not all(isinstance(c, str) and c.endswith(_CLASS_ENDING) for c in classes):
         raise facts.refuse("architectures", classes, f"a language model, [...{_CLASS_ENDING}]")
+
+
+def _check_output(facts: Facts, held: Tensors, tied: bool, are_same: Callable[[str, str], bool]) -> None:
+    """Refuses a file whose output projection is not what tie_word_embeddings says of it: nobody knows which counts."""
+    output, embedding = held.name("output"), held.name("embedding")
+    if not tied and output is None:
+        raise facts.refuse("tie_word_embeddings", False, "true: there is no output projection among the tensors")
+    if not tied or output is None or embedding is None or are_same(output, embedding):
+        return
+    said = "is true" if facts.get("tie_word_embeddings") else "says nothing, which means true"
+    raise SpecError(
+        f"{facts.source}: tie_word_embeddings {said}, but {output} is among the tensors and is another matrix than "
+        f"{embedding}: transformers would compute with {output}, mlx-lm with {embedding}. Set tie_word_embeddings to "
+        f"false to use {output}, or remove that tensor from the file"
+    )

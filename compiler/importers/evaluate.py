@@ -30,13 +30,14 @@ class Holds(Protocol):
 class RopeReader(Protocol):
     """Reads how a file says that positions are rotated."""
 
-    def __call__(self, layers: str | None, theta: float, fraction: float) -> dict[str, Any] | None:
+    def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """A spec's `rope` section.
 
         Args:
-            layers: which layers, where a file tells them apart: `full_attention` or `sliding_attention`.
+            layers: which layers, where the family's own code tells them apart: `full_attention` or
+                `sliding_attention`; else `any`.
             theta: the base, unless the file has another with the rest of what it says of RoPE.
-            fraction: the share of a head, likewise.
+            fraction: the share of a head, likewise; None: the family's own code always rotates whole heads.
         """
 
 
@@ -67,9 +68,12 @@ class Evaluation:
             if value is not None:
                 _put(model, path.split("."), None if value is NULL else value)
         for key, expression in self.facts.rules.must_equal.items():
-            said, expected = self.facts.scalar(key), self.value(expression, "any")
-            if said is not None and expected is not None and said != expected:
-                raise self.facts.refuse(key, said, f"{show(expected)}, as the rest of the file has it")
+            expected = self.value(expression, "any")
+            said = None if expected is None else self.facts.scalar(key)
+            if said is not None and said != expected:
+                raise self.facts.refuse(
+                    key, said, f"{show(None if expected is NULL else expected)}, as the rest of the file has it"
+                )
         return _simplified(model, self._num_layers)
 
     def _checked_layers(self) -> int:
@@ -98,6 +102,8 @@ class Evaluation:
             return self.value(expression["then" if condition not in (None, NULL, False, 0) else "else"], want)
         if "call" in expression:
             return _FUNCTIONS[expression["call"]](self, expression["of"])
+        if "absent" in expression and not self.facts.has(expression["key"]):
+            return self.value(expression["absent"], want)
         return self._key(
             expression["key"],
             want,
@@ -158,10 +164,10 @@ class Evaluation:
     def rope(self, of: list[Any]) -> dict[str, Any] | None:
         """A `rope` section."""
         layers, theta = self.value(of[0]), self.numbers(of[1:2])
-        fraction = self.numbers(of[2:3]) or [1.0]
+        fraction = self.numbers(of[2:3])
         if theta is None:
             raise self.facts.missing(_told(of[1]))
-        return self._rope(layers, float(theta[0]), float(fraction[0]))
+        return self._rope(layers, float(theta[0]), float(fraction[0]) if fraction else None)
 
     def count(self, expression: Any) -> int:
         """A whole number from 0 to the most layers."""
@@ -296,14 +302,17 @@ def _put(model: dict[str, Any], steps: list[str], value: Any) -> None:
 
 
 def _simplified(model: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """Layer types that no layer has left out; if all layers are of one type, its properties are the model's."""
+    """Layer types that no layer has left out; if all layers are of one type, its properties are the model's.
+
+    Not so RoPE: the model's own is what the file says first, and weights are recognised by it.
+    """
     types, pattern = model.pop("layer_types", {}), model.pop("layer_pattern", None)
     if not pattern:
         return model
     pattern = [str(name) for name in pattern][:num_layers]
     used = {name: types.get(name, {}) for name in dict.fromkeys(pattern)}
     distinct = [name for name in used if used[name] != used[pattern[0]]]
-    if not distinct:
+    if not distinct and not isinstance(used[pattern[0]].get("rope"), dict):
         return _merged(model, used[pattern[0]])
     period = next(n for n in range(1, len(pattern) + 1) if all(p == pattern[i % n] for i, p in enumerate(pattern)))
     return model | {"layer_types": used, "layer_pattern": pattern[:period]}

@@ -3,7 +3,7 @@
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import SpecError
@@ -20,7 +20,14 @@ class Facts:
     A key may lead into a section, by a dot, where the file has sections.
     """
 
-    def __init__(self, source: str, values: Mapping[str, Any], rules: Mapped, prefix: str = "") -> None:
+    def __init__(
+        self,
+        source: str,
+        values: Mapping[str, Any],
+        rules: Mapped,
+        prefix: str = "",
+        accepted: Collection[str] = (),
+    ) -> None:
         """Makes the facts of a file.
 
         Args:
@@ -28,8 +35,10 @@ class Facts:
             values: plain data.
             rules: what need not be read.
             prefix: stands before the keys that are asked for, and before those of `rules.neutral`.
+            accepted: keys that the user takes to change nothing; a dot leads into a section.
         """
         self.source = source
+        self._accepted = accepted
         self.rules = rules
         self._values, self._prefix = values, prefix
         self._read: set[str] = set()
@@ -42,6 +51,10 @@ class Facts:
             return self.section(section).get(rest)
         self._read.add(self._prefix + key)
         return self._values.get(self._prefix + key)
+
+    def has(self, key: str) -> bool:
+        """Whether the file has a key, be it null. Of keys that lead into no section."""
+        return self._prefix + key in self._values
 
     def section(self, key: str) -> "Facts":
         """The facts of a section; none, where there is no such section.
@@ -143,25 +156,32 @@ class Facts:
         Raises:
             SpecError: naming them and their values.
         """
-        strange = self._unread()
+        unread = self._unread()
+        for key in self._accepted:
+            if key not in unread:
+                raise SpecError(
+                    f"{self.source}: {key[:100]!a} is to be accepted, but no such key would be refused: leave out "
+                    "--accept-key for it"
+                )
+        strange = [f"{key[:100]!a} = {show(value)}" for key, value in unread.items() if key not in self._accepted]
         if strange:
             more = f" and {len(strange) - _MAX_LISTED} more" if len(strange) > _MAX_LISTED else ""
             raise SpecError(
                 f"{self.source}: {', '.join(strange[:_MAX_LISTED])}{more}: not supported, and it may change what the "
-                "model computes; if it does not, write a spec by hand and name these weights with --weights"
+                "model computes; if you know that it does not, name it with --accept-key KEY"
             )
 
-    def _unread(self, path: str = "") -> list[str]:
+    def _unread(self, path: str = "") -> dict[str, Any]:
         harmless = re.compile("|".join(f"(?:{pattern})" for pattern in self.rules.harmless), re.DOTALL)
-        strange = []
+        strange: dict[str, Any] = {}
         for key, value in self._values.items():
             if not isinstance(key, str) or key in self._read or harmless.fullmatch(key):
                 continue
             neutral = self.rules.neutral.get(key.removeprefix(self._prefix), ())
             if not any(_same(value, one) for one in neutral):
-                strange.append(f"{(path + key)[:100]!a} = {show(value)}")
+                strange[path + key] = value
         for name, section in self._sections.items():
-            strange += section._unread(f"{path}{name}.")
+            strange |= section._unread(f"{path}{name}.")
         return strange
 
 

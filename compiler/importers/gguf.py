@@ -39,7 +39,7 @@ def spec_from_gguf(
         SpecError: the architecture, a key, a value or a tensor's type is not supported; the message names it.
     """
     architecture = find_architecture(source, "general.architecture", metadata, "gguf")
-    facts = Facts(source, metadata, architecture.rules, prefix=f"{architecture.name}.")
+    facts = Facts(source, metadata, architecture.rules, f"{architecture.name}.", options.accepted_keys)
     held = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))
     if facts.integer("vocab_size", held.vocab_size) != held.vocab_size:
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {held.vocab_size}")

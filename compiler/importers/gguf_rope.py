@@ -30,15 +30,15 @@ class GgufRope:
         """
         self._facts, self._factors = facts, factors
 
-    def __call__(self, layers: str | None, theta: float, fraction: float) -> dict[str, Any] | None:
+    def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling."""
         facts = self._facts
         heads = facts.integer("attention.head_count")
         head_dim = facts.integer("attention.key_length", facts.integer("embedding_length") // heads if heads > 0 else 0)
-        rotary = facts.integer("rope.dimension_count", round(head_dim * fraction))
+        rotary = facts.integer("rope.dimension_count", head_dim if fraction is None else round(head_dim * fraction))
         rope: dict[str, Any] = {
             "theta": shortest_f32(theta),
-            "fraction": rotary / head_dim if head_dim > 0 else fraction,
+            "fraction": rotary / head_dim if head_dim > 0 else 1.0,
         }
         none = {"kind": "none"}  # said, because the section is laid over that of the other layers
         scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
@@ -54,7 +54,7 @@ class GgufRope:
         if self._factors and scaled:
             raise SpecError(f"{source}: has both {next(iter(self._factors))} and a rope.scaling.factor; one at most")
         if _LLAMA3 in self._factors:
-            return _llama3(source, theta, rotary, self._factors[_LLAMA3], original or 8192)
+            return _divided(source, theta, rotary, self._factors[_LLAMA3], original or 8192)
         if _LONG in self._factors or _SHORT in self._factors:
             return self._longrope(original, attention)
         if attention != 1.0 and not (scaled and kind == "yarn"):
@@ -91,21 +91,21 @@ class GgufRope:
         }
 
 
-def _llama3(source: str, theta: float, rotary: int, factors: Sequence[float], original: int) -> dict[str, Any]:
-    """The scaling whose divisors these are: Llama 3's, of which only the largest divisor differs between models."""
-    wrong = SpecError(
-        f"{source}: the divisors in {_LLAMA3} are not those of Llama 3's scaling of a context of {original}; "
-        "another scaling is not supported"
-    )
-    if len(factors) != rotary // 2 or not factors or not all(math.isfinite(f) and f >= 1 for f in factors):
-        raise wrong
+def _divided(source: str, theta: float, rotary: int, factors: Sequence[float], original: int) -> dict[str, Any]:
+    """The scaling whose divisors these are: Llama 3's where they are its, else one that has a divisor of each pair."""
+    if len(factors) != rotary // 2 or not all(math.isfinite(f) and f > 0 for f in factors):
+        raise SpecError(
+            f"{source}: {_LLAMA3} has {len(factors)} numbers; expected {rotary // 2} finite ones above 0, one for each "
+            "rotated pair"
+        )
     try:
-        factor = shortest_f32(max(factors))
-        scaling = Llama3Scaling(kind="llama3", factor=factor, original_context=original)
+        scaling = Llama3Scaling(kind="llama3", factor=shortest_f32(max(factors)), original_context=original)
         scaled = rope_frequencies(Rope(theta=theta, scaling=scaling), rotary)
         plain = rope_frequencies(Rope(theta=theta), rotary)
-    except ValueError as error:
-        raise wrong from error
-    if not all(math.isclose(p / s, f, rel_tol=1e-4) for p, s, f in zip(plain, scaled, factors, strict=True)):
-        raise wrong
-    return scaling.model_dump(mode="json")
+    except ValueError:
+        scaled = plain = ()
+    if scaled and all(math.isclose(p / s, f, rel_tol=1e-4) for p, s, f in zip(plain, scaled, factors, strict=True)):
+        return scaling.model_dump(mode="json")
+    divisors = [shortest_f32(number) for number in factors]
+    same = {"short_factors": divisors, "long_factors": divisors, "original_context": max(original, 2)}
+    return {"kind": "longrope", "attention_factor": 1.0} | same

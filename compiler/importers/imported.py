@@ -27,6 +27,8 @@ class ImportOptions:
         compute: as in specs.
         activation_dtype: element type of activations; None: chosen for each target.
         cache_dtype: element type of the cache; None: chosen for each target.
+        accepted_keys: keys of the file that would be refused, and that the user takes to change nothing.
+        force_context: whether the context may be longer than the model's own.
     """
 
     context: int | None = None
@@ -35,6 +37,8 @@ class ImportOptions:
     compute: Literal["exact", "fast"] = "fast"
     activation_dtype: Literal["f32", "f16", "bf16"] | None = None
     cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
+    accepted_keys: tuple[str, ...] = ()
+    force_context: bool = False
 
 
 DEFAULTS = ImportOptions()
@@ -47,7 +51,7 @@ def choose_context(source: str, own: int, options: ImportOptions) -> int:
         ContextError: more is asked for than the model has.
     """
     wanted = max(options.context or 1, options.needed_context)
-    if wanted > own:
+    if wanted > own and not options.force_context:
         raise ContextError(f"{source}: the model's own context is {own} tokens; {wanted} are asked for")
     return max(options.context or min(own, DEFAULT_CONTEXT), wanted)
 

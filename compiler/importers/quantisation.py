@@ -19,6 +19,8 @@ _ENDINGS = ((".weight", ".scales", ".biases"), ("_blocks", "_scales", "_biases")
 _SCALES = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
 _SETTINGS = ("bits", "group_size", "mode")
 _FP4_GROUP = 32
+_USUAL_BITS, _USUAL_GROUP = 4, 64
+"""What MLX takes where the settings of an affine matrix say null, or nothing: so do mlx-lm's mixed recipes."""
 
 
 def check_quantisation(facts: Facts) -> None:
@@ -94,7 +96,9 @@ class _Planes(NamedTuple):
             if scales.type != "U8" or row_bits != 4 * _FP4_GROUP * groups:
                 raise self._wrong(source, settings)
             return TensorFact((*scales.shape[:-1], groups * _FP4_GROUP), str(WeightFormat.MXFP4_MLX))
-        bits, group, scale = settings.get("bits"), settings.get("group_size"), _SCALES.get(scales.type)
+        bits, group = (settings.get(key) for key in ("bits", "group_size"))
+        bits, group = _USUAL_BITS if bits is None else bits, _USUAL_GROUP if group is None else group
+        scale = _SCALES.get(scales.type)
         held = affine_format(bits, group, scale) if isinstance(bits, int) and isinstance(group, int) and scale else None
         affine = held.affine if held is not None else None
         if affine is None or affine.bits * affine.group * groups != row_bits:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from mlxr.compiler.importers.facts import Facts
+from mlxr.compiler.spec.explain import show
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "dynamic")
 
@@ -23,37 +24,46 @@ class ConfigRope:
         self._facts = facts
         self._context = 0
 
-    def __call__(self, layers: str | None, theta: float, fraction: float) -> dict[str, Any] | None:
+    def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
         """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling, unless it is theirs."""
         section = self._section(layers)
         if section is None:
-            return {"theta": theta, "fraction": fraction, "scaling": {"kind": "none"}}
-        rope = {
-            "theta": section.number("rope_theta", theta),
-            "fraction": section.number("partial_rotary_factor", fraction),
-        }
+            return {"theta": theta, "fraction": 1.0 if fraction is None else fraction, "scaling": {"kind": "none"}}
+        share = section.number("partial_rotary_factor", 1.0 if fraction is None else fraction)
+        if fraction is None and share != 1.0:
+            raise section.refuse(
+                "partial_rotary_factor", share, "1: the family's own code does not read it, and rotates whole heads"
+            )
+        rope = {"theta": section.number("rope_theta", theta), "fraction": share}
+        if layers != "any" and not section.flag("truncate", True):
+            raise section.refuse("truncate", False, "true: the family's own code does not read it here")
         scaling = self._scaling(section) or ({"kind": "none"} if layers == "sliding_attention" else None)
         return rope | ({"scaling": scaling} if scaling else {})
 
     def _section(self, layers: str | None) -> Facts | None:
-        parameters = self._facts.get("rope_parameters")
+        facts = self._facts
+        parameters, scaling = facts.get("rope_parameters"), facts.get("rope_scaling")
+        if parameters and scaling and parameters != scaling:
+            raise facts.refuse("rope_scaling", scaling, "nothing beside rope_parameters, which say it too: remove one")
         if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):
-            found = self._facts.section("rope_parameters")
+            found = facts.section("rope_parameters")
             for name in ("full_attention", "sliding_attention"):  # both belong to what is read, whoever asks first
                 found.section(name)
-            return found.section(layers or "full_attention")
+            return found.section("full_attention" if layers in (None, "any") else layers)
+        if layers != "any" and isinstance(parameters, dict) and parameters:
+            raise facts.refuse("rope_parameters", parameters, "full_attention and sliding_attention in it")
+        if layers != "any" and isinstance(scaling, dict) and scaling and "rope_type" not in scaling:
+            raise facts.refuse("rope_scaling", scaling, "rope_type in it; the family's own code reads no other name")
         if layers == "sliding_attention":
             return None
-        return self._facts.section("rope_parameters" if parameters else "rope_scaling")
+        return facts.section("rope_parameters" if parameters else "rope_scaling")
 
     def _scaling(self, section: Facts) -> dict[str, Any] | None:
         kinds = [kind for kind in (section.get("rope_type"), section.get("type")) if kind is not None]
         kind = kinds[0] if kinds else "default"
         if kind not in _KINDS:
             raise section.refuse("rope_type", kind, f"one of {', '.join(_KINDS)}")
-        original = section.get("original_max_position_embeddings") or self._facts.get(
-            "original_max_position_embeddings"
-        )
+        original = self._original(section)
         if kind in ("default", "dynamic"):
             # Dynamic scaling begins beyond the model's own context, which is the longest that can be asked for.
             for key in ("factor", "finetuned"):
@@ -63,12 +73,14 @@ class ConfigRope:
         if kind == "linear":
             return {"kind": "linear", "factor": section.number("factor")}
         if kind == "llama3":
+            if original is None:  # mlx-lm would take 8192, and transformers the model's whole context
+                raise section.missing("original_max_position_embeddings")
             return {
                 "kind": "llama3",
                 "factor": section.number("factor"),
                 "low_freq_factor": section.number("low_freq_factor", 1.0),
                 "high_freq_factor": section.number("high_freq_factor", 4.0),
-                "original_context": section.integer("original_max_position_embeddings", 8192),
+                "original_context": original,
             }
         own = self._facts.integer("max_position_embeddings")
         section.get("max_position_embeddings")  # some say it twice
@@ -77,6 +89,14 @@ class ConfigRope:
         if not isinstance(original, int) or isinstance(original, bool) or original < 2:
             raise section.refuse("original_max_position_embeddings", original, "a whole number of at least 2")
         return _yarn(section, original) if kind == "yarn" else _longrope(section, original, own)
+
+    def _original(self, section: Facts) -> Any:
+        """The context that the model was first trained with: said in the section, beside it, or in both alike."""
+        key = "original_max_position_embeddings"
+        inner, outer = section.get(key), self._facts.get(key)
+        if inner is not None and outer is not None and inner != outer:
+            raise section.refuse(key, inner, f"{show(outer)}, as {key} has it outside this section")
+        return outer if inner is None else inner
 
 
 def _yarn(section: Facts, original: int) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class Tensors:
         """
         self._source, self._tensors = source, tensors
         self._facts: dict[_Place, TensorFact] = {}
+        self._names: dict[_Place, str] = {}
         # A layer has a tensor at least, so a count beyond the tensors is no reason to look for long.
         layers = range(min(num_layers, len(tensors)))
         for name, entry in load_tensor_names(family).tensors.items():
@@ -69,15 +70,16 @@ class Tensors:
                 continue
             in_layer = "{i}" in name
             for layer in layers if in_layer else (None,):
-                if (fact := self._first(getattr(entry, kind), layer)) is not None:
-                    self._facts[_Place(name.removeprefix("layers.{i}."), layer)] = fact
+                if (found := self._first(getattr(entry, kind), layer)) is not None:
+                    place = _Place(name.removeprefix("layers.{i}."), layer)
+                    self._names[place], self._facts[place] = found
         self._roles = {place.role for place in self._facts}
 
-    def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> TensorFact | None:
+    def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact] | None:
         for option in options:
             name = option.tensor.replace("{i}", str(layer)).replace("{e}", "0")
             if (fact := self._tensors.get(name)) is not None:
-                return fact
+                return name, fact
         return None
 
     @property
@@ -95,6 +97,10 @@ class Tensors:
     def has(self, role: str) -> bool:
         """Whether there is a tensor of this role (`output`, `attention.q_bias`), in any layer."""
         return role in self._roles
+
+    def name(self, role: str) -> str | None:
+        """What the file calls the tensor of a role outside the layers (`output`); None where it has none."""
+        return self._names.get(_Place(role, None))
 
     def formats(self, tied: bool) -> dict[str, Any]:
         """The `weights` section of a spec: the most frequent format of each class, and every exception.

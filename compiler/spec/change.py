@@ -18,6 +18,8 @@ class Changes:
         compute: None: as the spec says.
         activation_dtype: element type of activations; None: as the spec says.
         cache_dtype: element type of the cache; None: as the spec says.
+        accepted_keys: keys of config.json or of GGUF metadata that would be refused, and that change nothing.
+        force_context: whether the context may be longer than the model's own.
     """
 
     context: int | None = None
@@ -26,6 +28,8 @@ class Changes:
     compute: Literal["exact", "fast"] | None = None
     activation_dtype: Literal["f32", "f16", "bf16"] | None = None
     cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
+    accepted_keys: tuple[str, ...] = ()
+    force_context: bool = False
 
 
 NO_CHANGES = Changes()

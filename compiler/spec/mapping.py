@@ -6,6 +6,7 @@ An expression is plain data. It is read by the importers; here is only what it m
     3, 1.5, true, null                    itself; null leaves the property as specs have it by default
     {is: silu}                            text itself; {is: null}: null, where a spec means something by it
     {key: K, default: X, choices: {A: B}} a key, else X; translated
+    {key: K, absent: X, default: Y}       likewise, where a file that lacks the key means another thing than null
     {has: attention.q_bias}               whether the file has such a tensor
     {if: X, then: Y, else: Z}             Y, or Z where X is null, false or 0
     {call: F, of: [X, ...]}               one of FUNCTIONS; the importers say what each does
@@ -40,7 +41,7 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
 """Functions by name, with the fewest and the most arguments that they take."""
 _FORMS = (
     {"is"},
-    {"key", "default", "choices"},
+    {"key", "default", "absent", "choices"},
     {"has"},
     {"if", "then", "else"},
     {"call", "of"},
@@ -69,7 +70,7 @@ def _checked(expression: Any) -> Any:
             raise _refuse(f'"{expression["call"]}" is no function; there is {", ".join(FUNCTIONS)}')
         if not isinstance(expression["of"], list) or not bounds[0] <= len(expression["of"]) <= bounds[1]:
             raise _refuse(f"{expression['call']} takes from {bounds[0]} to {bounds[1]} values in a list")
-    for key in ("default", "if", "then", "else", "of"):
+    for key in ("default", "absent", "if", "then", "else", "of"):
         _checked(expression.get(key))
     return expression
 

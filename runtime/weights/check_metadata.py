@@ -58,7 +58,7 @@ _FACTS = (
         ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
         ("rms_norm_eps", "layer_norm_eps", "norm_epsilon"),
     ),
-    _Fact("rope.theta", _thetas, ("rope.freq_base",), ("rope_theta", "rope_parameters.rope_theta")),
+    _Fact("rope.theta", _thetas, ("rope.freq_base",), ("rope_parameters.rope_theta", "rope_theta")),
     _Fact("rope.fraction x head_dim", _rotary_dims, ("rope.dimension_count",), ()),
 )
 

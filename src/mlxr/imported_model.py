@@ -1,6 +1,7 @@
 """A model's own files as MODEL: a GGUF file, or a folder as Hugging Face lays it out."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
 
 CONFIG = "config.json"
@@ -39,12 +41,26 @@ def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
     if path.is_dir() and not (path / CONFIG).is_file():
         weights = next(path.glob("*.gguf"))
     file = open_weights(weights)
-    tensors = {name: TensorFact(info.shape, info.type) for name, info in file.tensors.items()}
     name = path.absolute().name if path.is_dir() and weights == path else weights.stem
+    spec = import_weights(file, name, options)
+    if spec is None:
+        raise SpecError(f"{path}: has no {CONFIG}, so nothing says what model this is")
+    return spec, weights
+
+
+def import_weights(file: WeightFile, name: str, options: ImportOptions) -> ModelSpec | None:
+    """The spec of the model that weights are of; None where no config.json is beside safetensors.
+
+    Raises:
+        SpecError: as `import_model`.
+    """
+    tensors = {key: TensorFact(info.shape, info.type) for key, info in file.tensors.items()}
     if file.format == "gguf":
-        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file)), weights
-    config = path / CONFIG
-    return spec_from_config(_read_config(config), tensors, name, str(config), options), weights
+        return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file))
+    config = file.path.with_name(CONFIG)
+    if not config.is_file():
+        return None
+    return spec_from_config(_read_config(config), tensors, name, str(config), options, partial(same_numbers, file))
 
 
 def _factors(file: WeightFile) -> dict[str, list[float]]:

@@ -52,30 +52,36 @@ def load(
         TypeError: an argument of a wrong type.
         MlxrError: it cannot be found, compiled or loaded; see `Model`.
     """
+    from mlxr.compare_spec import check_spec  # noqa: PLC0415 (reads GGUF: only when needed)
+    from mlxr.imported_model import is_model_file  # noqa: PLC0415
+    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.model import Model  # noqa: PLC0415
+
     expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
     expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")
     expect("host", host, str, "a host's name")
     expect("changes", changes, Changes, "mlxr.Changes")
     if threads is not None:
         whole_number("threads", threads)
-    from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.model import Model  # noqa: PLC0415
-
     where = resolve_host(host)
     if where == "cpu" and changes.activation_dtype not in (None, "f32"):
         raise RequestError(
             f"activations are {changes.activation_dtype}, but host cpu computes with f32 ones: leave the option out"
         )
-    own = None
+    own, of_files = None, False
     if isinstance(model, Artifact):
         artifact = _as_changed(model, changes)
     elif isinstance(model, ModelSpec):
         artifact = _cached(changed(model, changes), chip_of(where))
     else:
-        artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
+        name = os.fspath(model)
+        artifact, own = resolve_artifact(name, changes, chip_of(where))
+        of_files = not weights and name not in bundled_specs() and is_model_file(Path(name))
     chosen = weights or own
     if not chosen:
         raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
+    if not of_files:  # else the spec comes from these very weights
+        check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
     return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
 
 
@@ -146,6 +152,8 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.compute or "fast",
                 changes.activation_dtype,
                 changes.cache_dtype,
+                changes.accepted_keys,
+                changes.force_context,
             )
             return import_model(path, options)
     spec_path = find_spec(name)

@@ -171,6 +171,12 @@ def test_longrope_knows_the_context_that_the_model_is_made_for() -> None:
     factors = {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"}
     config = default_config("phi3") | {"rope_parameters": None, "rope_scaling": factors}
     model = imported(config | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096})
+    # transformers 5 saves the original context in both places
+    new = {"rope_theta": 10000.0, "rope_type": "longrope", "original_max_position_embeddings": 4096} | factors
+    saved = {"rope_scaling": None, "rope_parameters": new, "max_position_embeddings": 131072}
+    assert imported(config | saved | {"original_max_position_embeddings": 4096}) == model
+    with pytest.raises(SpecError, match="original_max_position_embeddings is 4096; expected 8192, as original_max_pos"):
+        imported(config | saved | {"original_max_position_embeddings": 8192})
     assert model.rope is not None and model.rope.scaling.kind == "longrope"
     assert model.context == 4096  # compiled for less, with the short factors
     assert model.rope.scaling.attention_factor == pytest.approx(1.1902380714238083)

@@ -130,3 +130,14 @@ def test_other_quantisations_are_refused_by_name(settings: Config, message: str,
     (tmp_path / "config.json").write_text(json.dumps(config | settings))
     with pytest.raises(SpecError, match=message):
         import_model(tmp_path, EXACT)
+
+
+@pytest.mark.parametrize("case", ["4 bits", "by layers"])
+def test_settings_that_are_null_are_mlx_s_own(case: str, tmp_path: Path) -> None:
+    """mlx-lm's mixed recipes name the settings of each layer, and null for all."""
+    _, config = quantised_folder(case, tmp_path)
+    before = import_model(tmp_path, EXACT)[0]
+    for key in ("quantization", "quantization_config"):
+        config[key] = config["quantization"] | {"group_size": None, "bits": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert import_model(tmp_path, EXACT)[0] == before

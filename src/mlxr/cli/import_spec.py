@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlxr.cli.model_arguments import add_context_argument
+from mlxr.cli.model_arguments import add_context_argument, add_key_argument, telling_of_force
 from mlxr.compiler.errors import MlxrError, RequestError, SpecError
 from mlxr.compiler.type_options import add_type_arguments
 
@@ -22,6 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--compute", choices=("exact", "fast"), default="fast", help="what the spec says of it (fast)")
     add_context_argument(parser)
     add_type_arguments(parser)
+    add_key_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -38,9 +39,15 @@ def run(args: argparse.Namespace) -> int:
             f"{args.model}: is no model's own files; expected a .gguf file, or a folder with a config.json or one .gguf"
         )
     options = ImportOptions(
-        context=args.context, compute=args.compute, activation_dtype=args.activations, cache_dtype=args.kv
+        context=args.context,
+        compute=args.compute,
+        activation_dtype=args.activations,
+        cache_dtype=args.kv,
+        accepted_keys=tuple(args.accept_key),
+        force_context=args.force_context,
     )
-    spec, weights = import_model(args.model, options)
+    with telling_of_force():
+        spec, weights = import_model(args.model, options)
     text = f"# Imported from {weights.name!a}: mlxr-compile makes an artifact of it.\n{dump_spec(spec)}"
     if args.output is None:
         print(text, end="")

@@ -1,10 +1,12 @@
 """The arguments that say which model to load, and where and how to run it."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from mlxr.cli.streams import ProgressLine
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.type_options import add_type_arguments
@@ -36,6 +38,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (as the spec says, else fast)",
     )
     add_type_arguments(parser)
+    add_key_argument(parser)
+
+
+def add_key_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that lets a key of the model's files pass."""
+    parser.add_argument(
+        "--accept-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="take a key of config.json or of GGUF metadata that MLXR does not know to change nothing, instead of "
+        "refusing the model; may be given several times",
+    )
 
 
 def add_context_argument(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +62,22 @@ def add_context_argument(parser: argparse.ArgumentParser) -> None:
         help=f"longest sequence (as the spec says; of .gguf files and folders the model's own, at most "
         f"{DEFAULT_CONTEXT}, because the whole cache is allocated)",
     )
+    parser.add_argument(
+        "--force-context",
+        action="store_true",
+        help="allow a context that is longer than the model's own, beyond which it writes nonsense",
+    )
+
+
+@contextmanager
+def telling_of_force() -> Iterator[None]:
+    """Says in the error for a context that is too long which option of `add_context_argument` insists on it."""
+    try:
+        yield
+    except ContextError as error:
+        raise ContextError(
+            f"{error}. Beyond it a model writes nonsense; --force-context allows it all the same"
+        ) from error
 
 
 def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
@@ -62,8 +93,17 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     context = getattr(args, "context", None)
     if context is not None and context < 1:
         raise RequestError(f"--context is {context}; expected at least 1")
-    changes = Changes(context, needed.needed_context, needed.sequences, args.compute, args.activations, args.kv)
-    with ProgressLine() as line:
+    changes = Changes(
+        context,
+        needed.needed_context,
+        needed.sequences,
+        args.compute,
+        args.activations,
+        args.kv,
+        tuple(args.accept_key),
+        getattr(args, "force_context", False),
+    )
+    with ProgressLine() as line, telling_of_force() if hasattr(args, "force_context") else nullcontext():
 
         def show(what: str, done: int, total: int) -> None:
             verb = "preparing" if what == "steps" else "loading"

@@ -5,6 +5,7 @@ import json
 import sys
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import show_any_character
@@ -20,6 +21,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model_arguments(parser)
     add_context_argument(parser)
     add_prompt_source(parser)
+    add_prompt_arguments(parser)
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on where the model ends its answer")
     add_sampling_arguments(parser)
@@ -37,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     show_any_character()
     model = load_model(args)
-    generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
+    ids = prompt_ids(model, args, prompt)
+    generation = model.start([ids], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
     interrupted = False
     if args.echo and not args.json:
         print(prompt, end="", flush=True)

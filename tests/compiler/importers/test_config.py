@@ -1,5 +1,6 @@
 """Specs from config.json: both generations of its keys, and what is refused by name."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -68,6 +69,8 @@ def test_a_window_is_mistrals(storyteller_config: Facts) -> None:
     assert (
         imported(storyteller_config, model_type="mistral", sliding_window=None).model.attention.sliding_window is None
     )
+    # transformers has a window of 4096 where the key is left out, which is another thing than null
+    assert imported(storyteller_config, model_type="mistral").model.attention.sliding_window == 4096
 
 
 def test_activations_by_their_names(storyteller_config: Facts) -> None:
@@ -75,9 +78,13 @@ def test_activations_by_their_names(storyteller_config: Facts) -> None:
         assert imported(storyteller_config, hidden_act=name).model.mlp.activation == activation
 
 
-def test_an_output_beside_tied_embeddings_is_no_matter(storyteller_config: Facts) -> None:
+def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config: Facts) -> None:
     facts = untied(storyteller_config)
-    assert imported(facts).model.tie_embeddings is True
+    config, tensors = facts[0] | {"tie_word_embeddings": True}, facts[1]
+    for same in (True, False):
+        with nullcontext() if same else pytest.raises(SpecError, match=r"lm_head\.weight is among the tensors and is"):
+            spec = spec_from_config(config, tensors, "s", "config.json", are_same=lambda *names, it=same: it)
+            assert spec.model.tie_embeddings is True
     assert imported(facts, tie_word_embeddings=False).model.tie_embeddings is False
     with pytest.raises(SpecError, match=r"tie_word_embeddings is false; expected true: there is no output projection"):
         imported(storyteller_config, tie_word_embeddings=False)
@@ -109,8 +116,8 @@ def test_an_output_beside_tied_embeddings_is_no_matter(storyteller_config: Facts
         ({"quantization_config": {"quant_method": "awq"}}, 'quantised by "awq"'),
         ({"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of silu'),
         ({"logit_scale": 0.0625}, r"'logit_scale' = 0\.0625: not supported"),
-        ({"partial_rotary_factor": 0.51}, "no spec can be made of what it says"),
-        ({"auto_map": {"AutoModel": "x.py"}}, "'auto_map' = a section: not supported"),
+        ({"partial_rotary_factor": 0.5}, r"'partial_rotary_factor' = 0\.5: not supported.*name it with --accept-key"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "0.5; expected 1: the family's own code does not read"),
         ({"num_hidden_layers": True}, "num_hidden_layers is true; expected a whole number"),
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"head_dim": 63}, r"config\.json: no spec can be made of what it says"),
@@ -132,3 +139,20 @@ def test_types_that_cannot_be_held_are_refused(storyteller_config: Facts) -> Non
 def test_without_an_embedding_it_is_no_language_model(storyteller_config: Facts) -> None:
     with pytest.raises(SpecError, match="holds no embedding table"):
         spec_from_config(storyteller_config[0] | {"tie_word_embeddings": True}, {}, "s", "config.json", ImportOptions())
+
+
+def test_keys_that_say_nothing_of_the_model_are_no_matter(storyteller_config: Facts) -> None:
+    keys = {"auto_map": {}, "license": "mit", "_attn_implementation_autoset": True, "gradient_checkpointing": False}
+    assert imported(storyteller_config, **keys) == imported(storyteller_config)
+
+
+def test_a_key_that_the_user_accepts_is_no_matter(storyteller_config: Facts) -> None:
+    config, tensors = storyteller_config
+    for key, changed in (
+        ("new_trick", config | {"new_trick": 1}),
+        ("rope_parameters.trick", config | {"rope_parameters": {"trick": 1}}),
+    ):
+        spec = spec_from_config(changed, tensors, "storyteller", "c", ImportOptions(accepted_keys=(key,)))
+        assert spec == imported(storyteller_config)
+    with pytest.raises(SpecError, match="'rope_theta' is to be accepted, but no such key would be refused"):
+        spec_from_config(config, tensors, "s", "c", ImportOptions(accepted_keys=("rope_theta",)))

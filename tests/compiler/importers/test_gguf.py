@@ -12,7 +12,7 @@ from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.gguf import spec_from_gguf
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
-from mlxr.compiler.rope import rope_frequencies
+from mlxr.compiler.rope import rope_frequencies, rope_scale
 from mlxr.compiler.spec.model import Llama3Scaling, ModelSpec, Rope
 from mlxr_tests.storyteller import GOLDEN, Q8_0, storyteller_spec
 
@@ -153,9 +153,21 @@ def test_llama_3_scaling_is_recognised_by_its_divisors(tiny: Facts) -> None:
     rounded = [struct.unpack("f", struct.pack("f", d))[0] for d in divisors]
     spec = spec_from_gguf(metadata, tensors, "l3", "l3.gguf", factors={"rope_freqs.weight": rounded})
     assert spec.model.rope.scaling == scaling
-    for wrong in ([1.0] * 31, [2.0] * 32, [math.nan] * 32, [*rounded[:-1], 7.0]):
-        with pytest.raises(SpecError, match=r"rope_freqs\.weight are not those of Llama 3's scaling"):
+    for wrong in ([1.0] * 31, [0.0] * 32, [math.nan] * 32):
+        with pytest.raises(SpecError, match=r"rope_freqs\.weight has 3\d numbers; expected 32 finite ones above 0"):
             spec_from_gguf(metadata, tensors, "l3", "l3.gguf", factors={"rope_freqs.weight": wrong})
+
+
+def test_other_divisors_than_llama_3s_are_taken_as_they_are(tiny: Facts) -> None:
+    tensors = tiny[1] | {"rope_freqs.weight": TensorFact((32,), "F32")}
+    scaling = Llama3Scaling(kind="llama3", factor=4.0, high_freq_factor=2.0, original_context=4096)
+    plain, scaled = rope_frequencies(Rope(), 64), rope_frequencies(Rope(scaling=scaling), 64)
+    divisors = [p / s for p, s in zip(plain, scaled, strict=True)]
+    rope = spec_from_gguf(tiny[0], tensors, "l3", "l3.gguf", factors={"rope_freqs.weight": divisors}).model.rope
+    assert rope is not None and rope.scaling.kind == "longrope"
+    for context in (1, 100_000):
+        assert rope_frequencies(rope, 64, context) == pytest.approx(scaled)
+        assert rope_scale(rope, context) == 1.0
 
 
 @pytest.mark.parametrize(

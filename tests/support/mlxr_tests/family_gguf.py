@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "llama",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
     ),
+    "llama, divisors": ("llama", "llama", {"rope.scaling.yarn_attn_factor": 0.7}),
     "ministral3": (
         "ministral3",
         "mistral3",
@@ -54,6 +55,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "gemma3_text": ("gemma3_text, seven layers", "gemma3", {"attention.sliding_window": WINDOW}),
+    "gemma3_text, all layers slide": (
+        "gemma3_text",
+        "gemma3",
+        {"attention.sliding_window": WINDOW, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
     "phi3": ("phi3", "phi3", {"rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 16}),
     "phi3, partial": ("phi3, partial", "phi3", {"rope.dimension_count": 24, "attention.sliding_window": 64}),
     "olmo2": ("olmo2, square", "olmo2", {}),
@@ -110,6 +116,8 @@ def write_gguf(case: str, folder: Path) -> Path:
         for kind, factors in (("long", "long_factor"), ("short", "short_factor")):
             values = np.array(config["rope_scaling"][factors], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", values)
+    if case == "llama, divisors":
+        writer.add_tensor("rope_freqs.weight", np.linspace(1.0, 5.0, 16, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,57 @@
+"""The options that say what of a prompt the model is given: by its chat template, or as it is."""
+
+import argparse
+from pathlib import Path
+
+from mlxr.compiler.errors import ChatTemplateError, RequestError
+from mlxr.runtime.model import Model
+from mlxr.runtime.too_long import check_length
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds them."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="what the model is told before the prompt, if its chat template takes that"
+    )
+    parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="give the model the prompt as it is; otherwise a model with a chat template gets it as a user's message",
+    )
+    parser.add_argument(
+        "--special",
+        action="store_true",
+        help="read special tokens that are spelled out in the prompt (<|im_start|>) as those tokens, as is always "
+        "done with a chat template; otherwise they are text like any other",
+    )
+
+
+def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]:
+    """The tokens that the model is given for a prompt.
+
+    Raises:
+        RequestError: the options contradict each other, or the model has no tokenizer.
+        ChatTemplateError: the chat template is faulty or refuses the messages; or there is none, and one was asked for.
+    """
+    if args.raw and (args.system is not None or args.template is not None):
+        option = "--template" if args.system is None else "--system"
+        raise RequestError(f"{option} is for the chat template, which --raw leaves out: leave out one of the two")
+    tokenizer = model.require_tokenizer()
+    check_length(prompt, tokenizer, model.artifact.plan.arena.context)
+    if not args.raw:
+        messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+        try:
+            template = model.chat_template(args.template)
+        except ChatTemplateError:
+            if args.system is not None:
+                raise
+        else:
+            try:
+                with template:
+                    text = template.render([*messages, {"role": "user", "content": prompt}])
+            except ChatTemplateError as error:
+                raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
+            # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
+            return tokenizer.encode(text, add_special=False, parse_special=True)
+    return tokenizer.encode(prompt, parse_special=args.special)

@@ -1,0 +1,155 @@
+"""Holds a spec against what the files of its weights say of the same model.
+
+Tensor shapes do not show another activation, window or norm: such a model would load and talk nonsense. So the files
+are imported as if they were MODEL, and every property that the importer finds must be the spec's. What a user may
+choose is left alone: types, formats, the cache, and a context up to the model's own.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.errors import ContextError, SpecError, WeightsError
+from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.rope import rope_frequencies, rope_scale
+from mlxr.compiler.spec.explain import show
+from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
+from mlxr.imported_model import import_weights
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.same_numbers import same_numbers
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_OF_MODEL = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "norm",
+    "parallel_blocks",
+    "tie_embeddings",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "logit_softcap",
+)
+_GGUF_OUTPUT, _GGUF_EMBEDDING = "output.weight", "token_embd.weight"
+_NOTHING = object()
+
+
+def check_spec(
+    spec: ModelSpec, weights: Path, accepted_keys: tuple[str, ...] = (), force_context: bool = False
+) -> None:
+    """Refuses a spec that contradicts what the weights' own files say; what they do not say is not checked.
+
+    Args:
+        spec: the spec.
+        weights: a weight file or a folder.
+        accepted_keys: of the files, as `ImportOptions` has them.
+        force_context: likewise.
+
+    Raises:
+        ContextError: the spec's context is longer than the model's own.
+        WeightsError: the files say something else than the spec, all of which is named; or they are corrupt.
+    """
+    file = open_weights(weights)
+    options = ImportOptions(spec.model.context, accepted_keys=accepted_keys, force_context=force_context)
+    too_long = None
+    try:
+        try:
+            said = import_weights(file, spec.name, options)
+        except ContextError as error:  # of another model the context is the least that is wrong
+            too_long = error
+            said = import_weights(file, spec.name, replace(options, force_context=True))
+    except SpecError:
+        if accepted_keys:
+            raise
+        return  # what cannot be imported may have a spec all the same: `check_metadata` compares its numbers
+    if said is None:
+        return
+    unsaid = _unsaid(file) if file.format == "gguf" else ()
+    if wrong := [one for one in differences(spec.model, said.model) if not one.startswith(unsaid)]:
+        raise WeightsError(
+            f"{file.path}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the "
+            "spec (mlxr import writes the one that goes with these weights) and compile it again, or name the weights "
+            "that it was written for"
+        )
+    if too_long is not None:
+        raise too_long
+
+
+def _unsaid(file: WeightFile) -> tuple[str, ...]:
+    """Beginnings of differences that a GGUF file does not speak of."""
+    # Mistral's files leave its window out, and some hold the output projection although it is the embedding table.
+    held = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
+    tied = held and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)
+    return ("model.attention.sliding_window is null", *(["model.tie_embeddings "] if tied else []))
+
+
+def differences(spec: Model, said: Model) -> Iterator[str]:
+    """What two models do not share, each as a phrase with its path and both values."""
+    ours, theirs = ({name: getattr(model, name) for name in _OF_MODEL} for model in (spec, said))
+    for path, one, other in _unlike(ours, theirs, "model"):
+        yield f"{path} is {_told(other)}, the spec says {_told(one)}"
+    places: dict[tuple[str, str, str], list[int]] = {}
+    for index in range(min(spec.num_layers, said.num_layers)):
+        first, second = (_properties(model.layer(index), spec.context) for model in (spec, said))
+        for path, one, other in _unlike(first, second, "model"):
+            places.setdefault((path, _told(one), _told(other)), []).append(index)
+    for (path, one, other), layers in places.items():
+        where = "" if len(layers) == spec.num_layers else f" in layer {layers[0]}"
+        yield f"{path} is {other}{where}, the spec says {one}"
+
+
+def _properties(layer: LayerType, context: int) -> dict[str, Any]:
+    """A layer's properties, with those that specs may leave out as what they then are."""
+    found = layer.model_dump(mode="json")
+    attention, rope = found["attention"], layer.rope
+    if attention["scale"] is None:
+        attention["scale"] = layer.attention.head_dim**-0.5
+    if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
+        attention["sliding_window"] = None
+    if rope is not None:
+        # The same angles may be said in several ways: as a scaling, or as what it makes of the frequencies.
+        angles = rope_frequencies(rope, layer.rotary_dim, context)
+        found["rope"] = _Rope(found["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))
+    return found
+
+
+class _Rope(dict[str, Any]):
+    """A `rope` section that is like another of the same angles."""
+
+    def __init__(self, section: dict[str, Any], angles: tuple[float, ...]) -> None:
+        super().__init__(section)
+        self.angles = angles
+
+
+def _unlike(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Paths at which two properties differ, with both values."""
+    if isinstance(one, _Rope) and isinstance(other, _Rope) and _alike(one.angles, other.angles):
+        return
+    first, second = _section(one), _section(other)
+    if first is not None and second is not None:
+        for key in {**first, **second}:
+            yield from _unlike(first.get(key, _NOTHING), second.get(key, _NOTHING), f"{path}.{key}")
+    elif not _alike(one, other):
+        yield path, one, other
+
+
+def _section(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, dict):
+        return value
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other))
+    return math.isclose(one, other, rel_tol=1e-5) if numbers else bool(one == other)
+
+
+def _told(value: Any) -> str:
+    if value is _NOTHING:
+        return "not there"
+    return show(value) if isinstance(value, str) or _section(value) is None else "a section"

@@ -1,0 +1,115 @@
+"""Each key of each family's config.json, changed alone: our importer makes of it what the family's reference does.
+
+What the references make of it was recorded by `record_config_effects.py` (transformers, and mlx-lm for InternLM 2): a
+key without effect is ignored or refused, one with an effect is applied or refused, and where it is applied our logits
+are the reference's.
+"""
+
+import json
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compare_spec import differences
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.config import spec_from_config
+from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.imported_model import import_model
+from mlxr_tests import config_effects as cases
+from mlxr_tests.config_effects import Change, Config, Row
+from mlxr_tests.family_oracle import EXACT, logits_of, prompts
+from mlxr_tests.few import few
+
+RECORDED = cases.load_recorded()
+TOLERANCE = 1e-4
+IGNORED = {
+    "initializer_range": "of training",
+    "pad_token_id": "of batches that are filled up; transformers wants it within the vocabulary",
+}
+"""Keys that some references refuse, and that we ignore all the same."""
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+"""Begins beyond the model's own context, which nothing exceeds here; not every reference knows it."""
+
+
+def imported(config: Config, family: str) -> ModelSpec:
+    """The spec, of one context, on which no logits depend."""
+    tensors = {name: TensorFact(tuple(shape), "F32") for name, shape in RECORDED[family].shapes.items()}
+    spec = spec_from_config(config, tensors, family, "config.json")
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"context": 64})})
+
+
+@cache
+def base_spec(family: str, spelling: str) -> ModelSpec:
+    return imported(cases.base_config(family, spelling), family)
+
+
+def outcome(family: str, change: Change) -> str:
+    """What we make of a change: `refused`, `ignored` or `applied`."""
+    try:
+        spec = imported(cases.changed(cases.base_config(family, change.base), change), family)
+    except SpecError:
+        return "refused"
+    return "applied" if any(differences(spec.model, base_spec(family, change.base).model)) else "ignored"
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_keys_do_what_they_do_in_the_reference(family: str) -> None:
+    wrong = []
+    for change, effect, _ in RECORDED[family].rows:
+        if change.key in IGNORED or change.value == DYNAMIC:
+            continue
+        bad = {"none": "applied", "changes": "ignored", "error": "ignored"}[effect]
+        if outcome(family, change) == bad:
+            wrong.append(f"{change} is {bad}; in {RECORDED[family].reference}: {effect}")
+    assert not wrong, "\n".join(wrong)
+
+
+APPLIED = [
+    (family, row)
+    for family, held in RECORDED.items()
+    for row in [*(Row(Change(base, "", None), "", logits) for base, logits in held.bases.items()), *held.rows]
+    if row.effect in ("", "changes") and family != "gpt_oss"  # whose float experts transformers lays out in its own way
+]
+SHORT = {
+    "gemma": {"hidden_act": "silu"},
+    "gemma2": {"hidden_activation": "relu"},
+    "gemma3_text": {"hidden_activation": "gelu"},
+    "ministral3": {"sliding_window": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "row"),
+    few(APPLIED, [(f, row) for f, row in APPLIED if SHORT.get(f, {}).get(row.change.key) == (row.change.value or 0)]),
+    ids=str,
+)
+def test_logits_are_those_of_the_reference(family: str, row: Row, tmp_path: Path) -> None:
+    if outcome(family, row.change) == "refused":
+        return
+    numbers = cases.weights(family, RECORDED[family].shapes)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {name: mx.array(held) for name, held in numbers.items()})
+    config = cases.changed(cases.base_config(family, row.change.base), row.change)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    got = logits_of(tmp_path, prompts(cases.VOCAB), "reference")[0][-1][: cases.NUM_LOGITS]
+    assert np.linalg.norm(got - row.logits) < TOLERANCE * np.linalg.norm(row.logits)
+
+
+def test_the_table_has_every_family() -> None:
+    assert sorted(RECORDED) == sorted(cases.FAMILIES)
+    assert all({row.effect for row in held.rows} == {"none", "changes", "error"} for held in RECORDED.values())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_output_projection_beside_tied_embeddings_must_be_the_same_matrix(same: bool, tmp_path: Path) -> None:
+    numbers = cases.weights("llama", RECORDED["llama"].shapes)
+    numbers["lm_head.weight"] = numbers["model.embed_tokens.weight"] + (0 if same else 1)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {name: mx.array(held) for name, held in numbers.items()})
+    config = cases.base_config("llama", "rope_theta") | {"tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with nullcontext() if same else pytest.raises(SpecError, match="transformers would compute with lm_head"):
+        assert import_model(tmp_path, EXACT)[0].model.tie_embeddings

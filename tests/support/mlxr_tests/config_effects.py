@@ -1,0 +1,308 @@
+"""What each key of config.json does in each family's reference code: the cases, and what was recorded of them.
+
+`tests/families/record_config_effects.py` runs transformers (mlx-lm for the family that transformers lacks) on tiny
+models whose config.json differs in one key from a base, and writes what came of it to `data/config_effects.json`.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Config = dict[str, Any]
+RECORDED = Path(__file__).parents[2] / "data" / "config_effects.json"
+VOCAB = 61
+WINDOW = 6
+NUM_LAYERS = 4
+NUM_LOGITS = 6
+"""As many of the last token's logits are recorded."""
+EFFECT = 1e-5
+"""A relative difference of logits above this is an effect."""
+
+_BASE: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 88,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
+_EXPERTS: Config = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_TURNS = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
+_WINDOWS: Config = {"layer_types": _TURNS, "sliding_window": WINDOW}
+_LAYER_NORM: Config = {"layer_norm_eps": 1e-5, "rms_norm_eps": None}
+_GEMMA: Config = {"query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh"}
+_YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_LLAMA3: Config = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_LONGROPE: Config = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.2] * 8,
+    "long_factor": [1.5, 4.0] * 8,
+}
+
+FAMILIES: dict[str, Config] = {
+    "cohere": _LAYER_NORM | {"logit_scale": 0.25, "tie_word_embeddings": True, "head_dim": None},
+    "exaone4": _WINDOWS,
+    "gemma": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": _GEMMA
+    | _WINDOWS
+    | {"tie_word_embeddings": True, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": _GEMMA | _WINDOWS | {"tie_word_embeddings": True, "rope_local_base_freq": 100.0},
+    "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "gpt_oss": _WINDOWS | {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_scaling": _YARN},
+    "granite": {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.05,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+    },
+    "internlm2": {"bias": False, "head_dim": None},
+    "llama": {},
+    "ministral3": {
+        "rope_theta": None,
+        "rope_parameters": _YARN | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3},
+    },
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmo2": {"head_dim": None},
+    "olmoe": _EXPERTS | {"head_dim": None},
+    "phi3": {"head_dim": None, "original_max_position_embeddings": 16},
+    "qwen2": {"head_dim": None},
+    "qwen3": {},
+    "qwen3_moe": _EXPERTS | {"moe_intermediate_size": 40},
+    "smollm3": {"head_dim": None},
+    "stablelm": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.25},
+    "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
+}
+"""What each family's base says beyond or against what all say; null: it does not say that."""
+
+_ROPES: list[Config] = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"type": "linear", "factor": 4.0},
+    {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "dynamic", "factor": 4.0},
+    _LLAMA3,
+    _YARN,
+    _YARN | {"attention_factor": 0.7},
+    _YARN | {"beta_fast": 1.5},
+    _YARN | {"truncate": False},
+    _YARN | {"mscale": 0.7, "mscale_all_dim": 0.5},
+    _LONGROPE | {"original_max_position_embeddings": 16},
+    _LONGROPE | {"factor": 4.0},
+]
+_VALUES: dict[str, list[Any]] = {
+    "attention_bias": [True, False],
+    "attention_dropout": [0.5],
+    "attention_multiplier": [0.1],
+    "attn_logit_softcapping": [1.5],
+    "bias": [True, False],
+    "clip_qkv": [0.3],
+    "decoder_sparse_step": [2],
+    "embedding_multiplier": [2.0],
+    "final_logit_softcapping": [2.0],
+    "head_dim": [64],
+    "hidden_act": ["gelu", "relu", "silu"],
+    "hidden_activation": ["gelu", "relu", "silu"],
+    "intermediate_size": [96],
+    "layer_norm_bias": [True],
+    "layer_norm_eps": [0.03],
+    "layer_types": [["full_attention"] * NUM_LAYERS, ["sliding_attention"] * NUM_LAYERS, _TURNS[::-1]],
+    "llama_4_scaling_beta": [0.5],
+    "logit_scale": [0.5],
+    "logits_scaling": [2.0],
+    "max_position_embeddings": [48],
+    "max_window_layers": [1],
+    "mlp_bias": [True],
+    "mlp_only_layers": [[1]],
+    "moe_intermediate_size": [48],
+    "no_rope_layer_interval": [2],
+    "no_rope_layers": [[1, 0, 1, 0]],
+    "norm_eps": [0.03],
+    "norm_epsilon": [0.03],
+    "norm_topk_prob": [False],
+    "num_attention_heads": [8],
+    "num_experts": [4],
+    "num_experts_per_tok": [3],
+    "num_hidden_layers": [3],
+    "num_key_value_heads": [4, 1],
+    "num_local_experts": [4],
+    "original_max_position_embeddings": [8],
+    "partial_rotary_factor": [0.5, 1.0],
+    "qk_layernorm": [True],
+    "qk_norm": [True],
+    "query_pre_attn_scalar": [64],
+    "residual_multiplier": [0.5],
+    "rms_norm_eps": [0.03],
+    "rope_local_base_freq": [700.0],
+    "rope_parameters": [{"rope_theta": 700.0, "rope_type": "default"}],
+    "rope_scaling": _ROPES,
+    "rope_theta": [700.0],
+    "sliding_window": [3, None],
+    "sliding_window_pattern": [2],
+    "swiglu_limit": [0.5],
+    "tie_word_embeddings": [True, False, None],
+    "use_bias": [True, False],
+    "use_bidirectional_attention": [True],
+    "use_parallel_residual": [True],
+    "use_qk_norm": [True],
+    "use_qkv_bias": [True],
+    "use_sliding_window": [True, False],
+    "vocab_size": [64],
+}
+"""Values that every family is given, one at a time."""
+_PARAMETERS: dict[str, list[Any]] = {
+    "attention_factor": [0.7],
+    "factor": [4.0],
+    "llama_4_scaling_beta": [0.5],
+    "original_max_position_embeddings": [8],
+    "partial_rotary_factor": [0.5, 1.0],
+    "rope_theta": [700.0],
+    "rope_type": ["linear"],
+}
+"""Likewise inside `rope_parameters`, where the base says it so."""
+
+
+class Change(NamedTuple):
+    """One key of one base that is changed."""
+
+    base: str
+    """`rope_theta` or `rope_parameters`: how the base spells RoPE."""
+    key: str
+    """A dot leads into a section."""
+    value: Any
+    """None: the key is left out."""
+
+
+def base_config(family: str, spelling: str) -> Config:
+    """The config that changes are made to."""
+    config = _copied({key: value for key, value in (_BASE | FAMILIES[family]).items() if value is not None})
+    config["model_type"] = family
+    if spelling == "rope_theta" or "rope_parameters" in config:
+        return config
+    theta = config.pop("rope_theta")
+    rope: Config = {"rope_theta": theta, "rope_type": "default"} | config.pop("rope_scaling", {})
+    if (share := config.pop("partial_rotary_factor", None)) is not None:
+        rope["partial_rotary_factor"] = share
+    if family == "gemma3_text":
+        local = config.pop("rope_local_base_freq")
+        rope = {"full_attention": rope, "sliding_attention": {"rope_theta": local, "rope_type": "default"}}
+    return config | {"rope_parameters": rope}
+
+
+def _copied(config: Config) -> Config:
+    found: Config = json.loads(json.dumps(config))  # references put defaults into sections that they are given
+    return found
+
+
+def spellings(family: str) -> list[str]:
+    """The bases that a family has."""
+    if family == "internlm2":  # its own code, and mlx-lm's, know no rope_parameters
+        return ["rope_theta"]
+    return ["rope_parameters"] if "rope_parameters" in FAMILIES[family] else ["rope_theta", "rope_parameters"]
+
+
+def changed(config: Config, change: Change) -> Config:
+    """The config with one key changed; none, where the key is empty."""
+    found = _copied(config)
+    section, *rest = change.key.split(".")
+    if rest:
+        found[section][rest[0]] = change.value
+    elif change.value is None:
+        found.pop(section, None)
+    else:
+        found[section] = change.value
+    return found
+
+
+def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
+    """All changes of a family's bases.
+
+    Args:
+        family: whose.
+        own_keys: what the reference's own config says by default: keys that the table of values lacks.
+    """
+    for spelling in spellings(family):
+        base = base_config(family, spelling)
+        values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | _VALUES
+        if spelling != spellings(family)[0]:  # the rest of the config means the same in both
+            values = {key: of[:1] for key, of in values.items() if "rope" in key or "rotary" in key}
+        for key, options in sorted(values.items()):
+            if key == "rope_scaling" or not isinstance(base.get(key), dict):
+                yield from (Change(spelling, key, value) for value in options if base.get(key) != value)
+        inner = base.get("rope_parameters", {})
+        if any(isinstance(value, dict) for value in inner.values()):
+            continue
+        if inner:
+            for key, options in _PARAMETERS.items():
+                yield from (Change(spelling, f"rope_parameters.{key}", v) for v in options if inner.get(key) != v)
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 2 + type(value)(1)
+    return None
+
+
+def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArray[np.float32]:
+    """The weights of a tensor, which follow from its name."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    plain = rng.standard_normal(shape)
+    if "norm" in name and name.endswith("weight"):
+        plain = plain * 0.3 + norms_around
+    elif len(shape) > 1 and "embed" not in name:
+        plain = plain * shape[-1] ** -0.5
+    elif len(shape) == 1:
+        plain = plain * 0.3
+    return plain.astype(np.float32)
+
+
+def weights(family: str, shapes: Mapping[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
+    """All of a model."""
+    around = 0.0 if family.startswith("gemma") else 1.0
+    return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
+
+
+class Row(NamedTuple):
+    """What came of a change."""
+
+    change: Change
+    effect: str
+    """`none`, `changes` or `error`."""
+    logits: list[float]
+
+
+class Recorded(NamedTuple):
+    """All that was recorded of a family."""
+
+    reference: str
+    shapes: dict[str, list[int]]
+    bases: dict[str, list[float]]
+    """Logits of each base."""
+    rows: list[Row]
+
+
+def load_recorded() -> dict[str, Recorded]:
+    """All families."""
+    found = {}
+    for family, held in json.loads(RECORDED.read_text()).items():
+        rows = [Row(Change(base, key, value), effect, logits) for base, key, value, effect, logits in held["rows"]]
+        found[family] = Recorded(held["reference"], held["shapes"], held["bases"], rows)
+    return found
