@@ -65,9 +65,13 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
     cached = list((tmp_path / "artifacts").iterdir())
     assert len(cached) == 1
     assert cached[0].name.startswith("storyteller-")
-    (cached[0] / "plan.json").write_text("damaged")
-    assert main(arguments) == 0, "a damaged cache entry is made anew"
-    assert mlxr.compile("storyteller").files["plan.json"] == (cached[0] / "plan.json").read_text()
+    for damaged in ("plan.json", "manifest.json"):
+        before = (cached[0] / damaged).read_text()
+        (cached[0] / damaged).write_text("damaged")
+        capsys.readouterr()
+        assert main(arguments) == 0
+        assert capsys.readouterr().err == "", "a damaged cache entry is made anew, without a word"
+        assert (cached[0] / damaged).read_text() == before
 
 
 def test_the_prompt_may_come_from_standard_input(
