@@ -1,13 +1,13 @@
 """`mlxr import`: the spec of a model's own files, to read, edit and compile."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument
-from mlxr.compiler.errors import MlxrError, RequestError, SpecError
+from mlxr.compiler.errors import RequestError, SpecError
 from mlxr.compiler.type_options import add_type_arguments
+from mlxr.output_file import write_output
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,15 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
         return 0
-    if not args.output.absolute().parent.is_dir():
-        raise MlxrError(f"cannot write {args.output}: the folder {args.output.parent} does not exist")
-    staging = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-    try:
-        staging.write_text(text, encoding="utf-8")
-        staging.replace(args.output)
-    except OSError as error:
-        staging.unlink(missing_ok=True)
-        raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
+    write_output(args.output, text.encode())
     print(
         f"{args.output}: {spec.name}, family {spec.model.tensor_names}, weights {spec.weights.default}", file=sys.stderr
     )
