@@ -6,8 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
-from mlxr.compiler.driver import Compilation, compile_spec, size
+from mlxr.compiler.command_parser import CommandParser
+from mlxr.compiler.driver import Compilation, compile_spec
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.plan.plan import Plan
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> int:
     """The command, unguarded."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="mlxr-compile",
         description="Compile a model spec into a launch plan and specialised code: Metal kernels, and a C program.",
         epilog=f"Bundled specs: {', '.join(bundled_specs())}.",
