@@ -88,7 +88,7 @@ def test_an_artifact_that_options_change_is_compiled_again_from_its_spec(tmp_pat
 def test_changes_that_contradict_the_spec_are_refused(tmp_path: Path) -> None:
     spec = tmp_path / "one.yaml"
     text = (Path(__file__).parents[2] / "models/storyteller/storyteller.yaml").read_text()
-    spec.write_text(text.replace("mode: paged", "mode: contiguous"))
+    spec.write_text(text.replace("mode: auto", "mode: contiguous"))
     with pytest.raises(SpecError, match="mode contiguous holds one sequence, got max_sequences 2"):
         resolve_artifact(str(spec), Changes(sequences=2))
 

@@ -16,19 +16,20 @@ import pytest
 import mlxr
 from mlxr import model_source
 from mlxr.cli import main
+from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.codegen import render
 from mlxr.compiler.codegen.environment import environment
-from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER
+from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER, storyteller_spec
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model's artifact on disk."""
+    """The artifact of the bundled model in f32, on disk."""
     folder = tmp_path_factory.mktemp("build") / "storyteller"
-    mlxr.compile("storyteller").write(folder)
+    mlxr.compile(storyteller_spec()).write(folder)
     return folder
 
 
@@ -41,7 +42,7 @@ def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], art
     assert golden["text_fp32"].startswith(golden["prompt"] + shown["text"])
     assert shown["prompt_tokens"] == len(golden["ids"])
     assert shown["finish_reason"] == "length"
-    plan = mlxr.compile("storyteller").plan
+    plan = load_artifact(artifact).plan
     kernels = {"metal": plan.kernels, "cpu": plan.cpu.kernels if plan.cpu else ()}[shown["host"]]
     assert set(shown["launches"]) == {kernel.name for kernel in kernels}
     assert shown["prefill_tokens_per_second"] > 0
@@ -121,7 +122,7 @@ def test_compile_tells_what_it_made(capsys: pytest.CaptureFixture[str], tmp_path
     assert {path.stem for path in (tmp_path / "a/kernels").iterdir()} == set(shown["kernels"])
     assert compile_main([spec, "-o", str(tmp_path / "a")]) == 0
     text = capsys.readouterr().out
-    assert "weights  68.0 MiB" in text
+    assert "weights  18.1 MiB, f32, q8_0" in text
     assert "total" in text
     assert compile_main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "MLXR model spec"
