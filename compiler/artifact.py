@@ -40,6 +40,7 @@ from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.verify import ARENA_TOKEN
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
 from mlxr.compiler.weight_layout import Segment, WeightLayout, part_places, plane_row_bytes
@@ -259,7 +260,7 @@ def load_artifact(path: str | Path) -> Artifact:
 
 def _load(folder: Path) -> Artifact:
     if not is_artifact(folder):
-        raise ArtifactError(f"{folder} is no artifact (no {MANIFEST}); make one with mlxr-compile SPEC -o {folder}")
+        raise ArtifactError(other_than_an_artifact(folder))
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -56,7 +56,7 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artifact, weights = resolve_artifact(str(gguf))
     assert (artifact.spec.name, weights) == ("tiny-Q4_K_M", gguf / TINY.name)
     assert main(["run", str(both), "--prompt", "A"]) == 1
-    assert "is no artifact" in capsys.readouterr().err
+    assert "is not an artifact" in capsys.readouterr().err
     arguments = ["run", str(hugging_face), "--prompt", "Once upon a time", "--max-tokens", "4", "--host", "reference"]
     assert main(arguments) == 0
     assert capsys.readouterr().out == " I was sitting in\n"

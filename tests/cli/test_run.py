@@ -136,13 +136,13 @@ def run_arguments(*extra: str) -> list[str]:
     ("arguments", "message"),
     [
         (run_arguments("--max-tokens", "0"), "--max-tokens is 0; expected at least 1"),
-        (run_arguments("--temperature", "-1"), "temperature is -1.0, expected a number from 0"),
-        (run_arguments("--top-p", "0"), "top_p is 0.0"),
+        (run_arguments("--temperature", "-1"), "--temperature is -1.0, expected a number from 0"),
+        (run_arguments("--top-p", "0"), "--top-p is 0.0"),
         (run_arguments("--weights", "missing.gguf"), "missing.gguf"),
         (run_arguments("--tokenizer", "missing.model"), "missing.model"),
         (["run", "storyteler", "--prompt", "A"], 'did you mean "storyteller"'),
         (["run", "tinyllama-1.1b", "--prompt", "A"], "comes without weights: name a file or folder of them"),
-        (["run", str(ROOT / "tests"), "--prompt", "A"], "is no artifact"),
+        (["run", str(ROOT / "tests"), "--prompt", "A"], "is not an artifact"),
         (["run", "storyteller", "--host", "reference", "--prompt", "word " * 2000], "the context is 1024"),
         (["logits", "storyteller", "--tokens", "1 x", "-o", "l.npy"], "expected token ids such as"),
         (

@@ -105,7 +105,7 @@ def test_a_missing_file_or_artifact_is_named(folder: Path, tmp_path: Path) -> No
     (folder / "plan.json").unlink()
     with pytest.raises(ArtifactError, match=r"plan\.json cannot be read"):
         load_artifact(folder)
-    with pytest.raises(ArtifactError, match="is no artifact"):
+    with pytest.raises(ArtifactError, match="no such folder; mlxr-compile SPEC"):
         load_artifact(tmp_path / "nothing")
 
 

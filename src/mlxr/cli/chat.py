@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
-from mlxr.cli.streams import show_any_character
+from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
 from mlxr.runtime.conversation import Conversation
 from mlxr.runtime.sampling import Sampling
@@ -26,7 +26,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first, if its template takes that")
+    parser.add_argument(
+        "--system", type=text_argument, metavar="TEXT", help="what the model is told first, if its template takes that"
+    )
     parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (up to the context)")
     add_sampling_arguments(parser, temperature=0.7)
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     show_any_character()
+    refuse_other_bytes_than_text()
     model = load_model(args)
     with model.chat_template(args.template) as template:
         template.start()

@@ -28,15 +28,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from mlxr.compiler.importers.imported import ImportOptions  # noqa: PLC0415
+    from mlxr.compiler.spec.catalog import bundled_specs  # noqa: PLC0415
     from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.other_files import other_than_a_model  # noqa: PLC0415
     from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
 
     if args.context is not None and args.context < 1:
         raise RequestError(f"--context is {args.context}; expected at least 1")
     if not is_model_file(args.model):
-        raise SpecError(
-            f"{args.model}: is no model's own files; expected a .gguf file, or a folder with a config.json or one .gguf"
-        )
+        if str(args.model) in bundled_specs():
+            raise SpecError(f"{args.model} is a bundled spec already: {bundled_specs()[str(args.model)]}")
+        raise SpecError(other_than_a_model(args.model))
     options = ImportOptions(
         context=args.context, compute=args.compute, activation_dtype=args.activations, cache_dtype=args.kv
     )

@@ -6,7 +6,7 @@ import sys
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
-from mlxr.cli.streams import show_any_character
+from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.completion import Completion
 from mlxr.runtime.generate import Generation
@@ -18,7 +18,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("run", help="generate text", description="Generate text from a prompt, as it comes.")
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, standard input is read")
+    parser.add_argument(
+        "--prompt", type=text_argument, metavar="TEXT", help="the prompt; without it, standard input is read"
+    )
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
     add_sampling_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         print("prompt (end with Ctrl-D):", file=sys.stderr)
+    refuse_other_bytes_than_text()
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError as error:

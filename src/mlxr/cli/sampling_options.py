@@ -2,6 +2,7 @@
 
 import argparse
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.sampling import Sampling
 
 
@@ -26,4 +27,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     Raises:
         RequestError: a number is out of its range.
     """
-    return Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    try:
+        return Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    except RequestError as error:  # it names what Python calls the option
+        name, _, what = str(error).partition(" ")
+        raise RequestError(f"--{name.replace('_', '-')} {what}") from error
