@@ -14,6 +14,7 @@ from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.plan.plan import Plan
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.running import launches_of
 from mlxr.compiler.plan.target_types import TARGETS, Target
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
@@ -89,8 +90,9 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
         "targets": list(plan.targets),
         "chip": compilation.artifact.chip.name,
         "kernels": [kernel.name for kernel in plan.kernels],
-        "launches": {step.name: len(step.launches) for step in plan.steps},
+        "launches": {step.name: launches_of(plan, step) for step in plan.steps},
         "memory": _memory(plan.memory),
+        "needed_bytes": plan.largest_memory.total_bytes,
         "cpu": {
             "file": plan.cpu.file,
             "compute": plan.cpu.compute,
@@ -128,6 +130,8 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
     held = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
+    caches = {str(types.cache): types for types in plan.types}
+    cache = ", ".join(f"{name} ({types.target})" if len(caches) > 1 else name for name, types in caches.items())
     lines = [
         f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
         f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
@@ -142,12 +146,18 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     lines += [
         f"  weights  {size(memory.weights_bytes)}, {held}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
-        f"context {arena.context} x {sequences}{few}, {arena.dtype}",
+        f"context {arena.context} x {sequences}{few}, {cache}",
         f"  scratch  {_scratch(plan)}",
-        f"  total    {size(memory.total_bytes)}{budget}",
+        f"  total    {_totals(plan)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
     ]
     return "\n".join(lines)
+
+
+def _totals(plan: Plan) -> str:
+    """What each target needs; a budget counts the larger."""
+    texts = [f"{size(plan.memory.total_bytes)} (metal)"] if "metal" in plan.targets else []
+    return ", ".join([*texts, f"{size(plan.cpu.memory.total_bytes)} (cpu)"] if plan.cpu else texts)
 
 
 def _scratch(plan: Plan) -> str:

@@ -42,7 +42,7 @@ def test_windows_side_by_side(model: Model, ids: list[int]) -> None:
     found = perplexity(model, ids, 40, progress=lambda *now: shown.append(now))
     assert (found.tokens, found.windows) == (97, 3)
     assert found.value == pytest.approx(np.exp(np.mean(expected)), rel=1e-6)
-    assert found.error == pytest.approx(found.value * np.std(expected) / 97**0.5, rel=1e-6)
+    assert found.standard_error == pytest.approx(found.value * np.std(expected) / 97**0.5, rel=1e-6)
     assert [now[:2] for now in shown] == [(1, 3), (2, 3), (3, 3)]
     assert shown[-1][2] == pytest.approx(found.value)
 
@@ -86,7 +86,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(capsys.readouterr().out)
     assert (shown["tokens"], shown["windows"], shown["context"]) == (300, 5, 64)
     assert (shown["host"], shown["cache"], shown["compute"]) == ("cpu", "q8", "fast")
-    assert 10 < shown["perplexity"] < 80
+    assert 10 < shown["perplexity"] < 80 and shown["standard_error"] > 0 and "error" not in shown
     assert main([*arguments, "--host", "cpu", "--compute", "exact"]) == 0
     line = capsys.readouterr().out
     assert line.startswith("perplexity ")

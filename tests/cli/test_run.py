@@ -17,6 +17,7 @@ import mlxr
 from mlxr import model_source
 from mlxr.cli import main
 from mlxr.compiler.artifact import load_artifact
+from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.codegen import render
 from mlxr.compiler.codegen.environment import environment
@@ -126,6 +127,31 @@ def test_compile_tells_what_it_made(capsys: pytest.CaptureFixture[str], tmp_path
     assert "total" in text
     assert compile_main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "MLXR model spec"
+
+
+def test_what_compile_and_inspect_tell_agrees(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Launches are those that run, and a budget counts what the target takes that takes most."""
+    spec, folder = tmp_path / "spec.yaml", tmp_path / "a"
+    text = (ROOT / "models/storyteller/storyteller.yaml").read_text()
+    spec.write_text(text)
+    assert compile_main([str(spec), "-o", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    per_chunk = shown["launches_per_prefill_chunk"]
+    assert told["launches"] == {"decode": shown["launches_per_decode_token"][0]["launches"], "prefill": per_chunk}
+    needed = told["needed_bytes"]
+    assert needed == told["cpu"]["memory"]["total_bytes"] > told["memory"]["total_bytes"]
+    spec.write_text(f"{text}memory_budget: {needed}\n")
+    assert compile_main([str(spec)]) == 0
+    assert (
+        f"total    {size(told['memory']['total_bytes'])} (metal), {size(needed)} (cpu) of a" in capsys.readouterr().out
+    )
+    spec.write_text(f"{text}memory_budget: {needed - 1}\n")
+    assert compile_main([str(spec)]) == 1
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"target cpu: {size(needed)}; no budget" in out and f": {per_chunk} launches" in out.replace("  ", ": ")
 
 
 def run_arguments(*extra: str) -> list[str]:

@@ -21,13 +21,13 @@ class Perplexity:
 
     Attributes:
         value: e to the mean negative log-likelihood of the tokens predicted.
-        error: its standard error, from how the tokens' log-likelihoods scatter.
+        standard_error: its standard error, from how the tokens' log-likelihoods scatter.
         tokens: tokens predicted.
         windows: windows read.
     """
 
     value: float
-    error: float
+    standard_error: float
     tokens: int
     windows: int
 

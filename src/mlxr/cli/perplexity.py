@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=1))
         return 0
     print(
-        f"perplexity {found.value:.4f} +- {found.error:.4f}  ({found.tokens} tokens, {found.windows} windows of "
-        f"{args.window}; {figures['model']}, weights {figures['weights']}, activations {figures['activations']}, "
+        f"perplexity {found.value:.4f} +- {found.standard_error:.4f}  ({found.tokens} tokens, {found.windows} windows "
+        f"of {args.window}; {figures['model']}, weights {figures['weights']}, activations {figures['activations']}, "
         f"cache {figures['cache']}, {figures['compute']}, host "
         f"{figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
     )
