@@ -38,6 +38,7 @@ from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, La
 from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
+from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.other_files import other_than_an_artifact
@@ -269,7 +270,7 @@ def _load(folder: Path) -> Artifact:
         version, layout, digest = manifest["version"], manifest["format"], manifest["digest"]
         hashes: dict[str, str] = dict(manifest["files"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder / MANIFEST} is no manifest; compile the spec again") from error
+        raise ArtifactError(f"{folder / MANIFEST} is not a manifest; compile the spec again") from error
     if (layout, version) != (ARTIFACT_FORMAT, VERSION):
         raise ArtifactError(
             f"{folder} was written by mlxr {version} (format {layout}); this is mlxr {VERSION} (format "
@@ -287,11 +288,16 @@ def _load(folder: Path) -> Artifact:
         named = [k.file for k in artifact.plan.kernels] + ([artifact.plan.cpu.file] if artifact.plan.cpu else [])
         absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
-        raise ArtifactError(f"{folder / 'plan.json'} is no plan ({error.error_count()} errors)") from error
+        raise ArtifactError(
+            f"{folder / 'plan.json'} is not a plan ({counted(error.error_count(), 'error')}); compile the spec again"
+        ) from error
     try:
         _ = artifact.chip
     except ValidationError as error:
-        raise ArtifactError(f"{folder / CHIP} is no chip ({error.error_count()} errors)") from error
+        raise ArtifactError(
+            f"{folder / CHIP} does not describe a chip ({counted(error.error_count(), 'error')}); compile the spec "
+            "again"
+        ) from error
     if absent:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
     return artifact

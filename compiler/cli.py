@@ -16,6 +16,7 @@ from mlxr.compiler.plan.plan import Plan
 from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.running import launches_of
 from mlxr.compiler.plan.target_types import TARGETS, Target
+from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
@@ -57,11 +58,11 @@ def run(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     if args.schema:
         if args.spec or args.output or args.json:
-            parser.error("--schema stands alone: mlxr-compile --schema > spec.schema.json")
+            parser.error("--schema goes with no SPEC and no other option: mlxr-compile --schema > spec.schema.json")
         print(json.dumps(spec_schema(), indent=2))
         return 0
     if args.spec is None:
-        parser.error("name a SPEC, or ask for --schema")
+        parser.error("give a SPEC, or --schema")
     if args.target == ("cpu",) and args.activations not in (None, "f32"):
         parser.error(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
     spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
@@ -125,7 +126,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     model, arena, memory = artifact.spec.model, plan.arena, plan.memory
     attention = model.attention
     ops = {name: len(artifact.graph(name)) for name in ("source", *STEPS)}
-    sequences = f"{arena.max_sequences} sequence{'s' if arena.max_sequences > 1 else ''}"
+    sequences = counted(arena.max_sequences, "sequence")
     whole = arena.num_blocks // arena.max_blocks_per_sequence
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""

@@ -66,10 +66,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             text = stream.read(_MAX_CONFIG_BYTES + 1)
         if len(text) > _MAX_CONFIG_BYTES:
-            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is no model's {CONFIG}")
+            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is not a model's {CONFIG}")
         config = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
-        raise SpecError(f"{path}: holds no JSON object, so it is no model's {CONFIG}")
+        raise SpecError(f"{path}: holds no JSON object, so it is not a model's {CONFIG}")
     return config

@@ -91,10 +91,10 @@ def test_decoding_is_pipelined_where_generation_is(
 
 def test_text_has_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "storyteller", "--host", "reference", *SHORT]) == 0
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert shown["prefill_tokens_per_second"].endswith(" tokens/s")
-    assert shown["decode_tokens_per_second"].endswith(" tokens/s")
-    assert shown["planned_bytes"] == "22112256 (21.1 MiB)"
+    shown = {line[:32].rstrip(): line[33:] for line in capsys.readouterr().out.splitlines()}
+    assert shown["prefill tokens per second"].endswith(" tokens/s")
+    assert shown["decode tokens per second"].endswith(" tokens/s")
+    assert shown["planned bytes"] == "22112256 (21.1 MiB)"
     assert shown["threads"] == "-"
 
 
@@ -224,7 +224,7 @@ def test_figures_that_vary_are_called_so(capsys: pytest.CaptureFixture[str], mon
         assert main(["bench", "storyteller", "--host", "reference", *SHORT, "--json"]) == 0
         shown = capsys.readouterr()
         assert json.loads(shown.out)["warm_up_agreed"] is agreed
-        assert ("no two in a row agreed within 5 %" in shown.err) is not agreed
+        assert ("no two warm-up runs in a row agreed within 5 %" in shown.err) is not agreed
 
 
 def test_every_figure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_strides(model: Model, ids: list[int]) -> None:
         (100, 65, None, None, "a window of 65 tokens exceeds the model's context, 64"),
         (100, 40, 41, None, "the stride is 41 tokens; expected 1 to 40"),
         (100, 40, 40, 1, "the stride is 40 tokens; expected 1 to 39"),
-        (1, 40, None, None, "the text has 1 tokens; expected at least 2"),
+        (1, 40, None, None, "the text has 1 token; expected at least 2"),
         (0, 40, None, 1, "the text has 0 tokens; expected at least 1"),
     ],
 )

@@ -86,9 +86,9 @@ def test_a_changed_manifest_is_refused(folder: Path) -> None:
         (manifest | {"files": dropped}, "was changed"),
         (manifest | {"files": manifest["files"] | {"../outside": "0"}}, "outside the artifact"),
         (manifest | {"files": manifest["files"] | {"/etc/hostname": "0"}}, "outside the artifact"),
-        (manifest | {"files": 3}, "is no manifest"),
-        ([], "is no manifest"),
-        ({}, "is no manifest"),
+        (manifest | {"files": 3}, "is not a manifest"),
+        ([], "is not a manifest"),
+        ({}, "is not a manifest"),
     ]:
         path.write_text(json.dumps(wrong))
         with pytest.raises(ArtifactError, match=message):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.plural import counted
 from mlxr.runtime.cache_folder import CACHES, cache_root
 
 _ABOUT = (
@@ -38,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     clearing = actions.add_parser(
         "clear", help="remove what is in the cache", description=f"Remove what is in the cache. Kinds: {kinds}."
     )
-    clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(CACHES)} (all)")
+    clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(CACHES)} (default: all)")
     clearing.add_argument("--json", action="store_true", help="print JSON")
     clearing.set_defaults(run=run_clear)
 
@@ -53,7 +54,8 @@ def run_list(args: argparse.Namespace) -> int:
         return 0
     print(f"{root}{'' if root.exists() else ' (does not exist yet)'}")
     for kind in (*found, *others):
-        print(f"  {kind.name:<12} {size(kind.size_bytes):>10}  {_entries(kind.entries):>12}  {kind.about}")
+        entries = counted(kind.entries, "entry", "entries")
+        print(f"  {kind.name:<12} {size(kind.size_bytes):>10}  {entries:>12}  {kind.about}")
     return 0
 
 
@@ -75,7 +77,7 @@ def run_clear(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"folder": str(root), "cleared": [asdict(kind) for kind in kinds]}, indent=1))
     else:
-        print(f"removed {_entries(sum(kind.entries for kind in kinds))}, {size(freed)}, from {root}")
+        print(f"removed {counted(sum(kind.entries for kind in kinds), 'entry', 'entries')}, {size(freed)}, from {root}")
     return 0
 
 
@@ -104,7 +106,3 @@ def _other_folders(root: Path) -> list[str]:
         return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in CACHES)
     except OSError:
         return []
-
-
-def _entries(count: int) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'}"

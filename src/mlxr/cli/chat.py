@@ -21,8 +21,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "chat",
         help="converse with a model",
-        description="Converse with a model by its own chat template. Each line is a message; of standard input that is "
-        f"no terminal, too. {_COMMANDS}.",
+        description="Converse with a model by its own chat template. Each line is a message, "
+        f"also where standard input is not a terminal. {_COMMANDS}.",
     )
     add_model_arguments(parser)
     add_context_argument(parser)
@@ -30,9 +30,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--system", type=text_argument, metavar="TEXT", help="what the model is told first, if its template takes that"
     )
     parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (up to the context)")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the end of the context)"
+    )
     add_sampling_arguments(parser, temperature=0.7)
-    parser.add_argument("--stats", action="store_true", help="tokens read, reused and written, after each answer")
+    parser.add_argument("--stats", action="store_true", help="show tokens read, reused and written after each answer")
     parser.set_defaults(run=run)
 
 

@@ -18,8 +18,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Write the spec that a .gguf file, or a Hugging Face or mlx-lm folder, is compiled by.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, or a folder with a config.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (standard output)")
-    parser.add_argument("--compute", choices=("exact", "fast"), default="fast", help="what the spec says of it (fast)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (default: standard output)"
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("exact", "fast"),
+        default="fast",
+        help="what the spec shall say of `compute` (default: fast)",
+    )
     add_context_argument(parser)
     add_type_arguments(parser)
     parser.set_defaults(run=run)

@@ -21,7 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument("--tokens", required=True, metavar='"1 403 27"', help="token ids, by spaces or commas")
+    parser.add_argument(
+        "--tokens", required=True, metavar='"1 403 27"', help="token ids, separated by spaces or commas"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.npy", help="where to write them")
     parser.set_defaults(run=run)
 
