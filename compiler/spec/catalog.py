@@ -37,4 +37,4 @@ def find_spec(name_or_path: str | Path) -> Path:
         raise SpecError(f"{name!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     like = nearest(path.name.removesuffix(".yaml"), tuple(bundled))
     hint = f'\n  fix: did you mean "{like}"?' if like else ""
-    raise SpecError(f"{name}: no such file, and no bundled model of that name; there is {', '.join(bundled)}{hint}")
+    raise SpecError(f"{name}: no such file, and no bundled model of that name; bundled are {', '.join(bundled)}{hint}")

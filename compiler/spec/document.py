@@ -141,7 +141,9 @@ def _compose(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         raise _RefusedError(explain_yaml(error, text.splitlines())) from None
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
-        raise _RefusedError(Problem(Mark(1, 1), f"not YAML: an escape that is no character ({error})")) from None
+        raise _RefusedError(
+            Problem(Mark(1, 1), f"not YAML: an escape that stands for no character ({error})")
+        ) from None
 
 
 def _mark(node: yaml.Node) -> Mark:
@@ -196,7 +198,9 @@ class _Reader:
     def _scalar(self, node: yaml.Node) -> Scalar:
         text = str(node.value)
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise _RefusedError(Problem(_mark(node), "half of a surrogate pair is no character", "remove the escape"))
+            raise _RefusedError(
+                Problem(_mark(node), "half of a surrogate pair is not a character", "remove the escape")
+            )
         return interpret(text) if getattr(node, "style", None) is None else text
 
     def _note(self, mark: Mark, text: str, fix: str = "") -> None:

@@ -1,6 +1,8 @@
 """What a newcomer types by mistake, and what is told of it: what it is, and what to do instead."""
 
+import ast
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from mlxr.cli import main
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import read_document
-from mlxr_tests.storyteller import BF16, GOLDEN
+from mlxr_tests.storyteller import BF16, GOLDEN, ROOT
 
 TINY = GOLDEN / "tiny-Q8_0.gguf"
 
@@ -126,3 +128,21 @@ def test_text_that_is_not_yaml_is_told_of_in_plain_words(text: str, message: str
             words.splitlines()[2]
             == " " * 6 + " | " + " " * (len(before) + sum(char in "日本" for char in before)) + "^"
         )
+
+
+def test_messages_are_plain_english() -> None:
+    """No text for people says that something `is no artifact`, or puts a plural after 1."""
+    odd = re.compile(r"(?<!there )\b(?:is|are) no (?!faster|slower|longer|such|more|less)\w|sequences are wanted|built anew")
+    found = []
+    for folder in ("compiler", "runtime", "src/mlxr"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            bodies = [
+                node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            ]
+            about = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in about]
+            found += [
+                f"{path}: {node.value}" for node in texts if isinstance(node.value, str) and odd.search(node.value)
+            ]
+    assert not found

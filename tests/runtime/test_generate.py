@@ -162,8 +162,8 @@ def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -
         ([[1]], {"max_tokens": 2.5}, "max_tokens is 2.5"),
         ([[1]], {"max_tokens": 0}, "max_tokens is 0"),
         ([[1]], {"num_samples": 0}, "num_samples is 0"),
-        ([[1]] * 4, {}, "4 sequences are wanted .*; the artifact holds 3, 0 in use"),
-        ([[1], [1]], {"num_samples": 2}, "4 sequences are wanted"),
+        ([[1]] * 4, {}, "4 sequences .* do not fit: the artifact holds 3, 0 in use"),
+        ([[1], [1]], {"num_samples": 2}, "4 sequences .* do not fit"),
     ],
 )
 def test_bad_requests_are_refused(

@@ -256,7 +256,7 @@ def test_widest_activation_is_bounded() -> None:
         ("hello", "1:1: a single value at top level"),
         ("a: 1\n---\nb: 2\n", "2:1: not YAML: a second document"),
         ("a: *b\n", "1:4: not YAML: \\*b stands for a value that is named nowhere"),
-        ('a: "\\UFFFFFFFF"\n', "not YAML: an escape that is no character"),
+        ('a: "\\UFFFFFFFF"\n', "not YAML: an escape that stands for no character"),
         ('a: "\\ud800"\n', "1:4: half of a surrogate pair"),
         ("a: 1\nb: \0\n", "2:4: character U\\+0000 cannot stand in YAML"),
         ("? [a, b]\n: c\n", "1:3: a key that is a list is not text"),

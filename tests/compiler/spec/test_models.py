@@ -92,9 +92,9 @@ def test_find_spec_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("storyteler", r'(?s)there is llama-3.1-8b, .*did you mean "storyteller"'),
+        ("storyteler", r'(?s)bundled are llama-3.1-8b, .*did you mean "storyteller"'),
         ("models/llama-3.2-1.yaml", r'(?s)no such file.*did you mean "llama-3.2-1b"'),
-        ("qqq", "no bundled model of that name; there is"),
+        ("qqq", "no bundled model of that name; bundled are"),
         ("/", "is a folder"),
         ("a\0b", "cannot be read|no such file"),
         ("x" * 5000, "cannot be read|no such file"),
