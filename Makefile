@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-rest check format bench clean fuzz
+.PHONY: demo test test-all test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -28,11 +28,21 @@ test-all: $(STAMP) check
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)
 
+# Side by side, the longest first.
 check: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 check-types check-imports check-style check-sizes
+
+check-types:
+	$(BIN)/mypy
+
+check-imports:
+	$(BIN)/lint-imports
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+check-sizes:
 	$(BIN)/python tests/size_gate.py
 
 # 100,000 hostile files and metadata, some minutes: for a nightly job.

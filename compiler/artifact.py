@@ -97,6 +97,9 @@ class Artifact:
 
     files: Mapping[str, str]
 
+    def __repr__(self) -> str:
+        return f"<Artifact {self.spec.name}: {len(self.files)} files, digest {self.digest[:12]}>"
+
     @cached_property
     def spec(self) -> ModelSpec:
         """The spec as resolved."""

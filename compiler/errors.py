@@ -14,7 +14,8 @@
         KernelFault           a kernel did something illegal (sim: out of bounds, divergence, race, ...)
       ArenaError              a wrong use of the KV arena
         ArenaFullError        no free block is left
-      RequestError            a request that cannot be served (prompt too long, bad sampling option)
+      RequestError            a request that cannot be served (too many sequences, bad sampling option)
+        PromptTooLongError    a prompt that leaves no token of the context for the answer
 
 The command line prints the message and exits with 1; nothing else about an MlxrError is shown unless MLXR_DEBUG is set.
 """
@@ -78,3 +79,7 @@ class ArenaFullError(ArenaError):
 
 class RequestError(MlxrError):
     """A request that cannot be served."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt that leaves no token of the context for the answer."""

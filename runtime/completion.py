@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "context"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class Event:
     Attributes:
         index: which answer: prompt number x num_samples + sample number.
         text: the text that became complete with it, as it continues the prompt; may be empty.
-        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens or the end of the context, else None.
+        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens, `context` where the context was full
+            before that; None while the answer goes on.
     """
 
     index: int

@@ -10,13 +10,15 @@ sequences were in this one to its last token, and the arena has room for them. A
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
 
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.argument_types import whole_number
 from mlxr.runtime.batch import BatchRequest
 from mlxr.runtime.completion import Completion, Event
 from mlxr.runtime.hosts.host import Host
@@ -26,6 +28,7 @@ from mlxr.runtime.pipeline import Draws, launch_step
 from mlxr.runtime.sampling import Sampler, Sampling
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.too_long import too_long
 
 
 @dataclass(eq=False)
@@ -54,8 +57,11 @@ _Step = tuple[list[_Sequence], Draws]
 """A launched step: whose tokens it draws, and these."""
 
 
-class Generation:
-    """A running generation. Iterating runs steps and yields tokens, once; closing it early gives its blocks back.
+class Generation(Iterator[Event]):
+    """A running generation: an iterator that runs steps and gives tokens.
+
+    Its sequences are freed at its end; before that by `close`, at the end of a `with` block, and as soon as nothing
+    refers to it: what it holds does not refer back to it, so that leaving a loop over it is enough.
 
     Attributes:
         completions: the answers so far, by index.
@@ -77,10 +83,15 @@ class Generation:
         kept: KeptSequence | None = None,
     ) -> None:
         """See `Model.start`."""
+        self._sequences: list[_Sequence] = []
+        self._ready: deque[Event] = deque()
+        self._following: _Step | None = None
+        self._has_begun = self._has_ended = False
         self._kept = kept
         self._host, self._pager, self._tokenizer = host, pager, tokenizer
         self._plan = host.plan
-        self._max_tokens, self._num_samples = max_tokens, num_samples
+        self._max_tokens = whole_number("max_tokens", max_tokens)
+        self._num_samples = whole_number("num_samples", num_samples)
         self._sampling = sampling
         self._stops = frozenset() if ignore_eos or tokenizer is None else frozenset(tokenizer.eos_ids)
         self._check(prompts)
@@ -88,13 +99,11 @@ class Generation:
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self._prompts = prompts
-        self._sequences: list[_Sequence] = []
-        self._events = self._run()
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         context, most = self._plan.arena.context, self._plan.arena.max_sequences
         for name, value in (("max_tokens", self._max_tokens), ("num_samples", self._num_samples)):
-            if not isinstance(value, int) or value < 1:
+            if value < 1:
                 raise RequestError(f"{name} is {value!r}; expected a whole number of at least 1")
         if not prompts:
             raise RequestError("no prompt was given; give at least one")
@@ -113,10 +122,7 @@ class Generation:
             )
         for prompt in prompts:
             if len(prompt) >= context:
-                raise RequestError(
-                    f"the prompt has {len(prompt)} tokens; the context is {context}, and at least one token must be "
-                    "left to generate: shorten it, or compile with a larger model.context"
-                )
+                raise too_long(f"the prompt has {len(prompt)} tokens", context)
 
     def finish(self) -> list[Completion]:
         """Runs to the end and returns all answers."""
@@ -124,40 +130,59 @@ class Generation:
             pass
         return self.completions
 
-    def __iter__(self) -> Iterator[Event]:
-        """The tokens that are still to come. Iterating again goes on where it was left."""
-        return self._events
+    def __next__(self) -> Event:
+        """The next token. Iterating again goes on where it was left."""
+        try:
+            while not self._ready:
+                if self._has_ended or (self._has_begun and not self._sequences):
+                    raise StopIteration
+                self._run_step()
+        except BaseException:
+            self.close()
+            raise
+        return self._ready.popleft()
+
+    def __enter__(self) -> "Generation":
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the generation and frees its sequences."""
-        self._events.close()
+        self._has_ended, self._following = True, None
+        self._ready.clear()
+        while self._sequences:
+            self._release(self._sequences.pop(0))
 
-    def _run(self) -> Generator[Event]:
-        """Runs steps, yielding each token as it is sampled; frees all sequences at the end, also when closed early."""
+    def _run_step(self) -> None:
+        """Runs a step; its tokens are ready then."""
         start = time.perf_counter()
-        try:
-            for number, prompt in enumerate(self._prompts):
-                if self._kept is None:
-                    self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
-                else:
-                    self._resume(self._kept, prompt)
-            following: _Step | None = None
-            while self._sequences:
-                prefilling = any(not s.completion.token_ids for s in self._sequences)
-                step = following or self._launch(self._requests())
-                following = self._launch_ahead(step) if self._host.pipelines else None
-                events = self._read(step)
-                now = time.perf_counter()
-                if prefilling:
-                    self.prefill_seconds += now - start
-                else:
-                    self.decode_seconds += now - start
-                yield from events
-                start = time.perf_counter()
-        finally:
-            for sequence in self._sequences:
-                self._release(sequence)
-            self._sequences.clear()
+        if not self._has_begun:
+            self._begin()
+        prefilling = any(not s.completion.token_ids for s in self._sequences)
+        step = self._following or self._launch(self._requests())
+        self._following = self._launch_ahead(step) if self._host.pipelines else None
+        self._ready.extend(self._read(step))
+        seconds = time.perf_counter() - start
+        if prefilling:
+            self.prefill_seconds += seconds
+        else:
+            self.decode_seconds += seconds
+
+    def _begin(self) -> None:
+        """Adds the prompts' sequences."""
+        self._has_begun = True
+        for number, prompt in enumerate(self._prompts):
+            if self._kept is None:
+                self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
+            else:
+                self._resume(self._kept, prompt)
 
     def _resume(self, kept: KeptSequence, prompt: Sequence[int]) -> None:
         """Adds the one answer's sequence, of whose prompt the arena may hold the beginning."""
@@ -290,7 +315,7 @@ class Generation:
         if stop:
             completion.finish_reason = "stop"
         elif num_tokens >= sequence.limit:
-            completion.finish_reason = "length"
+            completion.finish_reason = "length" if len(completion.token_ids) >= self._max_tokens else "context"
         if completion.finish_reason:
             text += sequence.decoder.flush() if sequence.decoder else ""
             self._release(sequence)

@@ -22,6 +22,10 @@ class KeptSequence:
         self._in_use = False
         self.tokens: list[int] = []
 
+    def __del__(self) -> None:
+        if not self._in_use:
+            self.clear()
+
     @property
     def num_held(self) -> int:
         """Sequences of the arena that it holds: 0 or 1."""

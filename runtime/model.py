@@ -1,8 +1,9 @@
 """A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,9 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.arena import Arena, device_memory_bytes
+from mlxr.runtime.argument_types import PATH, described, expect
 from mlxr.runtime.batch import BatchRequest
-from mlxr.runtime.completion import Completion, Event
+from mlxr.runtime.completion import Completion
 from mlxr.runtime.generate import Generation
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host, resolve_host, target_of
@@ -24,6 +26,7 @@ from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.too_long import check_length
 from mlxr.runtime.warm_up import warm_up
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
@@ -34,6 +37,8 @@ Prompt = str | Sequence[int]
 
 class Model:
     """A model that generates. Owns the arena and the pager; not safe for use by several threads at once.
+
+    The end of a `with` block closes it.
 
     Attributes:
         types: of activations and cache on its host, each with its reason.
@@ -66,6 +71,12 @@ class Model:
             HostError: the host cannot run here, or this machine has too little memory.
             ArenaError: the arena does not fit into this machine's memory.
         """
+        expect("artifact", artifact, Artifact, "an Artifact, as mlxr.compile gives it")
+        expect("weights", weights, PATH, "the path of a file or folder")
+        expect("host", host, str, "a host's name")
+        expect("tokenizer", tokenizer, (*PATH, type(None)), "the path of a file or folder")
+        self._running: WeakSet[Generation] = WeakSet()
+        self._closed = False
         self.artifact = artifact
         plan = artifact.plan
         check_host(host, plan.targets, threads)
@@ -105,6 +116,7 @@ class Model:
         """Token ids of a prompt; text gets a BOS as its tokenizer says, ids are taken as they are.
 
         Raises:
+            TypeError: it is neither.
             RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
         """
         ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
@@ -146,9 +158,21 @@ class Model:
             kept: of `keep`, for one prompt: what it begins with is not read again if the sequence holds it.
 
         Raises:
-            RequestError: a prompt longer than the context, too many sequences, or a bad option.
+            TypeError: an argument of a wrong type.
+            PromptTooLongError: a prompt that leaves no token of the context for the answer.
+            RequestError: too many sequences, or a bad option.
         """
-        return Generation(
+        self._check_open()
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+            raise TypeError(
+                f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one"
+            )
+        expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
+        prompts = list(prompts)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
+        generation = Generation(
             self.host,
             self.pager,
             self.tokenizer,
@@ -159,6 +183,8 @@ class Model:
             ignore_eos=ignore_eos,
             kept=kept,
         )
+        self._running.add(generation)
+        return generation
 
     def keep(self) -> KeptSequence:
         """A sequence of the arena for prompts that go on where the last one and its answer ended."""
@@ -177,12 +203,12 @@ class Model:
         """
         return load_chat_template([Path(path) for path in self._template_places], self.require_tokenizer(), file)
 
-    def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Iterator[Event]:
-        """Tokens of one prompt's answer as they come."""
-        return iter(self.start([prompt], max_tokens=max_tokens, sampling=sampling))
+    def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Generation:
+        """One prompt's answer, to be iterated over for tokens as they come; see `start`."""
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling)
 
     def generate(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Completion:
-        """One prompt's whole answer."""
+        """One prompt's whole answer; see `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -199,6 +225,7 @@ class Model:
         Raises:
             RequestError: more tokens than the context, none, or an id outside the vocabulary.
         """
+        self._check_open()
         ids = self.encode(tokens)
         plan = self.artifact.plan
         if len(ids) > plan.arena.context:
@@ -212,13 +239,40 @@ class Model:
         finally:
             self.pager.free(seq_id)
 
+    def close(self) -> None:
+        """Ends what is being generated, and frees weights, arena and threads; then nothing can be asked of it."""
+        if self._closed:
+            return
+        self._closed = True
+        for generation in list(self._running):
+            generation.close()
+        self.host.close()
+        del self.host, self.arena
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("the model is closed: load it again, or ask before its `with` block ends")
+
+    def __enter__(self) -> "Model":
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        where = "closed" if self._closed else f"host {self.host.name}"
+        arena = self.artifact.plan.arena
+        return f"<Model {self.artifact.spec.name}: {where}, context {arena.context} x {arena.max_sequences}>"
+
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         return [operator.index(i) for i in prompt]
     except TypeError as error:
-        raise RequestError(
-            f"a prompt is text or a list of token ids, not {prompt!r:.60}; start() takes several"
+        raise TypeError(
+            f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"
         ) from error
 
 

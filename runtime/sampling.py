@@ -34,6 +34,7 @@ class Sampling:
     """How tokens are chosen.
 
     Raises:
+        TypeError: an option of a wrong type.
         RequestError: an option outside its range.
     """
 
@@ -176,10 +177,14 @@ def _draw(ids: IdArray | None, weights: FloatArray, uniform: float) -> int:
 
 
 def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
+    if not low <= value <= high:
         raise RequestError(f"{name} is {value!r}, expected {expected}")
 
 
 def _check_whole(name: str, value: int, high: int, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
+    if not 0 <= value <= high:
         raise RequestError(f"{name} is {value!r}, expected {expected}")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ def _gpus() -> list[str]:
 # Workers of pytest-xdist take turns at the GPUs.
 if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_found := _gpus()):
     os.environ["CUDA_VISIBLE_DEVICES"] = _found[int(_worker.removeprefix("gw")) % len(_found)]
+
+# Where Python shall leave no files beside ours, commands that tests start would translate all modules each time.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    caches = os.environ.get("MLXR_CACHE_DIR") or Path.home() / ".cache/mlxr"
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(caches).absolute() / "python"))
 
 # A job in the background of a script ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

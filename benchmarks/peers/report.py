@@ -227,5 +227,6 @@ def _show(measure: str, value: float | None) -> str:
 
 def _command() -> str:
     """The command line; of folders only their names, which mean something on other machines."""
-    words = [str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]
+    script = Path(sys.argv[0]).resolve()
+    words = [str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name, *sys.argv[1:]]
     return " ".join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in words)])

@@ -83,6 +83,11 @@ class CpuProgram(Record):
     thread_bytes: int
     memory: MemoryPlan
 
+    def __repr__(self) -> str:
+        return f"<CpuProgram {self.file}: {len(self.kernels)} functions, compute {self.compute}>"
+
+    __str__ = __repr__
+
     def step(self, name: str) -> CpuStep:
         """The step of that name."""
         return next(step for step in self.steps if step.name == name)

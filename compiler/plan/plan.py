@@ -134,6 +134,11 @@ class Step(Record):
     outputs: tuple[str, ...]
     chosen: ChosenGeometry | None = None
 
+    def __repr__(self) -> str:
+        return f"<Step {self.name}: {len(self.launches)} launches>"
+
+    __str__ = __repr__
+
 
 class Plan(Record):
     """Everything a host and the runtime need besides the weights themselves.
@@ -165,6 +170,11 @@ class Plan(Record):
     whole_context: int
     max_tokens: int
     max_rows: int
+
+    def __repr__(self) -> str:
+        return f"<Plan for {', '.join(self.targets)}: {len(self.kernels)} kernels, {len(self.weights)} weights>"
+
+    __str__ = __repr__
 
     @property
     def largest_memory(self) -> MemoryPlan:

@@ -107,6 +107,9 @@ class Host(ABC):
         """What to `read` of an array that a later step takes: where a look would move it, a copy, lazy."""
         return result
 
+    def close(self) -> None:  # noqa: B027 (most hosts hold nothing but arrays, which go with them)
+        """Gives back what is not freed with the host itself; it cannot run any more."""
+
     def count(self, name: str, detail: object = "", times: int = 1) -> None:
         """Counts launches; with MLXR_DEBUG=4 tells of them on standard error."""
         self.launches[name] += times

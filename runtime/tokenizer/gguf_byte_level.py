@@ -25,10 +25,8 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
 )
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors
 from mlxr.runtime.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
-from mlxr.runtime.tokenizer.token_bytes import byte_alphabet
+from mlxr.runtime.tokenizer.token_bytes import UTF8_BYTES, byte_alphabet
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
-
-_UTF8 = {*range(0xC0), *range(0xC2, 0xF5)}  # the bytes that occur in text
 
 
 def byte_level_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
@@ -89,7 +87,9 @@ def _merges(metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str) ->
                 "them, which make a third"
             )
         merges.append((left, right))
-    missing = [character for character, byte in byte_alphabet().items() if byte in _UTF8 and character not in tokens]
+    missing = [
+        character for character, byte in byte_alphabet().items() if byte in UTF8_BYTES and character not in tokens
+    ]
     if missing:
         raise TokenizerError(f"{source}: the vocabulary has no token for {len(missing)} bytes: {missing[:8]}")
     return merges

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import tokenizers
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.library_span import library_span
 from mlxr.runtime.tokenizer.stream_decoder import ByteStreamDecoder
 from mlxr.runtime.tokenizer.token_bytes import decoding_rule
+from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -74,6 +76,11 @@ class LibraryTokenizer(Tokenizer):
             self._library.encode_special_tokens = not parse_special
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
+
+    @functools.cached_property
+    def _span(self) -> TokenSpan | None:
+        with self._lock, library_errors(self.source):
+            return library_span(self._library)
 
     def stream_decoder(self) -> ByteStreamDecoder:
         """A decoder of one sequence, id by id."""

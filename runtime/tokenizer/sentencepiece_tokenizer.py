@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.sentencepiece_span import sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
+from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
@@ -76,6 +78,11 @@ class SentencepieceTokenizer(Tokenizer):
             elif part:
                 ids += self._model.encode(part)
         return ids
+
+    @functools.cached_property
+    def _span(self) -> TokenSpan | None:
+        num_bytes = sum(self._model.is_byte(token_id) for token_id in range(self.vocab_size))
+        return sentencepiece_span(self._model.serialized_model_proto(), self._pieces, num_bytes)
 
     @functools.cached_property
     def _control_tokens(self) -> tuple[re.Pattern[str], dict[str, int]]:

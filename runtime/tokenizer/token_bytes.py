@@ -11,6 +11,8 @@ from typing import Any
 
 from mlxr.compiler.errors import TokenizerError
 
+UTF8_BYTES = frozenset([*range(0xC0), *range(0xC2, 0xF5)])
+"""The bytes that occur in text."""
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SUPPORTED = "ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip (after Fuse)"
 

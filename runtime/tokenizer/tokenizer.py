@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,15 @@ class Tokenizer(ABC):
             ) from error
         ids = self._encode(text, parse_special)
         return [*self._before, *ids, *self._after] if add_special else ids
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens than which `text` has no fewer, found without encoding it; 0 where nothing is known."""
+        return self._span.least_tokens(text) if self._span else 0
+
+    @property
+    @abstractmethod
+    def _span(self) -> TokenSpan | None:
+        """How much text a token can stand for; None where that is not known."""
 
     @abstractmethod
     def _encode(self, text: str, parse_special: bool) -> list[int]:

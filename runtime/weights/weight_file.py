@@ -55,9 +55,9 @@ class WeightFile:
     path: Path
     """What was opened: a file, or the index or folder of several."""
     format: Literal["safetensors", "gguf"]
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
     """By name, in the order of the file."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What a GGUF file says of itself; empty for safetensors."""
 
     def read(self, name: str) -> Array:

@@ -1,18 +1,39 @@
 """MLXR: compiles a language-model spec into specialised kernels and runs them over a paged KV arena.
 
-artifact = mlxr.compile("models/storyteller/storyteller.yaml")
-model = mlxr.load(artifact, "models/storyteller/storyteller-q8_0.gguf")
-print(model.generate("Once upon a time", max_tokens=64).text)
-for event in model.stream("Once upon a time"):
-print(event.text, end="")
+with mlxr.load("model.gguf") as model:
+    print(model.generate("Once upon a time", max_tokens=64).text)
+    for event in model.stream("The fox said"):
+        print(event.text, end="")
+
+`load` takes what commands take for MODEL, and an `Artifact` that `compile` made. What a user can act on is raised as an
+`MlxrError`; an argument of a wrong type is a TypeError.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxr.compiler.errors import (
+    ArenaError,
+    ArenaFullError,
+    ArtifactError,
+    BudgetError,
+    ChatTemplateError,
+    ContextError,
+    GraphError,
+    HostError,
+    KernelFault,
+    MlxrError,
+    PlanError,
+    PromptTooLongError,
+    RequestError,
+    SpecError,
+    TokenizerError,
+    WeightsError,
+)
 from mlxr.compiler.version import VERSION
 
 if TYPE_CHECKING:
+    import os
+
     from mlxr.compiler.artifact import Artifact
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
@@ -26,15 +47,31 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "ArenaError",
+    "ArenaFullError",
     "Artifact",
+    "ArtifactError",
+    "BudgetError",
     "Changes",
+    "ChatTemplateError",
     "Completion",
+    "ContextError",
     "Conversation",
     "Event",
     "Generation",
+    "GraphError",
+    "HostError",
+    "KernelFault",
+    "MlxrError",
     "Model",
     "ModelSpec",
+    "PlanError",
+    "PromptTooLongError",
+    "RequestError",
     "Sampling",
+    "SpecError",
+    "TokenizerError",
+    "WeightsError",
     "__version__",
     "compile",
     "load",
@@ -67,30 +104,38 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def compile(spec: "str | Path | ModelSpec", *, chip: str | None = None) -> "Artifact":
-    """Compiles a spec.
+def compile(
+    spec: "str | os.PathLike[str] | ModelSpec", *, changes: "Changes | None" = None, chip: str | None = None
+) -> "Artifact":
+    """Compiles a model.
 
     Args:
-        spec: a ModelSpec, a YAML file, or the name of a bundled model.
+        spec: a ModelSpec, a spec file, a bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
+        changes: of its spec: context, sequences, types.
         chip: the GPU to choose launch geometry for, `h200` say; None: none in particular.
 
     Returns:
         The artifact, in memory; `artifact.write(folder)` puts it on disk.
 
     Raises:
-        SpecError: the spec does not parse or contradicts itself.
+        TypeError: an argument of a wrong type.
+        SpecError: the spec does not parse or contradicts itself, or the model is of no family that is known.
+        WeightsError: the model's own files are corrupt.
         BudgetError: it needs more memory than it allows itself.
         PlanError: there is no such chip.
     """
+    import os  # noqa: PLC0415
+
     from mlxr.compiler.chips.catalog import find_chip  # noqa: PLC0415
     from mlxr.compiler.driver import compile_spec  # noqa: PLC0415
-    from mlxr.compiler.errors import SpecError  # noqa: PLC0415
-    from mlxr.compiler.spec.catalog import find_spec  # noqa: PLC0415
-    from mlxr.compiler.spec.load import load_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed  # noqa: PLC0415
     from mlxr.compiler.spec.model import ModelSpec  # noqa: PLC0415
+    from mlxr.model_source import resolve_spec  # noqa: PLC0415
+    from mlxr.runtime.argument_types import PATH, expect  # noqa: PLC0415
 
-    if isinstance(spec, str | Path):
-        spec = load_spec(find_spec(spec))
-    if not isinstance(spec, ModelSpec):
-        raise SpecError(f"a spec is a ModelSpec, a path or a bundled model's name, not {type(spec).__name__}")
-    return compile_spec(spec, chip=find_chip(chip) if chip else None).artifact
+    expect("spec", spec, (ModelSpec, *PATH), "a ModelSpec, or a name or path")
+    expect("changes", changes, (Changes, type(None)), "mlxr.Changes")
+    expect("chip", chip, (str, type(None)), "a chip's name")
+    wanted = changes or NO_CHANGES
+    found = changed(spec, wanted) if isinstance(spec, ModelSpec) else resolve_spec(os.fspath(spec), wanted)[0]
+    return compile_spec(found, chip=find_chip(chip) if chip else None).artifact

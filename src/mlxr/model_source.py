@@ -15,6 +15,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.load import dump_spec, load_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
+from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache_folder import cache_folder
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ MODEL_HELP = "an artifact folder, a spec file, a bundled model's name, a .gguf f
 
 
 def load(
-    model: "Artifact | str | os.PathLike[str]",
+    model: "Artifact | ModelSpec | str | os.PathLike[str]",
     weights: "str | Path | None" = None,
     *,
     host: str = "auto",
@@ -37,8 +38,8 @@ def load(
     """Loads a model; what is not compiled yet is compiled for the host, and cached.
 
     Args:
-        model: an artifact, or as text or path what commands take for MODEL: an artifact folder, a spec file, a bundled
-            model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
+        model: an artifact, a spec, or as text or path what commands take for MODEL: an artifact folder, a spec file, a
+            bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
         weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
         host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
         tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
@@ -48,8 +49,15 @@ def load(
         progress: told of the loading.
 
     Raises:
+        TypeError: an argument of a wrong type.
         MlxrError: it cannot be found, compiled or loaded; see `Model`.
     """
+    expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
+    expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")
+    expect("host", host, str, "a host's name")
+    expect("changes", changes, Changes, "mlxr.Changes")
+    if threads is not None:
+        whole_number("threads", threads)
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.model import Model  # noqa: PLC0415
 
@@ -61,6 +69,8 @@ def load(
     own = None
     if isinstance(model, Artifact):
         artifact = _as_changed(model, changes)
+    elif isinstance(model, ModelSpec):
+        artifact = _cached(changed(model, changes), chip_of(where))
     else:
         artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
     chosen = weights or own
@@ -105,6 +115,25 @@ def resolve_artifact(
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
     """
+    from mlxr.imported_model import is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+
+    path = Path(name)
+    if name not in bundled_specs() and not is_model_file(path) and path.is_dir():
+        return _as_changed(load_artifact(path), changes), None
+    spec, weights = resolve_spec(name, changes)
+    return _cached(spec, chip), weights
+
+
+def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, Path | None]:
+    """The spec of MODEL where it is no artifact, and the weights that belong to it, if any.
+
+    Args:
+        name: MODEL.
+        changes: to its spec.
+
+    Raises:
+        MlxrError: there is no such model, or its spec contradicts itself or the changes.
+    """
     path = Path(name)
     if name not in bundled_specs():
         from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
@@ -118,14 +147,11 @@ def resolve_artifact(
                 changes.activation_dtype,
                 changes.cache_dtype,
             )
-            spec, weights = import_model(path, options)
-            return _cached(spec, chip), weights
-        if path.is_dir():
-            return _as_changed(load_artifact(path), changes), None
+            return import_model(path, options)
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return _cached(changed(spec, changes), chip), bundled if bundled.is_file() else None
+    return changed(spec, changes), bundled if bundled.is_file() else None
 
 
 def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:

@@ -64,7 +64,7 @@ def test_decoding_is_pipelined_where_generation_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step takes the token of the last one before that is read; the figures are of as many steps."""
-    arguments = ["storyteller", "--host", "reference"]
+    arguments = [str(TINY), "--host", "reference"]
     plain = bench(capsys, *arguments)
     log: list[str] = []
 
@@ -174,7 +174,7 @@ def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypat
         return start(self, prompts, **options)
 
     monkeypatch.setattr(Model, "start", noting)
-    arguments = ["storyteller", "--host", "reference", "--lengths", "9-20", "--prompts", "6", "--decode-tokens", "2"]
+    arguments = [str(TINY), "--host", "reference", "--lengths", "9-20", "--prompts", "6", "--decode-tokens", "2"]
     assert main(["bench", *arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     lengths = shown["prompt_lengths"]
@@ -221,7 +221,7 @@ def test_warming_up_ends_when_two_runs_agree(monkeypatch: pytest.MonkeyPatch) ->
 def test_figures_that_vary_are_called_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for agreement, agreed in ((-1.0, False), (1e9, True)):
         monkeypatch.setattr(measure, "AGREEMENT", agreement)
-        assert main(["bench", "storyteller", "--host", "reference", *SHORT, "--json"]) == 0
+        assert main(["bench", str(TINY), "--host", "reference", *SHORT, "--json"]) == 0
         shown = capsys.readouterr()
         assert json.loads(shown.out)["warm_up_agreed"] is agreed
         assert ("no two warm-up runs in a row agreed within 5 %" in shown.err) is not agreed
@@ -231,7 +231,7 @@ def test_every_figure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     explained = {name for names in KEYS for name in names.split(", ")}
     spread = {"decode_step_min_ms", "decode_step_max_ms"}
     spread |= {f"time_to_first_token_{name}_seconds" for name in ("min", "max", "p95")}
-    assert bench(capsys, "storyteller", "--host", "reference").keys() == explained | spread
+    assert bench(capsys, str(TINY), "--host", "reference").keys() == explained | spread
 
 
 def test_prompt_lengths_are_said_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:

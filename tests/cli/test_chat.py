@@ -1,8 +1,10 @@
 """`mlxr chat` as a user meets it: piped lines, a terminal, commands, Ctrl-C."""
 
 import io
+import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -47,6 +49,45 @@ def test_each_line_of_standard_input_is_a_message(
     assert " reused" in read[1]
     assert int(read[1].split()[3]) >= 7
     assert read[2].startswith("5 tokens read, 0 reused"), "after /clear nothing is left"
+
+
+LONG = "One day the king went out to the hill and saw that all the birds were gone from the trees. "
+
+
+def test_a_conversation_beyond_the_context_names_the_ways_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{LONG}\n{LONG}\n"))
+    assert main(chat(template, "--context", "40", "--max-tokens", "4")) == 1
+    shown = capsys.readouterr().err
+    assert re.search(r"the conversation has 4\d tokens with this message; the context is 40", shown)
+    assert "(--context N" in shown
+    assert "--drop-oldest makes room by itself" in shown
+
+
+def test_old_turns_are_dropped_on_request_and_never_silently(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"Once upon a time\n{LONG}\n/drop\n{LONG}\n"))
+    options = ["--context", "40", "--max-tokens", "4", "--drop-oldest", "--stats"]
+    assert main(chat(template, *options)) == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert len([line for line in shown if "tokens read" in line]) == 3
+    notes = [line for line in shown if line.startswith("note: ")]
+    assert notes == ["note: forgot the oldest turn of 2", "note: forgot the oldest turn of 1"]
+
+
+def test_an_answer_cut_by_the_context_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
+    assert main(chat(template, "--context", "16")) == 0
+    assert "note: the answer ends here because the context is full" in capsys.readouterr().err
+    arguments = ["run", "storyteller", "--host", "reference", "--prompt", "Once upon a time", "--context", "16"]
+    assert main(arguments) == 0
+    assert "note: the answer ends here because the context of 16 tokens is full" in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "context"
 
 
 def test_the_system_message_reaches_the_template(
@@ -150,19 +191,25 @@ class Terminal:
 
 
 def test_a_conversation_on_a_terminal(template: Path) -> None:
-    terminal = Terminal(chat(template))
+    terminal = Terminal(chat(template, "--context", "256", "--max-tokens", "100"))
     try:
-        assert "storyteller on host reference; /clear begins anew" in terminal.wait_for("> ")
+        assert "storyteller on host reference; /clear starts over" in terminal.wait_for("> ")
         terminal.type("Once upon a time\n")
         terminal.wait_for("I was sitting in")
         terminal.process.send_signal(signal.SIGINT)
         after = terminal.wait_for("\n> ")
         assert "Traceback" not in after
+        terminal.type(f"{LONG * 12}\n")
+        assert "the conversation has" in terminal.wait_for("(/drop forgets the oldest turn of 1 and then answers")
+        terminal.wait_for("> ")
+        terminal.type("/drop\n")
+        terminal.wait_for("note: forgot the oldest turn of 1")
+        terminal.wait_for("\n> ")
         terminal.type("/fly\n")
-        terminal.wait_for("unknown command /fly: /clear begins anew")
+        terminal.wait_for("unknown command /fly: /clear starts over")
         terminal.wait_for("> ")
         terminal.type("word " * 1500 + "\n")
-        assert "Traceback" not in terminal.wait_for("(/clear begins anew)")
+        assert "the message alone has" in terminal.wait_for("(--context N")
         terminal.wait_for("> ")
         terminal.interrupt_prompt()
         terminal.type("/exit\n")

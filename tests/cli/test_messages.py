@@ -132,7 +132,9 @@ def test_text_that_is_not_yaml_is_told_of_in_plain_words(text: str, message: str
 
 def test_messages_are_plain_english() -> None:
     """No text for people says that something `is no artifact`, or puts a plural after 1."""
-    odd = re.compile(r"(?<!there )\b(?:is|are) no (?!faster|slower|longer|such|more|less)\w|sequences are wanted|built anew")
+    odd = re.compile(
+        r"(?<!there )\b(?:is|are) no (?!faster|slower|longer|such|more|less)\w|sequences are wanted|built anew"
+    )
     found = []
     for folder in ("compiler", "runtime", "src/mlxr"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -142,7 +144,5 @@ def test_messages_are_plain_english() -> None:
             ]
             about = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
             texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in about]
-            found += [
-                f"{path}: {node.value}" for node in texts if isinstance(node.value, str) and odd.search(node.value)
-            ]
+            found += [f"{path}: {text.value}" for text in texts if odd.search(str(text.value))]
     assert not found

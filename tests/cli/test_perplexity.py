@@ -81,16 +81,20 @@ def test_bad_requests(
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--tokens", "300", "--context", "64", "--threads", "1"]
-    assert main([*arguments, "--host", "cpu", "--kv", "q8", "--json"]) == 0
+    arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "64", "--threads", "1"]
+    assert main([*arguments, "--tokens", "300", "--host", "cpu", "--kv", "q8", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["tokens"], shown["windows"], shown["context"]) == (300, 5, 64)
     assert (shown["host"], shown["cache"], shown["compute"]) == ("cpu", "q8", "fast")
     assert 10 < shown["perplexity"] < 80 and shown["standard_error"] > 0 and "error" not in shown
-    assert main([*arguments, "--host", "cpu", "--compute", "exact"]) == 0
+
+
+def test_the_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["perplexity", str(Q8_0), "--text", str(VALID), "--context", "64", "--tokens", "100"]
+    assert main([*arguments, "--host", "reference", "--compute", "exact"]) == 0
     line = capsys.readouterr().out
     assert line.startswith("perplexity ")
-    assert "cache f16, exact, host cpu" in line
+    assert "exact, host reference" in line
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def test_ctrl_c_while_starting_is_no_crash(after: float) -> None:
     script = "import signal, sys; from mlxr.cli import main; "
     script += "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)); "
     script += f"signal.setitimer(signal.ITIMER_REAL, {after}); sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, *run_arguments("--max-tokens", "900")]
+    command = [sys.executable, "-c", script, *run_arguments("--max-tokens", "90")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(3):
         run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)

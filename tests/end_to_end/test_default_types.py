@@ -75,13 +75,16 @@ def test_metal_takes_the_16_bits_of_its_chip(chip: str, model: Path, half: str) 
     assert (str(types.activations), str(types.cache)) == (half, half)
 
 
-def test_cpu_computes_in_f32_and_caches_half(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", str(Q4_K), "--host", "cpu", "--prompt", "tok5", "--max-tokens", "3", "--stats"]
+CACHES = [([], "f16 (half of f32's bytes)"), (["--kv", "q8"], "q8 (the spec says so)")]
+
+
+@pytest.mark.parametrize(("options", "cache"), few(CACHES, CACHES[:1]))
+def test_cpu_computes_in_f32_and_caches_half(
+    capsys: pytest.CaptureFixture[str], options: list[str], cache: str
+) -> None:
+    arguments = ["run", str(Q4_K), "--host", "cpu", "--prompt", "tok5", "--max-tokens", "3", "--stats", *options]
     assert main(arguments) == 0
-    told = capsys.readouterr().err
-    assert "activations f32 (a CPU is no slower with it), cache f16 (half of f32's bytes)" in told
-    assert main([*arguments, "--kv", "q8"]) == 0
-    assert "cache q8 (the spec says so)" in capsys.readouterr().err
+    assert f"activations f32 (a CPU is no slower with it), cache {cache}" in capsys.readouterr().err
 
 
 def test_types_that_a_host_does_not_compute_in_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

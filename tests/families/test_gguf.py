@@ -37,7 +37,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 ON_HOSTS = [(case, host) for case in CASES for host in ("reference", "cpu")]
 
 
-@pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, [*ON_HOSTS[::2], *ON_HOSTS[1::32]]))
+@pytest.mark.parametrize(("case", "host"), few(ON_HOSTS, [*ON_HOSTS[::2], ON_HOSTS[1]]))
 def test_logits_are_those_of_llama_cpp(case: str, host: str, tmp_path: Path) -> None:
     path = write_gguf(case, tmp_path)
     with np.load(RECORDED) as recorded:

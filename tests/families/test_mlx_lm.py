@@ -20,7 +20,7 @@ from mlxr_tests.few import few
 TOLERANCE = 1e-4
 
 
-ON_CPU = ["gemma2", "gpt_oss"]
+ON_CPU = ["gemma2"]
 CASES = [(case, host) for case in CONFIGS for host in ("reference", "cpu")]
 
 

@@ -60,7 +60,7 @@ def quantised_folder(case: str, folder: Path) -> tuple[Any, Config]:
 
 
 ON_HOSTS = [(case, host) for case in CASES for host in ("reference", "cpu", "sim")]
-ON_CPU = [("3 bits, grouped wqkv", "cpu"), ("mxfp4 experts", "cpu")]
+ON_CPU = [("mxfp4 experts", "cpu")]
 ON_SIM = [("by layers", "sim")]
 
 

@@ -81,8 +81,7 @@ def check_qk_norm(kernel, *, seed=0, text=None):
     assert (np.array(floats(got))[:, -values:] == np.array(floats(inputs["qkv"]))[:, -values:]).all()
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("width", [8, 48, 512, 520, 2048, 5120, 16384, 20000])
+@pytest.mark.parametrize(("width", "kind"), few_of([8, 48, 512, 520, 2048, 5120, 16384, 20000], ["rms", "layer"]))
 def test_widths(width, kind):
     """A part of a simdgroup, lanes without an element, and more elements than a threadgroup has registers for."""
     check_norm(norm_kernel(width, kind, residual=1.0, bias="f32" if kind == "layer" else None))
@@ -96,10 +95,12 @@ def test_types(activation, weight, kind):
     check_norm(norm_kernel(88, kind, activation=activation, weight=weight, bias=weight, residual=0.22))
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize(("width", "groups"), [(120, 3), (1280, 2), (48, 12), (2112, 1)])
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_groups(width, groups, shared, kind):
+GROUPS = [(120, 3), (1280, 2), (48, 12), (2112, 1)]
+
+
+@pytest.mark.parametrize(("shape", "shared", "kind"), few_of(GROUPS, [False, True], ["rms", "layer"]), ids=str)
+def test_groups(shape, shared, kind):
+    width, groups = shape
     check_norm(norm_kernel(width, kind, groups=groups, shared=shared and groups > 1, bias="f32", residual=1.5))
 
 
@@ -118,9 +119,12 @@ def test_queries_and_keys(heads, scope, kind):
     check_qk_norm(qk_kernel(heads, kv_heads, head_dim, scope, kind, bias=("f32", "f32")))
 
 
-@pytest.mark.parametrize("scope", ["head", "heads", "all"])
-@pytest.mark.parametrize(("activation", "weight"), [("f16", "bf16"), ("bf16", "f16"), ("bf16", "f32")])
-def test_types_of_queries_and_keys(activation, weight, scope):
+TYPES = [("f16", "bf16"), ("bf16", "f16"), ("bf16", "f32")]
+
+
+@pytest.mark.parametrize(("types", "scope"), few_of(TYPES, ["head", "heads", "all"]), ids=str)
+def test_types_of_queries_and_keys(types, scope):
+    activation, weight = types
     for bias in ((None, None), ("f16", None), (None, "bf16")):
         check_qk_norm(qk_kernel(6, 2, 40, scope, "layer", bias=bias, activation=activation, weight=weight))
 

@@ -28,6 +28,7 @@ CASES = [
 ]
 
 
+PAGED = [one for one in CASES if one[1].mode == "paged"]
 # With a window and without, q8, contiguous, sinks and all extras.
 FEW = [CASES[3], CASES[7], CASES[8], CASES[10]]
 
@@ -50,7 +51,7 @@ def test_partition_borders(partition, case):
         attend(bench, length)
 
 
-@pytest.mark.parametrize(("partition", "case"), [c for c in CASES if c[1].mode == "paged"], ids=str)
+@pytest.mark.parametrize(("partition", "case"), few(PAGED, [CASES[3], CASES[7], CASES[9], CASES[10]]), ids=str)
 def test_only_some_sequences_are_long(partition, case):
     """A sequence shorter than a partition, or new, has empty ones; so has the head of a long one with a window."""
     bench = OpBench(compiled(case.spec, Geometry(partition=partition)))
@@ -126,7 +127,7 @@ def test_window_leaves_whole_partitions_empty():
 
 
 @pytest.mark.parametrize(("heads", "unroll"), few([(0, 1), (2, 2), (1, 3)], [(1, 3)]))
-@pytest.mark.parametrize(("partition", "case"), few([one for one in CASES if one[1].mode == "paged"], FEW[:2]), ids=str)
+@pytest.mark.parametrize(("partition", "case"), few(PAGED, FEW[:2]), ids=str)
 def test_many_sequences_are_one_launch(partition, case, heads, unroll):
     """From some number of sequences on contexts are not split; below it they are as ever."""
     sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_heads": heads, "attend_many_unroll": unroll}

@@ -26,6 +26,8 @@ AFFINE = [
     *("affine8_g128_f16", "affine4_g32_bf16", "affine4_g64_f16", "affine8_g32_f32", "affine3_g128_f16"),
 ]
 FORMATS = [*GGUF, *AFFINE]
+SHORT = [*GGUF, *AFFINE[:6]]
+"""Of the affine ones each number of bits, group and type of scales."""
 ROWS = (1, 2, 3, 8, 9, 17, 70)
 
 
@@ -34,7 +36,7 @@ def columns_of(format):
     return 3 * max(WeightFormat(format).block_elements, 256)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", few(FORMATS, SHORT))
 def test_numbers_are_those_of_the_definition(format):
     columns = columns_of(format)
     bench = MatrixBench([(format, 11)], columns)
@@ -74,7 +76,7 @@ def check_products(bench, rows, activation="f32"):
             raise Mismatch(f"{style} of {rows} rows: relative error {error:.3g}")
 
 
-@pytest.mark.parametrize("format", few(FORMATS, FORMATS[::4]))
+@pytest.mark.parametrize("format", few(FORMATS, FORMATS[::8]))
 def test_products(format):
     """Rows left over, in a matrix that does not fill its threadgroups."""
     bench = MatrixBench([(format, 77)], columns_of(format), seed=2)
@@ -196,7 +198,7 @@ def test_many_rows_need_whole_tiles_of_columns():
     assert not any(kernel.label == "qkv_gemm" for kernel in bench.plan.kernels)
 
 
-@pytest.mark.parametrize("gemm_min_rows", [1, 2, 100])
+@pytest.mark.parametrize("gemm_min_rows", few([1, 2, 100], [1]))
 def test_tiles_may_take_fewer_rows_or_never_run(gemm_min_rows):
     spec = small_spec(weights={"default": "q4_0"}, **LARGE)
     pair = HostPair(compiled(spec, Geometry(gemm_min_rows=gemm_min_rows)))

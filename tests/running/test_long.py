@@ -31,7 +31,8 @@ def run(folder: Path, *options: str, test: str = "") -> str:
     own = ["-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *own, f"{folder}/test_some.py{test}"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,5 +1,6 @@
 """Prompts that go on where the last one ended: what is reused, the same answers, and giving everything back."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ChatTemplateError, HostError, RequestError
+from mlxr.compiler.errors import ChatTemplateError, HostError, PromptTooLongError, RequestError
 from mlxr.runtime.completion import Completion
 from mlxr.runtime.conversation import Conversation
 from mlxr.runtime.kept_sequence import KeptSequence
@@ -122,6 +123,8 @@ def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: P
         assert talk.completion.cached_tokens >= read, "the first prompt at least is reused"
         assert [m["role"] for m in talk.messages] == ["system", *["user", "assistant"] * 2]
         assert [m["content"] for m in talk.messages] == ["Be brief.", "Who is it?", first, "Why?", second]
+        talk.drop_oldest()
+        assert [m["content"] for m in talk.messages] == ["Be brief.", "Why?", second]
         talk.clear()
         assert talk.messages == [{"role": "system", "content": "Be brief."}]
         assert "".join(talk.ask("Who is it?", max_tokens=8)) == first
@@ -130,10 +133,32 @@ def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: P
         pieces.close()
         assert talk.messages[-1] == {"role": "assistant", "content": begun}
         before = list(talk.messages)
-        with pytest.raises(RequestError, match="the context is 128"):
+        with pytest.raises(PromptTooLongError, match=r"the conversation has .* the context is 128"):
             list(talk.ask("word " * 200))
         assert talk.messages == before
         talk.close()
+
+
+def test_leaving_a_conversation_frees_its_sequence_at_once(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text(TEMPLATE)
+    gc.disable()
+    try:
+        with model.chat_template(path) as template:
+            with Conversation(model, template) as talk:
+                pieces = talk.ask("Who is it?")
+                next(pieces)
+                assert model.pager.num_sequences == 1
+            assert model.pager.num_sequences == 0
+            assert list(pieces) == []
+            assert talk.messages == [], "an answer that was cut off by the end of the conversation is not remembered"
+            talk = Conversation(model, template)
+            next(talk.ask("Who is it?"))
+            assert model.pager.num_sequences == 1
+            del talk
+            assert model.pager.num_sequences == 0
+    finally:
+        gc.enable()
 
 
 def test_a_refusal_is_not_remembered(model: Model, tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Generation: batching, limits, ends, and giving everything back."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import ArenaFullError, HostError, RequestError
+from mlxr.compiler.errors import ArenaFullError, HostError, PromptTooLongError, RequestError
 from mlxr.runtime.model import Model
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
@@ -75,12 +78,13 @@ def test_greedy_samples_are_equal(small: Model) -> None:
 
 def test_it_stops_at_the_end_of_the_context(small: Model) -> None:
     answer = small.start([ids(60)], max_tokens=100, ignore_eos=True).finish()[0]
-    assert (answer.prompt_tokens, len(answer.token_ids), answer.finish_reason) == (60, 4, "length")
+    assert (answer.prompt_tokens, len(answer.token_ids), answer.finish_reason) == (60, 4, "context")
 
 
 def test_it_stops_at_max_tokens(small: Model) -> None:
-    answer = small.start([ids(5)], max_tokens=3, ignore_eos=True).finish()[0]
-    assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
+    for prompt in (5, 61):
+        answer = small.start([ids(prompt)], max_tokens=3, ignore_eos=True).finish()[0]
+        assert (len(answer.token_ids), answer.finish_reason) == (3, "length")
 
 
 def test_events_join_to_the_answer(small: Model) -> None:
@@ -100,7 +104,56 @@ def test_closing_a_stream_gives_its_blocks_back(small: Model) -> None:
     stream = small.stream("Once upon a time", max_tokens=30)
     next(stream)
     assert small.pager.num_sequences == 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+    assert small.pager.num_sequences == 0
+    assert list(stream) == []
+
+
+def test_leaving_a_stream_frees_its_sequence_at_once(small: Model) -> None:
+    """Without the garbage collector, which would find it late."""
+
+    def fail() -> None:
+        for _ in small.stream("Once upon a time", max_tokens=30):
+            raise KeyError
+
+    gc.disable()
+    try:
+        for _ in small.stream("Once upon a time", max_tokens=30):
+            break
+        assert small.pager.num_sequences == 0
+        with pytest.raises(KeyError):
+            fail()
+        assert small.pager.num_sequences == 0
+        stream = small.stream("Once upon a time", max_tokens=30)
+        next(stream)
+        assert small.pager.num_sequences == 1
+        del stream
+        assert small.pager.num_sequences == 0
+        with small.start(["Once", "The"], max_tokens=30) as generation:
+            next(generation)
+        assert small.pager.num_sequences == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("host", ["cpu", "reference"])
+def test_closing_a_model_frees_what_it_holds(host: str) -> None:
+    artifact = compile_spec(storyteller_spec(model={"context": 64})).artifact
+    gc.disable()
+    try:
+        with mlxr.load(artifact, Q8_0, host=host) as model:
+            stream = model.stream([1, 403], max_tokens=30)
+            next(stream)
+            held = weakref.ref(model.host), weakref.ref(model.arena)
+            assert "storyteller" in repr(model)
+        assert list(stream) == []
+        del stream
+        assert [one() for one in held] == [None, None]
+        assert "closed" in repr(model)
+        with pytest.raises(RequestError, match="the model is closed: load it again"):
+            model.generate([1, 403])
+    finally:
+        gc.enable()
 
 
 def test_iterating_again_goes_on(small: Model) -> None:
@@ -157,9 +210,6 @@ def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -
         ([], {}, "no prompt"),
         ([[1, 4096]], {}, "token id 4096 is outside the vocabulary of 4096"),
         ([[1, -1]], {}, "token id -1 is outside"),
-        ([None], {}, "a prompt is text or a list of token ids, not None"),
-        ([["a", "b"]], {}, "a prompt is text or a list of token ids"),
-        ([[1]], {"max_tokens": 2.5}, "max_tokens is 2.5"),
         ([[1]], {"max_tokens": 0}, "max_tokens is 0"),
         ([[1]], {"num_samples": 0}, "num_samples is 0"),
         ([[1]] * 4, {}, "4 sequences .* do not fit: the artifact holds 3, 0 in use"),
@@ -171,6 +221,38 @@ def test_bad_requests_are_refused(
 ) -> None:
     with pytest.raises(RequestError, match=message):
         small.start(prompts, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([None], {}, r"a prompt is text or a list of token ids, not None; start\(\) takes several"),
+        ([["a", "b"]], {}, "a prompt is text or a list of token ids, not .*, of type list"),
+        ([[1.5]], {}, "a prompt is text or a list of token ids"),
+        ("Once", {}, "prompts is 'Once', of type str; expected a list of prompts"),
+        (5, {}, "prompts is 5, of type int; expected a list of prompts"),
+        ([[1]], {"max_tokens": 2.5}, "max_tokens is 2.5, of type float; expected a whole number"),
+        ([[1]], {"max_tokens": True}, "max_tokens is True, of type bool; expected a whole number"),
+        ([[1]], {"sampling": 0.7}, r"sampling is 0.7, of type float; expected a mlxr\.Sampling"),
+    ],
+)
+def test_wrong_types_are_told_in_words(small: Model, prompts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        small.start(prompts, **options)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert small.tokenizer is not None
+    monkeypatch.setattr(small.tokenizer, "_encode", None)
+    with pytest.raises(PromptTooLongError, match=r"the prompt has 10000000 characters, so 714286 tokens or more; .*64"):
+        small.stream("word " * 2_000_000)
+
+
+def test_whole_numbers_of_numpy_are_taken(small: Model) -> None:
+    answer = small.start([np.array(ids(5))], max_tokens=np.int64(2), ignore_eos=True).finish()[0]
+    assert len(answer.token_ids) == 2
 
 
 def test_text_needs_a_tokenizer(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_wasted_step_comes_before_what_the_new_owner_of_its_block_writes() -> 
 @pytest.mark.parametrize("length", [1, 4, 8, 16, 17, 33, 39])
 def test_the_end_of_the_context(pair: Pair, length: int) -> None:
     events = pair.events([prompt(length)], max_tokens=100)
-    assert len(events) == 40 - length and events[-1].finish_reason == "length"
+    assert len(events) == 40 - length and events[-1].finish_reason == "context"
     assert not pair.wasted
 
 

@@ -167,7 +167,7 @@ def test_an_artifact_that_fails_as_it_is_is_an_error() -> None:
         tuned(gpu, SPEC)
 
 
-@pytest.mark.parametrize(("gemm_us", "expected"), [(2000.0, 33), (35.0, 4), (5.0, 2)])
+@pytest.mark.parametrize(("gemm_us", "expected"), few([(2000.0, 33), (35.0, 4), (5.0, 2)], [(35.0, 4)]))
 def test_a_threshold_is_where_the_other_side_wins(gemm_us: float, expected: int) -> None:
     """The kernel for several rows costs 10 us a row here, the one for many the same for any number."""
 

@@ -22,7 +22,14 @@ from mlxr.runtime.hosts.run_compiler import run_compiler
 from mlxr.runtime.hosts.sim.instrument import instrument
 from mlxr.runtime.hosts.sim.qualifiers import require_address_spaces
 from mlxr.runtime.hosts.sim.signature import Signature, without_comments
-from mlxr.runtime.hosts.sim.toolchain import KERNEL_FLAGS, OBJECT_FLAGS, RUNTIME_FLAGS, find_toolchain, private_checks
+from mlxr.runtime.hosts.sim.toolchain import (
+    KERNEL_FLAGS,
+    NO_PASSES,
+    OBJECT_FLAGS,
+    RUNTIME_FLAGS,
+    find_toolchain,
+    private_checks,
+)
 
 L = TypeVar("L")
 
@@ -52,6 +59,9 @@ _CONVERSIONS = _Part(("sim_conversions.c",), "conversions.o", ("-c",))
 # A fiber's stack is 128 KiB (sim_layout.h); the guard page takes up to 16 and the stagger 12. Of the rest a kernel may
 # have this much; what remains is for the runtime, the C library and signal handlers.
 _STACK_LIMIT = 65536
+
+# Characters of IR from which optimising it once more, after instrumentation, takes longer than it brings.
+_LARGE_IR = 100_000
 
 _cache = LibraryCache("sim")
 _repair = threading.RLock()  # one thread at a time removes and rebuilds what is damaged
@@ -151,7 +161,8 @@ def build_kernel(text: str, signature: Signature) -> Path:
         _run([*command, "-S", "-emit-llvm", "kernel.clcpp", "-o", "kernel.ll"], work, what)
         ir = instrument((work / "kernel.ll").read_text("utf-8"), source)
         (work / "checked.ll").write_text(ir, "utf-8")
-        command = [*toolchain.clang, *OBJECT_FLAGS, *toolchain.machine, "-c"]
+        passes = NO_PASSES if len(ir) > _LARGE_IR else ()
+        command = [*toolchain.clang, *OBJECT_FLAGS, *passes, *toolchain.machine, "-c"]
         _run([*command, "checked.ll", "-o", "kernel.o"], work, what)
         _require_stack(work / "kernel.su", what)
         _link(work, what)
@@ -198,6 +209,7 @@ def _kernel_path(text: str, signature: Signature) -> Path:
         *toolchain.cc,
         *KERNEL_FLAGS,
         *OBJECT_FLAGS,
+        *NO_PASSES,
         *RUNTIME_FLAGS,
         *(own_source(name) for name in _SOURCES),
         *(word for part in parts for word in (*part.flags, *(template(name) for name in part.sources))),

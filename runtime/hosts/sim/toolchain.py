@@ -60,6 +60,8 @@ KERNEL_FLAGS = (
 )
 # From instrumented LLVM IR to an object.
 OBJECT_FLAGS = (*_COMMON, "-fstack-usage", "-x", "ir")
+NO_PASSES = ("-Xclang", "-disable-llvm-passes")
+"""Of IR: it is turned into code as it is."""
 # Accesses through pointers to private arrays, where the compiler knows the array; see instrument.py.
 _PRIVATE_CHECKS = ("-fsanitize=local-bounds", "-fsanitize-trap=local-bounds")
 RUNTIME_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer", "-fno-sanitize=all")

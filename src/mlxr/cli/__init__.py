@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ("chat", "converse with a model"),
     "bench": ("bench", "measure a model's speed"),
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
+    "tokenize": ("tokenize", "show the tokens of a text"),
     "inspect": ("inspect", "show what an artifact holds"),
     "tune": ("tune", "choose launch geometry by measuring on this machine's GPU"),
     "logits": ("logits", "write the logits of given tokens"),

@@ -4,16 +4,17 @@ import argparse
 import sys
 import time
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
-from mlxr.compiler.errors import ArenaError, ChatTemplateError, RequestError
+from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
 from mlxr.runtime.conversation import Conversation
 from mlxr.runtime.sampling import Sampling
 
-_COMMANDS = "/clear begins anew, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
+_COMMANDS = "/clear starts over, /drop forgets the oldest turn, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,6 +34,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the end of the context)"
     )
+    parser.add_argument(
+        "--drop-oldest",
+        action="store_true",
+        help="when the conversation becomes too long for the context, forget its oldest turns and say so",
+    )
     add_sampling_arguments(parser, temperature=0.7)
     parser.add_argument("--stats", action="store_true", help="show tokens read, reused and written after each answer")
     parser.set_defaults(run=run)
@@ -51,40 +57,91 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)
             _enable_editing()
-        with closing(Conversation(model, template, args.system)) as conversation:
-            return _converse(conversation, args.max_tokens, sampling, args.stats)
+        with Conversation(model, template, args.system) as conversation:
+            return _converse(conversation, _Options(args.max_tokens, sampling, args.stats, args.drop_oldest))
 
 
-def _converse(conversation: Conversation, max_tokens: int | None, sampling: Sampling, stats: bool) -> int:
+@dataclass(frozen=True)
+class _Options:
+    max_tokens: int | None
+    sampling: Sampling
+    stats: bool
+    drop_oldest: bool
+
+
+def _converse(conversation: Conversation, options: _Options) -> int:
     """Reads messages until there are no more. On a terminal a message that cannot be answered is told, and no end."""
     terminal = sys.stdin.isatty()
+    waiting = ""  # a message that was too long together with what came before it
     while True:
         message = _read_message(terminal)
         if message in (None, "/exit"):
             return 0
-        if message == "/clear":
-            conversation.clear()
-        elif terminal and message.startswith("/") and message[1:].isalpha():
-            print(f"unknown command {message}: {_COMMANDS}", file=sys.stderr)
-        elif message:
-            try:
-                _answer(conversation, message, max_tokens, sampling, stats)
-            except (ArenaError, ChatTemplateError, RequestError) as error:
-                if not terminal:
-                    raise
-                print(f"error: {error}\n(/clear begins anew)", file=sys.stderr)
+        try:
+            if message == "/clear":
+                conversation.clear()
+                waiting = message = ""
+            elif message == "/drop":
+                message, waiting = waiting, ""
+                _drop(conversation, conversation.turns_to_drop(message, options.max_tokens) if message else 1)
+            elif terminal and message.startswith("/") and message[1:].isalpha():
+                print(f"unknown command {message}: {_COMMANDS}", file=sys.stderr)
+                message = ""
+            if message:
+                waiting = ""
+                _answer(conversation, message, options)
+        except PromptTooLongError as error:
+            if not terminal:
+                helps = conversation.num_turns and not options.drop_oldest
+                raise PromptTooLongError(f"{error}; --drop-oldest makes room by itself" if helps else error) from error
+            waiting = _offer(conversation, message, options, error)
+        except (ArenaError, ChatTemplateError, RequestError) as error:
+            if not terminal:
+                raise
+            print(f"error: {error}\n(/clear starts over)", file=sys.stderr)
 
 
-def _answer(conversation: Conversation, message: str, max_tokens: int | None, sampling: Sampling, stats: bool) -> None:
+def _offer(conversation: Conversation, message: str, options: _Options, error: PromptTooLongError) -> str:
+    """Says how a message can be answered that is too long; gives it back if /drop helps."""
+    try:
+        turns = conversation.turns_to_drop(message, options.max_tokens)
+    except (ChatTemplateError, PromptTooLongError) as alone:
+        print(f"error: {alone}", file=sys.stderr)
+        return ""
+    print(
+        f"error: {error}\n(/drop forgets {_oldest(turns)} of {conversation.num_turns} and then answers this message; "
+        "/clear starts over)",
+        file=sys.stderr,
+    )
+    return message
+
+
+def _drop(conversation: Conversation, turns: int) -> None:
+    """Drops the oldest turns, and says so."""
+    before = conversation.num_turns
+    conversation.drop_oldest(turns)
+    dropped = before - conversation.num_turns
+    print(f"note: forgot {_oldest(dropped)} of {before}" if dropped else "note: nothing to forget", file=sys.stderr)
+
+
+def _oldest(turns: int) -> str:
+    return "the oldest turn" if turns == 1 else f"the {turns} oldest turns"
+
+
+def _answer(conversation: Conversation, message: str, options: _Options) -> None:
     """Prints an answer as it comes; Ctrl-C ends it."""
     start = time.perf_counter()
-    pieces = conversation.ask(message, max_tokens, sampling)
+    if options.drop_oldest and (turns := conversation.turns_to_drop(message, options.max_tokens)):
+        _drop(conversation, turns)
+    pieces = conversation.ask(message, options.max_tokens, options.sampling)
     with closing(pieces), suppress(KeyboardInterrupt):
         for piece in pieces:
             print(piece, end="", flush=True)
     print(flush=True)
     completion = conversation.completion
-    if stats and completion is not None:
+    if completion is not None and completion.finish_reason == "context":
+        print("note: the answer ends here because the context is full; /drop forgets the oldest turn", file=sys.stderr)
+    if options.stats and completion is not None:
         read = completion.prompt_tokens - completion.cached_tokens
         print(
             f"{read} tokens read, {completion.cached_tokens} reused, {len(completion.token_ids)} written in "

@@ -5,8 +5,9 @@ import json
 import sys
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
-from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
+from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.completion import Completion
 from mlxr.runtime.generate import Generation
@@ -18,12 +19,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("run", help="generate text", description="Generate text from a prompt, as it comes.")
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument(
-        "--prompt", type=text_argument, metavar="TEXT", help="the prompt; without it, standard input is read"
-    )
+    add_prompt_source(parser)
     parser.add_argument(
         "--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (default: 200)"
     )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on where the model ends its answer")
     add_sampling_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
     parser.add_argument("--stats", action="store_true", help="show speed and launches on standard error at the end")
@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_of(args)
     if args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
-    prompt = args.prompt if args.prompt is not None else _read_prompt()
+    prompt = read_prompt(args)
     show_any_character()
     model = load_model(args)
-    generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling)
+    generation = model.start([prompt], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
     interrupted = False
     if args.echo and not args.json:
         print(prompt, end="", flush=True)
@@ -56,23 +56,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"text": completion.text, "token_ids": completion.token_ids, "finish_reason": reason} | stats))
     else:
         print()
+        if completion.finish_reason == "context":
+            context = f"the context of {model.artifact.plan.arena.context} tokens is full"
+            print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
         _print_stats(stats, str(model.types))
     return 130 if interrupted else 0
-
-
-def _read_prompt() -> str:
-    if sys.stdin.isatty():
-        print("prompt (end with Ctrl-D):", file=sys.stderr)
-    refuse_other_bytes_than_text()
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the prompt on standard input is not {error.encoding}: {error.reason}") from error
-    text = text.removesuffix("\n")
-    if not text:
-        raise RequestError("the prompt is empty: give --prompt TEXT, or text on standard input")
-    return text
 
 
 def _stats(model: Model, generation: Generation, completion: Completion) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The picture: well-formed, complete, free of overlaps, and the same bytes every time."""
 
+import functools
 import json
 import os
 import re
@@ -47,20 +48,21 @@ def with_two_kinds_of_layers(artifact: Artifact) -> Artifact:
     return Artifact(files)
 
 
-def artifacts() -> dict[str, Artifact]:
-    found = {name: compile_spec(load_spec(find_spec(name))).artifact for name in bundled_specs()}
-    found["two kinds of layers"] = with_two_kinds_of_layers(compiled(small_spec(model__num_layers=5)))
-    found["one layer"] = compiled(small_spec(model__num_layers=1))
-    found["biases"] = compiled(small_spec(model__attention__qkv_bias=True))
-    return found
+SMALL = {
+    "two kinds of layers": lambda: with_two_kinds_of_layers(compiled(small_spec(model__num_layers=5))),
+    "one layer": lambda: compiled(small_spec(model__num_layers=1)),
+    "biases": lambda: compiled(small_spec(model__attention__qkv_bias=True)),
+}
 
 
-ARTIFACTS = artifacts()
+@functools.cache
+def artifact_of(name: str) -> Artifact:
+    return SMALL[name]() if name in SMALL else compile_spec(load_spec(find_spec(name))).artifact
 
 
-@pytest.fixture(params=sorted(ARTIFACTS))
+@pytest.fixture(params=sorted([*bundled_specs(), *SMALL]))
 def artifact(request: pytest.FixtureRequest) -> Artifact:
-    return ARTIFACTS[request.param]
+    return artifact_of(request.param)
 
 
 def rects(column: Column) -> list[Rect]:
@@ -118,14 +120,14 @@ def test_every_kind_of_op_is_shown(artifact: Artifact) -> None:
 
 
 def test_folded_layers_are_counted() -> None:
-    assert draw_graphs(ARTIFACTS["storyteller"]).count("layers 0-5 (× 6)") == 3
-    two_kinds = draw_graphs(ARTIFACTS["two kinds of layers"])
+    assert draw_graphs(artifact_of("storyteller")).count("layers 0-5 (× 6)") == 3
+    two_kinds = draw_graphs(artifact_of("two kinds of layers"))
     assert two_kinds.count("layers 0, 2, 4 (× 3)") == 3
     assert two_kinds.count("layers 1, 3 (× 2)") == 3
 
 
 def test_arena_and_token_lines_have_their_own_style() -> None:
-    root = ET.fromstring(draw_graphs(ARTIFACTS["storyteller"]))
+    root = ET.fromstring(draw_graphs(artifact_of("storyteller")))
     paths = [path.get("class") for group in root.findall(f"{SVG}g")[:3] for path in group.iter(f"{SVG}path")]
     assert paths.count("arena") == 2 + 1 + 2
     assert paths.count("token") == 0 + 2 + 3

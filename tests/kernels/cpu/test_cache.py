@@ -135,7 +135,7 @@ def test_threads_share_long_contexts(compute, extras):
 
 @pytest.mark.parametrize("compute", ["exact", "fast"])
 @pytest.mark.parametrize("scale", [200.0, 1e-20], ids=["sharp", "flat"])
-@pytest.mark.parametrize("case", [CHOSEN[1], CHOSEN[4]], ids=str)
+@pytest.mark.parametrize("case", few([CHOSEN[1], CHOSEN[4]], CHOSEN[1:2]), ids=str)
 def test_sizes_of_scores(case, scale, compute):
     """Scores of thousands overflow unless the maximum is taken off; scores of nothing average."""
     if compute == "fast" and scale > 1:
@@ -147,7 +147,7 @@ def test_sizes_of_scores(case, scale, compute):
     bench.run([(100, 40), (0, 20), (7, 1)], 2, "prefill")
 
 
-@pytest.mark.parametrize("scaling", ["llama3", "half"])
+@pytest.mark.parametrize("scaling", few(["llama3", "half"], ["llama3"]))
 def test_far_positions(scaling):
     """Angles of thousands of radians."""
     case = Case(4, 2, 32, "f16", block_size=16, rope=scaling, context=2600, max_sequences=2)
@@ -222,7 +222,7 @@ COPIED = itertools.product([("f32", 4, 40), ("bf16", 1, 32), ("q8", 16, 56)], ["
 
 @pytest.mark.parametrize(
     ("cache", "block_size", "head_dim", "layout"),
-    few([(*case, layout) for case, layout in COPIED], [("f32", 4, 40, "layer"), ("q8", 16, 56, "block")]),
+    few([(*case, layout) for case, layout in COPIED], [("q8", 16, 56, "block")]),
 )
 def test_copy_blocks(cache, block_size, head_dim, layout):
     bench = AttentionBench(Case(4, 2, head_dim, cache, layout=layout, block_size=block_size))

@@ -6,6 +6,7 @@ import pytest
 from mlxr.compiler.formats import WeightFormat
 from mlxr_tests.c_harness import address, aligned, c_library, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS
+from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows, round_bf16, widen_bf16
 
 CODE = """
@@ -32,12 +33,16 @@ void columns(int bf16, const uint8_t *w, int K, int valid, const uint8_t *rows, 
 """
 NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 BUILDS = [(march, compiler, ()) for compiler in compilers() for march in marches()]
+CHOSEN = [build for build in BUILDS if build[1] == compilers()[0] or build[0] == "native"]
 if "x86-64-v2" in marches():
     BUILDS.append(("native", compilers()[0], NO_AMX))
+    CHOSEN.append(BUILDS[-1])
 
 
 @pytest.fixture(
-    scope="module", params=BUILDS, ids=lambda build: f"{build[0]}-{build[1][-1]}{'-no-amx' * bool(build[2])}"
+    scope="module",
+    params=few(BUILDS, CHOSEN, whole=True),
+    ids=lambda build: f"{build[0]}-{build[1][-1]}{'-no-amx' * bool(build[2])}",
 )
 def lib(request):
     library = c_library(HEADERS, CODE, *request.param)

@@ -21,11 +21,13 @@ from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal import MetalHost
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr.runtime.hosts.sim.signature import parse_signature
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.few import few
+from mlxr_tests.few import few, few_of
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
+from mlxr_tests.kernel_host import sim_kernel
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 from mlxr_tests.tolerances import Mismatch
@@ -54,8 +56,9 @@ class SimMetalKernel:
         assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
         text = self.texts[name]
         assert header in text and source in text, "MLX must get what the artifact shows"
-        self.name, self.kernel = name, SimKernel.load(text)
-        assert [p.name for p in self.kernel.params] == [*input_names, *output_names]
+        self.name, self.text = name, text
+        self.names = [*input_names, *output_names]
+        assert [p.name for p in parse_signature(text).params] == self.names
         self.num_inputs = len(input_names)
 
     def __call__(
@@ -69,7 +72,7 @@ class SimMetalKernel:
     ) -> list[mx.array]:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-        names = [p.name for p in self.kernel.params]
+        names = self.names
         if ARENA[0] in names:
             places = [i for i, name in enumerate(names) if "token" in name and name != "token_ids"]
             bound, made = ([*inputs, *outputs][i] for i in places)
@@ -86,7 +89,7 @@ class SimMetalKernel:
         ]
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
         assert all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True)), "no partial threadgroups"
-        self.kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
+        sim_kernel(self.text).launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
         self.calls.append(self.name)
         return outputs
 
@@ -204,8 +207,9 @@ def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
-@pytest.mark.parametrize("mlx_min_rows", [1, 32])
-@pytest.mark.parametrize("name", ["experts-topk-softmax-bias", "experts-shared-gate", "sinks"])
+@pytest.mark.parametrize(
+    ("name", "mlx_min_rows"), few_of(["experts-topk-softmax-bias", "experts-shared-gate", "sinks"], [1, 32])
+)
 def test_arrays_of_few_elements(monkeypatch: pytest.MonkeyPatch, name: str, mlx_min_rows: int) -> None:
     """Sinks of 6 heads, logits of 5 experts, 2 chosen ones of one token, a gate: MLX would bind them as constants."""
     pair = metal_pair(monkeypatch, compiled(family_spec(name), Geometry(partition=16, mlx_min_rows=mlx_min_rows)))

@@ -15,7 +15,7 @@ from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
 from mlxr.runtime.mlx_ops import LARGE_OPS
 from mlxr.runtime.pager import Pager
-from mlxr_tests.fake_card import use_card
+from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import compiled, small_spec
@@ -34,17 +34,11 @@ def is_computed(array: mx.array) -> bool:
     return "label" not in text.getvalue()
 
 
-def launched(*, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
-    """A kernel that reads its inputs and makes ones."""
-    total = sum((x.reshape(-1)[0].astype(mx.float32) * 0 for x in inputs), mx.array(1.0))
-    return [mx.broadcast_to(total, s).astype(d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
-
-
 @pytest.mark.skipif(device.has_cuda(), reason="a stand-in for its launches")
 @pytest.mark.parametrize("changes", few([{}, LAYER], [LAYER]), ids=["rms", "layer"])
 def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     artifact = compiled(spec_of(**changes), Geometry(mlx_min_rows=4))
-    use_card(monkeypatch, artifact, launched)
+    use_card(monkeypatch, artifact, Sums())
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     calls: list[list[mx.array]] = []
     ports = ("norm", "norm_bias") if changes else ("norm",)

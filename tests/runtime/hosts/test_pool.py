@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxr_tests.few import few_of
+
 DRIVER = Path(__file__).with_name("pool_driver.c")
 WAITS = {"futex": (), "condition variable": ("-DMLXR_NO_FUTEX",)}
 TIMEOUT_S = 120
@@ -55,8 +57,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0 and said.strip() == "0", said[-4000:]
 
 
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize(("threads", "wait"), few_of([1, 2, 3, 5], WAITS))
 def test_a_barrier_holds_until_all_have_come(threads: int, wait: str) -> None:
     program = driver("-O3", *WAITS[wait])
     finish(drive([program], threads, 50, 100, 2, 0))

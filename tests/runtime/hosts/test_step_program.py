@@ -30,7 +30,7 @@ from mlxr.runtime.hosts.cuda.step_program import (
 from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr.runtime.hosts.cuda_host import AS_LAUNCHES, CudaHost
 from mlxr_tests.fake_card import SimLauncher, use_card
-from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
@@ -56,7 +56,7 @@ def eager() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("attend_many", few([0, 2], [2]))
-@pytest.mark.parametrize("name", ALL_SPECS)
+@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
     artifact = compiled(family_spec(name), Geometry(partition=16, attend_many=attend_many))
     plan, step = artifact.plan, artifact.plan.step("decode")

@@ -121,7 +121,10 @@ def test_faults_name_the_template_and_the_line(text, message):
         ("{{ lipsum(n=100000) }}", "took more than 2 s of CPU time"),
     ],
 )
-def test_hostile_templates_end(text, message):
+def test_hostile_templates_end(monkeypatch, text, message):
+    if "of CPU time" in message and "lipsum" not in text:
+        monkeypatch.setattr(chat_template, "CPU_SECONDS", 1)
+        message = message.replace("2 s", "1 s")
     start = time.monotonic()
     with pytest.raises(ChatTemplateError, match=f"chat template of here.gguf.*({message})"):
         rendered(text)
@@ -130,6 +133,7 @@ def test_hostile_templates_end(text, message):
 
 def test_a_stopped_template_works_again(monkeypatch):
     """One conversation that is too long for it does not end the template's use."""
+    monkeypatch.setattr(chat_template, "CPU_SECONDS", 1)
     text = "{% for i in range(messages[0].n) %}{% for j in range(99999) %}{% endfor %}{% endfor %}ok"
     with ChatTemplate(text, "here") as template:
         with pytest.raises(ChatTemplateError, match="CPU time"):

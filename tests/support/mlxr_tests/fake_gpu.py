@@ -6,7 +6,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact, KernelEntry
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer
+from mlxr_tests.kernel_host import sim_kernel
 
 _ARENA = ("k_arena", "v_arena")
 
@@ -68,7 +69,7 @@ class FakeGpu:
                     for i, array in enumerate([*inputs, *outputs])
                 ]
                 groups = tuple(whole // part for whole, part in zip(grid, threadgroup, strict=True))
-                kernel = SimKernel.load(artifact.kernel_text(entry.name))
+                kernel = sim_kernel(artifact.kernel_text(entry.name))
                 kernel.launch(buffers, (groups[0], groups[1], groups[2]), threadgroup)
             self.launched.append(entry.name)
             self.inputs.append(dict(zip(names, inputs, strict=False)))

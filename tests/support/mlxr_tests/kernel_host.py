@@ -1,17 +1,20 @@
 """Where kernel tests run the Metal text: on sim, or on an NVIDIA GPU. The fixture `kernel_host` chooses.
 
-On the GPU every launch's outputs start as NaN, as sim's memory does.
+On the GPU every launch's outputs start as NaN, as sim's memory does. On sim a kernel is compiled when it is first
+launched: many tests launch few of an artifact's kernels.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
+from unittest import mock
 
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.arena import Arena
+from mlxr.runtime.hosts import sim_host
 from mlxr.runtime.hosts.cuda_host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_host import Launcher
@@ -53,7 +56,22 @@ def load_kernel(text: str, name: str, threads: int) -> SimKernel | CudaKernel:
 
 def make_kernel_host(artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> Host:
     """A host that runs all of an artifact's kernels."""
-    return (PoisonedCudaHost if _chosen[-1] == "cuda" else SimHost)(artifact, weights, arena)
+    if _chosen[-1] == "cuda":
+        return PoisonedCudaHost(artifact, weights, arena)
+    with mock.patch.object(sim_host, "prepare", lambda texts, _: _WhenLaunched(texts)):
+        return SimHost(artifact, weights, arena)
+
+
+class _WhenLaunched(dict[str, SimKernel]):
+    """Kernels by name, each compiled when it is first asked for."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def __missing__(self, name: str) -> SimKernel:
+        self[name] = sim_kernel(self._texts[name], name)
+        return self[name]
 
 
 class PoisonedCudaHost(CudaHost):
@@ -76,3 +94,9 @@ class PoisonedCudaHost(CudaHost):
 @functools.lru_cache(maxsize=1024)
 def _load(host: str, text: str, name: str, threads: int) -> SimKernel | CudaKernel:
     return CudaKernel(text, name, threads) if host == "cuda" else SimKernel.load(text, name=name)
+
+
+@functools.lru_cache(maxsize=1024)
+def sim_kernel(text: str, name: str | None = None) -> SimKernel:
+    """A kernel on sim, loaded once."""
+    return SimKernel.load(text, name=name)

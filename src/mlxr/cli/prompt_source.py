@@ -1,0 +1,59 @@
+"""Where a prompt comes from: the command line, a file, or standard input."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mlxr.cli.streams import refuse_other_bytes_than_text, text_argument
+from mlxr.compiler.errors import RequestError
+
+_MOST_BYTES = 256 << 20
+"""Of a file or standard input: more than any context holds, and less than a machine's memory."""
+
+
+def add_prompt_source(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--prompt", type=text_argument, metavar="TEXT", help="the prompt; without it, standard input is read"
+    )
+    source.add_argument(
+        "--file", type=Path, metavar="FILE", help="a file with the prompt, UTF-8; a newline at its end is left out"
+    )
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    """The prompt.
+
+    Raises:
+        RequestError: it cannot be read, is no UTF-8, is too large, or is empty where a file or standard input has it.
+    """
+    if args.prompt is not None:
+        given: str = args.prompt
+        return given
+    what = "the prompt on standard input" if args.file is None else f"--file {args.file}"
+    try:
+        text = _read_input() if args.file is None else _read_file(args.file)
+    except OSError as error:
+        raise RequestError(f"{what}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{what} is not {error.encoding}: {error.reason} at byte {error.start}") from error
+    if len(text) > _MOST_BYTES:
+        raise RequestError(f"{what} has more than {_MOST_BYTES >> 20} MiB, which no model can read")
+    text = text.removesuffix("\n")
+    if not text:
+        fix = "give --prompt TEXT, --file FILE, or text on standard input"
+        raise RequestError(f"the prompt is empty: {fix}" if args.file is None else f"{what} holds no text: {fix}")
+    return text
+
+
+def _read_input() -> str:
+    if sys.stdin.isatty():
+        print("prompt (end with Ctrl-D):", file=sys.stderr)
+    refuse_other_bytes_than_text()
+    return sys.stdin.read(_MOST_BYTES + 1)
+
+
+def _read_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.read(_MOST_BYTES + 1).decode("utf-8")
