@@ -15,7 +15,7 @@ Same spec, same bytes. An artifact appears whole or not at all; one that was cha
 import difflib
 import hashlib
 import json
-import shutil
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from mlxr.compiler.codegen.sections import body_of, header_of
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.dtypes import DType
 from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.folder_lock import alone_in, unchanging
 from mlxr.compiler.formats import WeightFormat
 from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.plan.cpu import CpuLaunch, CpuProgram, CpuStep, CpuTensor
@@ -37,8 +38,10 @@ from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, La
 from mlxr.compiler.plan.record import MemoryPlan
 from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
+from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.verify import ARENA_TOKEN
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
 from mlxr.compiler.weight_layout import Segment, WeightLayout, part_places, plane_row_bytes
@@ -178,38 +181,44 @@ class Artifact:
         }
         return json.dumps(manifest, indent=1) + "\n"
 
-    def write(self, folder: Path) -> None:
-        """Writes the artifact, replacing an artifact that is there.
+    def write(self, folder: Path, *, whatever_is_there: bool = False) -> None:
+        """Writes the artifact, replacing an artifact that is there. The folder keeps its mode.
+
+        Of several processes that write into one folder each puts its whole artifact there; the last one's stays.
+
+        Args:
+            folder: where to write it.
+            whatever_is_there: whether anything else is replaced too: in a cache, whose entries may be damaged.
 
         Raises:
             ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.
         """
         folder = folder.resolve()
-        _check_replaceable(folder)
         try:
+            with unchanging(folder.parent):
+                _check_replaceable(folder, whatever_is_there)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            with tempfile.TemporaryDirectory(
+                prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+            ) as work:
+                staging, old = Path(work) / "new", Path(work) / "old"
+                for path, text in [*self.files.items(), (MANIFEST, self.manifest)]:
+                    target = staging / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_text(text, encoding="utf-8")
+                with alone_in(folder.parent):
+                    _check_replaceable(folder, whatever_is_there)
+                    _move_into_place(staging, folder, old)
         except OSError as error:
             raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
-        try:
-            for path, text in [*self.files.items(), (MANIFEST, self.manifest)]:
-                target = staging / path
-                target.parent.mkdir(exist_ok=True)
-                target.write_text(text, encoding="utf-8")
-            staging.chmod(0o755)
-            _move_into_place(staging, folder)
-        except OSError as error:
-            raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check_replaceable(folder: Path) -> None:
+def _check_replaceable(folder: Path, whatever_is_there: bool) -> None:
     """Raises ArtifactError unless the folder is new, empty, or holds an artifact and nothing else."""
-    if not folder.exists():
+    if whatever_is_there or not folder.exists():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not is_artifact(folder)):
-        raise ArtifactError(f"{folder} exists and is no artifact; name an empty or a new folder")
+        raise ArtifactError(f"{folder} exists and is not an artifact; name an empty or a new folder")
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"] if is_artifact(folder) else {}
         known = {MANIFEST, *files}
@@ -223,20 +232,18 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def _move_into_place(staging: Path, folder: Path) -> None:
+def _move_into_place(staging: Path, folder: Path, old: Path) -> None:
     if not folder.exists():
         staging.rename(folder)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    if folder.is_dir():
+        staging.chmod(folder.stat().st_mode & 0o7777)
+    folder.rename(old)
     try:
-        folder.rename(old / "artifact")
-        try:
-            staging.rename(folder)
-        except OSError:
-            (old / "artifact").rename(folder)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+        staging.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
 
 
 def is_artifact(path: Path) -> bool:
@@ -251,8 +258,13 @@ def load_artifact(path: str | Path) -> Artifact:
         ArtifactError: it is missing, of another version, or changed since it was written.
     """
     folder = Path(path)
+    with unchanging(Path(os.path.realpath(folder)).parent):
+        return _load(folder)
+
+
+def _load(folder: Path) -> Artifact:
     if not is_artifact(folder):
-        raise ArtifactError(f"{folder} is no artifact (no {MANIFEST}); make one with mlxr-compile SPEC -o {folder}")
+        raise ArtifactError(other_than_an_artifact(folder))
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -261,7 +273,7 @@ def load_artifact(path: str | Path) -> Artifact:
         version, layout, digest = manifest["version"], manifest["format"], manifest["digest"]
         hashes: dict[str, str] = dict(manifest["files"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder / MANIFEST} is no manifest; compile the spec again") from error
+        raise ArtifactError(f"{folder / MANIFEST} is not a manifest; compile the spec again") from error
     if (layout, version) != (ARTIFACT_FORMAT, VERSION):
         raise ArtifactError(
             f"{folder} was written by mlxr {version} (format {layout}); this is mlxr {VERSION} (format "
@@ -279,11 +291,16 @@ def load_artifact(path: str | Path) -> Artifact:
         named = [k.file for k in artifact.plan.kernels] + ([artifact.plan.cpu.file] if artifact.plan.cpu else [])
         absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
-        raise ArtifactError(f"{folder / 'plan.json'} is no plan ({error.error_count()} errors)") from error
+        raise ArtifactError(
+            f"{folder / 'plan.json'} is not a plan ({counted(error.error_count(), 'error')}); compile the spec again"
+        ) from error
     try:
         _ = artifact.chip
     except ValidationError as error:
-        raise ArtifactError(f"{folder / CHIP} is no chip ({error.error_count()} errors)") from error
+        raise ArtifactError(
+            f"{folder / CHIP} does not describe a chip ({counted(error.error_count(), 'error')}); compile the spec "
+            "again"
+        ) from error
     if absent:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
     return artifact

@@ -6,13 +6,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
-from mlxr.compiler.driver import Compilation, compile_spec, size
+from mlxr.compiler.command_parser import CommandParser
+from mlxr.compiler.driver import Compilation, compile_spec
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.plan.plan import Plan
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.running import launches_of
 from mlxr.compiler.plan.target_types import TARGETS, Target
+from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> int:
     """The command, unguarded."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="mlxr-compile",
         description="Compile a model spec into a launch plan and specialised code: Metal kernels, and a C program.",
         epilog=f"Bundled specs: {', '.join(bundled_specs())}.",
@@ -54,11 +58,11 @@ def run(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     if args.schema:
         if args.spec or args.output or args.json:
-            parser.error("--schema stands alone: mlxr-compile --schema > spec.schema.json")
+            parser.error("--schema goes with no SPEC and no other option: mlxr-compile --schema > spec.schema.json")
         print(json.dumps(spec_schema(), indent=2))
         return 0
     if args.spec is None:
-        parser.error("name a SPEC, or ask for --schema")
+        parser.error("give a SPEC, or --schema")
     if args.target == ("cpu",) and args.activations not in (None, "f32"):
         parser.error(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
     spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
@@ -87,8 +91,9 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
         "targets": list(plan.targets),
         "chip": compilation.artifact.chip.name,
         "kernels": [kernel.name for kernel in plan.kernels],
-        "launches": {step.name: len(step.launches) for step in plan.steps},
+        "launches": {step.name: launches_of(plan, step) for step in plan.steps},
         "memory": _memory(plan.memory),
+        "needed_bytes": plan.largest_memory.total_bytes,
         "cpu": {
             "file": plan.cpu.file,
             "compute": plan.cpu.compute,
@@ -121,11 +126,13 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     model, arena, memory = artifact.spec.model, plan.arena, plan.memory
     attention = model.attention
     ops = {name: len(artifact.graph(name)) for name in ("source", *STEPS)}
-    sequences = f"{arena.max_sequences} sequence{'s' if arena.max_sequences > 1 else ''}"
+    sequences = counted(arena.max_sequences, "sequence")
     whole = arena.num_blocks // arena.max_blocks_per_sequence
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
     held = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
+    caches = {str(types.cache): types for types in plan.types}
+    cache = ", ".join(f"{name} ({types.target})" if len(caches) > 1 else name for name, types in caches.items())
     lines = [
         f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
         f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
@@ -140,12 +147,18 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     lines += [
         f"  weights  {size(memory.weights_bytes)}, {held}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
-        f"context {arena.context} x {sequences}{few}, {arena.dtype}",
+        f"context {arena.context} x {sequences}{few}, {cache}",
         f"  scratch  {_scratch(plan)}",
-        f"  total    {size(memory.total_bytes)}{budget}",
+        f"  total    {_totals(plan)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
     ]
     return "\n".join(lines)
+
+
+def _totals(plan: Plan) -> str:
+    """What each target needs; a budget counts the larger."""
+    texts = [f"{size(plan.memory.total_bytes)} (metal)"] if "metal" in plan.targets else []
+    return ", ".join([*texts, f"{size(plan.cpu.memory.total_bytes)} (cpu)"] if plan.cpu else texts)
 
 
 def _scratch(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mlxr.compiler.artifact import CHIP, Artifact
 from mlxr.compiler.build import build_graph
+from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.codegen.render import Provenance
@@ -159,13 +160,3 @@ def _largest(limit: int, fits: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def size(size_bytes: int) -> str:
-    """Bytes for people: 1.5 GiB."""
-    value, unit = float(size_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -10,13 +10,14 @@ def add_type_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--activations",
         choices=("f32", "f16", "bf16"),
-        help="element type of activations on GPUs (as the spec says; of .gguf files and folders 16 bits, unless all "
-        "weights are f32)",
+        help="element type of activations on GPUs (default: what the spec says; for .gguf files and folders 16 bits, "
+        "or f32 where all weights are f32)",
     )
     parser.add_argument(
         "--kv",
         choices=("f32", "f16", "bf16", "q8"),
-        help="element type of the cache (as the spec says; of .gguf files and folders as activations, on CPUs f16)",
+        help="element type of the cache (default: what the spec says; for .gguf files and folders that of the "
+        "activations, and f16 on CPUs)",
     )
 
 

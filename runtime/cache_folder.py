@@ -1,19 +1,24 @@
-"""Where MLXR keeps what it can make again: compiled kernels of the sim host, artifacts of the command line."""
+"""Where MLXR keeps what it can make again: compiled artifacts, and the libraries of hosts."""
 
 import os
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
 
+CACHES = {
+    "artifacts": "what specs and model files compile to",
+    "cpu": "libraries of host cpu",
+    "cuda": "kernels of host cuda",
+    "sim": "kernels of host sim",
+}
+"""What is cached: the name of its folder, and what is in it."""
 
-def cache_folder(name: str) -> Path:
-    """The folder for one kind of cached files, absolute, not yet made.
 
-    It is `$MLXR_CACHE_DIR/name`, else `$XDG_CACHE_HOME/mlxr/name`, else `~/.cache/mlxr/name`. Relative ones count
-    from the current folder; compilers run in another.
+def cache_root() -> Path:
+    """The folder of all that is cached, absolute, not yet made.
 
-    Args:
-        name: what is cached.
+    It is `$MLXR_CACHE_DIR`, else `$XDG_CACHE_HOME/mlxr`, else `~/.cache/mlxr`. Relative ones count from the current
+    folder; compilers run in another.
 
     Raises:
         MlxrError: neither variable is set and there is no home folder, or the current folder is gone.
@@ -25,6 +30,18 @@ def cache_folder(name: str) -> Path:
             root = Path(base) / "mlxr"
         else:
             root = Path.home() / ".cache" / "mlxr"
-        return root.absolute() / name
+        return root.absolute()
     except (RuntimeError, OSError) as error:
         raise MlxrError(f"there is no place for the cache: {error}; set MLXR_CACHE_DIR to a folder") from error
+
+
+def cache_folder(name: str) -> Path:
+    """The folder for one kind of cached files, in `cache_root()`, not yet made.
+
+    Args:
+        name: what is cached; see CACHES.
+
+    Raises:
+        MlxrError: there is no place for it.
+    """
+    return cache_root() / name

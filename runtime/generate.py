@@ -106,7 +106,7 @@ class Generation(Iterator[Event]):
             if value < 1:
                 raise RequestError(f"{name} is {value!r}; expected a whole number of at least 1")
         if not prompts:
-            raise RequestError("there is no prompt")
+            raise RequestError("no prompt was given; give at least one")
         wanted = len(prompts) * self._num_samples
         if self._kept is not None and (wanted != 1 or self._kept.in_use or self._kept.pager is not self._pager):
             raise RequestError(
@@ -116,7 +116,7 @@ class Generation(Iterator[Event]):
         in_use = self._pager.num_sequences - (self._kept.num_held if self._kept else 0)
         if wanted > most - in_use:
             raise RequestError(
-                f"{wanted} sequences are wanted (prompts x samples); the artifact holds {most}, "
+                f"{wanted} sequence{'s' * (wanted > 1)} (prompts x samples) do not fit: the artifact holds {most}, "
                 f"{in_use} in use: finish or close other generations, or compile the "
                 "spec with a larger cache.max_sequences"
             )

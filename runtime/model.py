@@ -134,7 +134,7 @@ class Model:
             RequestError: there is none.
         """
         if self.tokenizer is None:
-            raise RequestError(f"text needs a tokenizer, and there is none: {self._no_tokenizer}")
+            raise RequestError(f"text needs a tokenizer: {self._no_tokenizer}")
         return self.tokenizer
 
     def start(

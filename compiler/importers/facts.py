@@ -129,7 +129,7 @@ class Facts:
             if any(item != value[0] for item in value):
                 raise SpecError(
                     f"{self.source}: {self._prefix}{key} differs between layers ({show(value[0])} and others), "
-                    "which is not supported of this key"
+                    "which is not supported for this key"
                 )
             value = value[0]
         return value
@@ -196,7 +196,7 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
         if one.rules.only_with is None or values.get(f"{name}.{one.rules.only_with}"):
             return one
     names = tuple(dict.fromkeys(one.name for one in architectures(kind)))
-    what = "does not say" if name is None else f"is {show(name)}; that is not supported"
+    what = "is missing" if name is None else f"is {show(name)}; that is not supported"
     like = nearest(name, names) if isinstance(name, str) else None
     hint = f'; did the file mean "{like}"?' if like else ""
     raise SpecError(f"{source}: {key} {what}; supported: {', '.join(names)}{hint}")

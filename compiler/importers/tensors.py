@@ -91,7 +91,7 @@ class Tensors:
         """
         table = self._facts.get(_Place("embedding", None))
         if table is None or len(table.shape) != 2:
-            raise SpecError(f"{self._source}: holds no embedding table, so it is no whole language model")
+            raise SpecError(f"{self._source}: holds no embedding table, so it is not a whole language model")
         return table.shape[0]
 
     def has(self, role: str) -> bool:

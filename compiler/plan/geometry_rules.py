@@ -99,7 +99,7 @@ class GeometryRule(Frozen):
         wrong = Contradictions()
         for name in self.sizes:
             if name not in _SIZES:
-                wrong.add("sizes", f'"{name}" is no size of the geometry', f"sizes are {', '.join(_SIZES)}")
+                wrong.add("sizes", f'"{name}" is not a size of the geometry', f"sizes are {', '.join(_SIZES)}")
         for what in ("outputs", "columns", "bits"):
             low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
             if low is not None and high is not None and low > high:

@@ -224,10 +224,10 @@ class CpuLowering:
 
 
 def _number(value: AttrValue) -> float:
-    assert isinstance(value, int | float), f"{value!r} is no number"
+    assert isinstance(value, int | float), f"{value!r} is not a number"
     return float(value)
 
 
 def _whole(value: AttrValue) -> int:
-    assert isinstance(value, int), f"{value!r} is no whole number"
+    assert isinstance(value, int), f"{value!r} is not a whole number"
     return value

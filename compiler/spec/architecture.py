@@ -147,7 +147,7 @@ class Model(Frozen):
             if name not in self.layer_types:
                 wrong.add(
                     f"layer_pattern.{index}",
-                    f'"{name}" is no layer type; {f"there is {known}" if known else "layer_types is empty"}',
+                    f'"{name}" is not a layer type; {f"layer_types has {known}" if known else "layer_types is empty"}',
                     f"name one of layer_types, or add {name} to it",
                 )
         for name in self.layer_types:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.explain import nearest
+from mlxr.compiler.spec.other_files import other_than_a_spec
 
 
 def bundled_specs() -> dict[str, Path]:
@@ -28,12 +29,12 @@ def find_spec(name_or_path: str | Path) -> Path:
         return bundled[name]
     path = Path(name)
     try:
-        if path.is_file():
+        if path.exists():
+            if other := other_than_a_spec(path):
+                raise SpecError(other)
             return path
-        if path.is_dir():
-            raise SpecError(f"{name}: is a folder; expected a spec file or a bundled model: {', '.join(bundled)}")
     except (OSError, ValueError) as error:
         raise SpecError(f"{name!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     like = nearest(path.name.removesuffix(".yaml"), tuple(bundled))
     hint = f'\n  fix: did you mean "{like}"?' if like else ""
-    raise SpecError(f"{name}: no such file, and no bundled model of that name; there is {', '.join(bundled)}{hint}")
+    raise SpecError(f"{name}: no such file, and no bundled model of that name; bundled are {', '.join(bundled)}{hint}")

@@ -14,6 +14,7 @@ import yaml
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.problems import Mark, Problem, render
+from mlxr.compiler.spec.yaml_mistakes import explain_yaml
 
 MAX_BYTES = 2**20
 MAX_NODES = 10_000
@@ -36,12 +37,6 @@ _TAGS = {
     f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
 } | {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _MAX_DIGITS = 400
-_YAML_ADVICE = (
-    ("'\\t'", "a tab cannot indent or separate here", "use spaces"),
-    ("mapping values are not allowed here", "a ':' is not allowed here", "check the indentation, or quote the text"),
-    ("could not find expected ':'", "a key without ':'", "write `key: value`"),
-    ("but found another document", "a second document", "a spec is one document: remove the `---`"),
-)
 
 
 @dataclass(frozen=True)
@@ -144,21 +139,11 @@ def _compose(text: str) -> yaml.Node | None:
             Problem(mark, f"character U+{ord(text[error.position]):04X} cannot stand in YAML", "remove it")
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _RefusedError(_explain_yaml(error)) from None
+        raise _RefusedError(explain_yaml(error, text.splitlines())) from None
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
-        raise _RefusedError(Problem(Mark(1, 1), f"not YAML: an escape that is no character ({error})")) from None
-
-
-def _explain_yaml(error: yaml.MarkedYAMLError) -> Problem:
-    # "could not find expected ':'" is noticed on a later line than the key it is about
-    unfinished_key = "could not find expected ':'" in str(error.problem)
-    where = (error.context_mark if unfinished_key else None) or error.problem_mark or error.context_mark
-    mark = Mark(where.line + 1, where.column + 1) if where else Mark(1, 1)
-    problem = " ".join(str(part) for part in (error.context, error.problem) if part)
-    for text, what, fix in _YAML_ADVICE:
-        if text in problem:
-            return Problem(mark, f"not YAML: {what}", fix)
-    return Problem(mark, f"not YAML: {problem}")
+        raise _RefusedError(
+            Problem(Mark(1, 1), f"not YAML: an escape that stands for no character ({error})")
+        ) from None
 
 
 def _mark(node: yaml.Node) -> Mark:
@@ -213,7 +198,9 @@ class _Reader:
     def _scalar(self, node: yaml.Node) -> Scalar:
         text = str(node.value)
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise _RefusedError(Problem(_mark(node), "half of a surrogate pair is no character", "remove the escape"))
+            raise _RefusedError(
+                Problem(_mark(node), "half of a surrogate pair is not a character", "remove the escape")
+            )
         return interpret(text) if getattr(node, "style", None) is None else text
 
     def _note(self, mark: Mark, text: str, fix: str = "") -> None:

@@ -34,7 +34,7 @@ def _parse_size(value: Any) -> Any:
 def _known_format(name: str) -> str:
     if name in list(WeightFormat):
         return name
-    raise PydanticCustomError("literal_error", "is no weight format")  # shown with the names of the schema
+    raise PydanticCustomError("literal_error", "is not a weight format")  # shown with the names of the schema
 
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX, strict=True)]

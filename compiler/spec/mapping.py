@@ -63,11 +63,11 @@ def _checked(expression: Any) -> Any:
     form = next((form for form in _FORMS if keys <= form and keys & _NEEDED.keys()), None)
     leader = next((key for key in _NEEDED if key in keys), "")
     if form is None or not _NEEDED[leader] <= keys:
-        raise _refuse(f"{sorted(keys)} is no expression; it has is, has, key, if/then/else or call/of")
+        raise _refuse(f"{sorted(keys)} is not an expression; one has is, has, key, if/then/else or call/of")
     if leader == "call":
         bounds = FUNCTIONS.get(expression["call"])
         if bounds is None:
-            raise _refuse(f'"{expression["call"]}" is no function; there is {", ".join(FUNCTIONS)}')
+            raise _refuse(f'"{expression["call"]}" is not a function; functions are {", ".join(FUNCTIONS)}')
         if not isinstance(expression["of"], list) or not bounds[0] <= len(expression["of"]) <= bounds[1]:
             raise _refuse(f"{expression['call']} takes from {bounds[0]} to {bounds[1]} values in a list")
     for key in ("default", "absent", "if", "then", "else", "of"):

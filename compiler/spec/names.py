@@ -54,7 +54,7 @@ class Selection(Frozen):
         for at, sizes in (("start", (self.start,)), ("shape", self.shape), ("strides", self.strides)):
             for size in sizes:
                 if unknown := [word for word in _words(size) if not word.isdigit() and word not in DIMENSIONS]:
-                    wrong.add(at, f'"{unknown[0]}" is no dimension', f"dimensions are {', '.join(DIMENSIONS)}")
+                    wrong.add(at, f'"{unknown[0]}" is not a dimension', f"dimensions are {', '.join(DIMENSIONS)}")
         wrong.refuse()
         return self
 
@@ -227,7 +227,7 @@ def load_tensor_names(family: str) -> TensorNames:
     if family not in families:
         like = nearest(family, families)
         hint = f'; did you mean "{like}"?' if like else ""
-        raise SpecError(f'no weight-name map for family "{family}"; there is {", ".join(families) or "none"}{hint}')
+        raise SpecError(f'no weight-name map for family "{family}"; families are {", ".join(families) or "none"}{hint}')
     text, source = family_text(family), str(_folder() / f"{family}.yaml")
     found = validated(TensorNames, read_document(text, source))
     return found.over(load_tensor_names(found.extends)) if found.extends else found

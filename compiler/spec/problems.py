@@ -1,5 +1,6 @@
 """What is wrong at one place of a text file, and how it is shown."""
 
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,15 @@ def _render_one(problem: Problem, source: str, lines: Sequence[str]) -> str:
     if excerpt.strip() and len(excerpt) <= _MAX_LINE:
         number = f"{line:>6}"
         text.append(f"{number} | {excerpt}")
-        pad = "".join("\t" if char == "\t" else " " for char in excerpt[: column - 1]).ljust(column - 1)
+        pad = "".join(map(_blank, excerpt[: column - 1])) + " " * (column - 1 - len(excerpt))
         text.append(f"{' ' * len(number)} | {pad}^")
     if problem.fix:
         text.append(f"  fix: {problem.fix}")
     return "\n".join(text)
+
+
+def _blank(char: str) -> str:
+    """Blanks as wide as a character is on a terminal, so that what stands under the next one is under it."""
+    if char == "\t":
+        return char
+    return "" if unicodedata.combining(char) else "  " if unicodedata.east_asian_width(char) in "WF" else " "

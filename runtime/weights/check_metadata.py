@@ -100,7 +100,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as stream:
             text = stream.read(_MAX_CONFIG_BYTES + 1)
         if len(text) > _MAX_CONFIG_BYTES:
-            raise WeightsError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is no model's config.json")
+            raise WeightsError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is not a model's config.json")
         config = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: cannot be read as JSON: {error}") from error

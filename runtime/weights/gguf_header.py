@@ -67,6 +67,8 @@ def _read_file(path: Path) -> GgufHeader:
         with path.open("rb") as stream:
             file_bytes = stream.seek(0, 2)
             stream.seek(0)
+            if file_bytes == 0:
+                raise GgufFault("it is empty; get the file again")
             cursor = GgufCursor(stream, min(file_bytes, _MAX_HEADER_BYTES))
             return _scan(cursor, path, file_bytes)
     except OSError as error:

@@ -11,6 +11,7 @@ from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.other_files import is_gguf
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -21,11 +22,11 @@ _MAX_FACTORS = 4096
 
 
 def is_model_file(path: Path) -> bool:
-    """Whether a path is a GGUF file, a folder with a config.json, or a folder with one GGUF file."""
+    """Whether a path is a GGUF file, whatever its name, or a folder with a config.json or with one GGUF file."""
     try:
         if path.is_dir():
             return (path / CONFIG).is_file() or len(list(path.glob("*.gguf"))) == 1
-        return path.suffix.lower() == ".gguf" and path.is_file()
+        return is_gguf(path)
     except (OSError, ValueError):  # a name too long, a folder that may not be searched: find_spec says so
         return False
 
@@ -81,10 +82,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             text = stream.read(_MAX_CONFIG_BYTES + 1)
         if len(text) > _MAX_CONFIG_BYTES:
-            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is no model's {CONFIG}")
+            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is not a model's {CONFIG}")
         config = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
-        raise SpecError(f"{path}: holds no JSON object, so it is no model's {CONFIG}")
+        raise SpecError(f"{path}: holds no JSON object, so it is not a model's {CONFIG}")
     return config

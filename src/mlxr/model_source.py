@@ -179,7 +179,7 @@ def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
 
         artifact = compile_spec(spec, chip=chip).artifact
     try:
-        artifact.write(cache_folder("artifacts") / entry)
+        artifact.write(cache_folder("artifacts") / entry, whatever_is_there=True)
     except (MlxrError, OSError) as error:
         print(f"note: not cached: {error}", file=sys.stderr)
     return artifact

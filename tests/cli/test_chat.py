@@ -102,7 +102,7 @@ def test_the_system_message_reaches_the_template(
     ("extra", "message"),
     [
         (["--max-tokens", "0"], "--max-tokens is 0; expected at least 1"),
-        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--temperature", "-1"], "--temperature is -1.0"),
         (["--template", "missing.jinja"], "missing.jinja: cannot be read"),
     ],
 )

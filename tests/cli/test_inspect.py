@@ -121,7 +121,7 @@ def test_an_unknown_kernel_is_refused_with_the_names(folder: str, capsys: pytest
 
 def test_what_is_no_artifact_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "no artifact" in capsys.readouterr().err
+    assert "is not an artifact" in capsys.readouterr().err
 
 
 def test_a_picture_is_written(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_an_unwritable_picture_is_an_error(folder: str, tmp_path: Path, capsys: 
     taken.mkdir()
     for path in (tmp_path / "absent" / "graph.svg", taken):
         assert main(["inspect", folder, "--graph", str(path)]) == 1
-        assert f"{path}: cannot be written" in capsys.readouterr().err
+        assert f"cannot write {path}: " in capsys.readouterr().err
     assert {entry.name for entry in tmp_path.iterdir()} == {"artifact", "taken.svg"}
 
 

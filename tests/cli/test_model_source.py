@@ -56,7 +56,7 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artifact, weights = resolve_artifact(str(gguf))
     assert (artifact.spec.name, weights) == ("tiny-Q4_K_M", gguf / TINY.name)
     assert main(["run", str(both), "--prompt", "A"]) == 1
-    assert "is no artifact" in capsys.readouterr().err
+    assert "is not an artifact" in capsys.readouterr().err
     arguments = ["run", str(hugging_face), "--prompt", "Once upon a time", "--max-tokens", "4", "--host", "reference"]
     assert main(arguments) == 0
     assert capsys.readouterr().out == " I was sitting in\n"
@@ -88,7 +88,7 @@ def test_an_artifact_that_options_change_is_compiled_again_from_its_spec(tmp_pat
 def test_changes_that_contradict_the_spec_are_refused(tmp_path: Path) -> None:
     spec = tmp_path / "one.yaml"
     text = (Path(__file__).parents[2] / "models/storyteller/storyteller.yaml").read_text()
-    spec.write_text(text.replace("mode: paged", "mode: contiguous"))
+    spec.write_text(text.replace("mode: auto", "mode: contiguous"))
     with pytest.raises(SpecError, match="mode contiguous holds one sequence, got max_sequences 2"):
         resolve_artifact(str(spec), Changes(sequences=2))
 
@@ -108,7 +108,7 @@ def test_what_is_compiled_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
         (" " * 2_000_000, "larger than 1048576 bytes"),
-        ("{}", "model_type does not say; supported: cohere, exaone4, gemma, "),
+        ("{}", "model_type is missing; supported: cohere, exaone4, gemma, "),
     ],
 )
 def test_a_faulty_config_is_refused(tmp_path: Path, config: str, message: str) -> None:

@@ -42,7 +42,7 @@ def test_windows_side_by_side(model: Model, ids: list[int]) -> None:
     found = perplexity(model, ids, 40, progress=lambda *now: shown.append(now))
     assert (found.tokens, found.windows) == (97, 3)
     assert found.value == pytest.approx(np.exp(np.mean(expected)), rel=1e-6)
-    assert found.error == pytest.approx(found.value * np.std(expected) / 97**0.5, rel=1e-6)
+    assert found.standard_error == pytest.approx(found.value * np.std(expected) / 97**0.5, rel=1e-6)
     assert [now[:2] for now in shown] == [(1, 3), (2, 3), (3, 3)]
     assert shown[-1][2] == pytest.approx(found.value)
 
@@ -69,7 +69,7 @@ def test_strides(model: Model, ids: list[int]) -> None:
         (100, 65, None, None, "a window of 65 tokens exceeds the model's context, 64"),
         (100, 40, 41, None, "the stride is 41 tokens; expected 1 to 40"),
         (100, 40, 40, 1, "the stride is 40 tokens; expected 1 to 39"),
-        (1, 40, None, None, "the text has 1 tokens; expected at least 2"),
+        (1, 40, None, None, "the text has 1 token; expected at least 2"),
         (0, 40, None, 1, "the text has 0 tokens; expected at least 1"),
     ],
 )
@@ -86,7 +86,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(capsys.readouterr().out)
     assert (shown["tokens"], shown["windows"], shown["context"]) == (300, 5, 64)
     assert (shown["host"], shown["cache"], shown["compute"]) == ("cpu", "q8", "fast")
-    assert 10 < shown["perplexity"] < 80
+    assert 10 < shown["perplexity"] < 80 and shown["standard_error"] > 0 and "error" not in shown
 
 
 def test_the_command_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.inspect.picture.draw import draw_graphs
-from mlxr_tests.storyteller import ROOT
+from mlxr_tests.storyteller import BF16, ROOT, TOKENIZER
 
 README = ROOT / "README.md"
 HELP = re.compile(r"<!-- help: mlxr (.*?) -->\n```\n(.*?)```\n<!-- end -->", re.DOTALL)
@@ -45,14 +46,28 @@ def test_the_spec_in_the_readme_compiles() -> None:
 def test_the_python_in_the_readme_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found
-    monkeypatch.chdir(ROOT)
-    program = (
-        found[1].replace("temperature=0.7)", "temperature=0.7), max_tokens=4").replace("max_tokens=64", "max_tokens=4")
-    )
-    exec(compile(program, str(tmp_path / "readme.py"), "exec"), {})
-    assert capsys.readouterr().out.startswith(" I was sitting in\n")
+    """All of it, one after the other in one session; the folder that it names is a model with a chat template here."""
+    folder = tmp_path / "Qwen3-0.6B-4bit"
+    folder.mkdir()
+    for path in (BF16, BF16.with_name("config.json"), TOKENIZER):
+        (folder / path.name).symlink_to(path)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    monkeypatch.chdir(tmp_path)
+    program = "".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+    assert folder.name in program
+    for text, short in [
+        ("temperature=0.7)", "temperature=0.7), max_tokens=4"),
+        ("max_tokens=64", "max_tokens=4"),
+        ('blue?"', 'blue?", max_tokens=4'),
+    ]:
+        assert text in program
+        program = program.replace(text, short)
+    names: dict[str, Any] = {}
+    exec(compile(program, str(tmp_path / "readme.py"), "exec"), names)
+    out = capsys.readouterr().out
+    assert out.startswith(" I was sitting in\n")
+    assert [message["role"] for message in names["talk"].messages] == ["system", "user", "assistant"]
+    assert out.endswith(names["talk"].messages[-1]["content"]) and not out.endswith("\n")
 
 
 def test_files_that_the_readme_names_exist() -> None:

@@ -16,19 +16,21 @@ import pytest
 import mlxr
 from mlxr import model_source
 from mlxr.cli import main
+from mlxr.compiler.artifact import load_artifact
+from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.codegen import render
 from mlxr.compiler.codegen.environment import environment
-from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER
+from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER, storyteller_spec
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model's artifact on disk."""
+    """The artifact of the bundled model in f32, on disk."""
     folder = tmp_path_factory.mktemp("build") / "storyteller"
-    mlxr.compile("storyteller").write(folder)
+    mlxr.compile(storyteller_spec()).write(folder)
     return folder
 
 
@@ -41,7 +43,7 @@ def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], art
     assert golden["text_fp32"].startswith(golden["prompt"] + shown["text"])
     assert shown["prompt_tokens"] == len(golden["ids"])
     assert shown["finish_reason"] == "length"
-    plan = mlxr.compile("storyteller").plan
+    plan = load_artifact(artifact).plan
     kernels = {"metal": plan.kernels, "cpu": plan.cpu.kernels if plan.cpu else ()}[shown["host"]]
     assert set(shown["launches"]) == {kernel.name for kernel in kernels}
     assert shown["prefill_tokens_per_second"] > 0
@@ -65,9 +67,13 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
     cached = list((tmp_path / "artifacts").iterdir())
     assert len(cached) == 1
     assert cached[0].name.startswith("storyteller-")
-    (cached[0] / "plan.json").write_text("damaged")
-    assert main(arguments) == 0, "a damaged cache entry is made anew"
-    assert mlxr.compile("storyteller").files["plan.json"] == (cached[0] / "plan.json").read_text()
+    for damaged in ("plan.json", "manifest.json"):
+        before = (cached[0] / damaged).read_text()
+        (cached[0] / damaged).write_text("damaged")
+        capsys.readouterr()
+        assert main(arguments) == 0
+        assert capsys.readouterr().err == "", "a damaged cache entry is made anew, without a word"
+        assert (cached[0] / damaged).read_text() == before
 
 
 def test_the_prompt_may_come_from_standard_input(
@@ -117,10 +123,35 @@ def test_compile_tells_what_it_made(capsys: pytest.CaptureFixture[str], tmp_path
     assert {path.stem for path in (tmp_path / "a/kernels").iterdir()} == set(shown["kernels"])
     assert compile_main([spec, "-o", str(tmp_path / "a")]) == 0
     text = capsys.readouterr().out
-    assert "weights  68.0 MiB" in text
+    assert "weights  18.1 MiB, f32, q8_0" in text
     assert "total" in text
     assert compile_main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "MLXR model spec"
+
+
+def test_what_compile_and_inspect_tell_agrees(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Launches are those that run, and a budget counts what the target takes that takes most."""
+    spec, folder = tmp_path / "spec.yaml", tmp_path / "a"
+    text = (ROOT / "models/storyteller/storyteller.yaml").read_text()
+    spec.write_text(text)
+    assert compile_main([str(spec), "-o", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["inspect", str(folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    per_chunk = shown["launches_per_prefill_chunk"]
+    assert told["launches"] == {"decode": shown["launches_per_decode_token"][0]["launches"], "prefill": per_chunk}
+    needed = told["needed_bytes"]
+    assert needed == told["cpu"]["memory"]["total_bytes"] > told["memory"]["total_bytes"]
+    spec.write_text(f"{text}memory_budget: {needed}\n")
+    assert compile_main([str(spec)]) == 0
+    assert (
+        f"total    {size(told['memory']['total_bytes'])} (metal), {size(needed)} (cpu) of a" in capsys.readouterr().out
+    )
+    spec.write_text(f"{text}memory_budget: {needed - 1}\n")
+    assert compile_main([str(spec)]) == 1
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"target cpu: {size(needed)}; no budget" in out and f": {per_chunk} launches" in out.replace("  ", ": ")
 
 
 def run_arguments(*extra: str) -> list[str]:
@@ -131,13 +162,13 @@ def run_arguments(*extra: str) -> list[str]:
     ("arguments", "message"),
     [
         (run_arguments("--max-tokens", "0"), "--max-tokens is 0; expected at least 1"),
-        (run_arguments("--temperature", "-1"), "temperature is -1.0, expected a number from 0"),
-        (run_arguments("--top-p", "0"), "top_p is 0.0"),
+        (run_arguments("--temperature", "-1"), "--temperature is -1.0, expected a number from 0"),
+        (run_arguments("--top-p", "0"), "--top-p is 0.0"),
         (run_arguments("--weights", "missing.gguf"), "missing.gguf"),
         (run_arguments("--tokenizer", "missing.model"), "missing.model"),
         (["run", "storyteler", "--prompt", "A"], 'did you mean "storyteller"'),
         (["run", "tinyllama-1.1b", "--prompt", "A"], "comes without weights: name a file or folder of them"),
-        (["run", str(ROOT / "tests"), "--prompt", "A"], "is no artifact"),
+        (["run", str(ROOT / "tests"), "--prompt", "A"], "is not an artifact"),
         (["run", "storyteller", "--host", "reference", "--prompt", "word " * 2000], "the context is 1024"),
         (["logits", "storyteller", "--tokens", "1 x", "-o", "l.npy"], "expected token ids such as"),
         (

@@ -2,16 +2,21 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import mlxr
+from mlxr.compiler import folder_lock
 from mlxr.compiler.artifact import Artifact, load_artifact
 from mlxr.compiler.codegen.sections import body_of, header_of
+from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError
+from mlxr_tests.specs import compiled, small_spec
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +86,9 @@ def test_a_changed_manifest_is_refused(folder: Path) -> None:
         (manifest | {"files": dropped}, "was changed"),
         (manifest | {"files": manifest["files"] | {"../outside": "0"}}, "outside the artifact"),
         (manifest | {"files": manifest["files"] | {"/etc/hostname": "0"}}, "outside the artifact"),
-        (manifest | {"files": 3}, "is no manifest"),
-        ([], "is no manifest"),
-        ({}, "is no manifest"),
+        (manifest | {"files": 3}, "is not a manifest"),
+        ([], "is not a manifest"),
+        ({}, "is not a manifest"),
     ]:
         path.write_text(json.dumps(wrong))
         with pytest.raises(ArtifactError, match=message):
@@ -100,7 +105,7 @@ def test_a_missing_file_or_artifact_is_named(folder: Path, tmp_path: Path) -> No
     (folder / "plan.json").unlink()
     with pytest.raises(ArtifactError, match=r"plan\.json cannot be read"):
         load_artifact(folder)
-    with pytest.raises(ArtifactError, match="is no artifact"):
+    with pytest.raises(ArtifactError, match="no such folder; mlxr-compile SPEC"):
         load_artifact(tmp_path / "nothing")
 
 
@@ -116,10 +121,42 @@ def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folde
     other.mkdir()
     (other / "letter.txt").write_text("dear")
     for path in (other, other / "letter.txt"):
-        with pytest.raises(ArtifactError, match="is no artifact"):
+        with pytest.raises(ArtifactError, match="is not an artifact"):
             artifact.write(path)
     assert (other / "letter.txt").read_text() == "dear"
     assert {p.name for p in tmp_path.iterdir()} == {"artifact", "precious"}, "no staging folders are left"
+
+
+def test_the_folder_keeps_its_mode(artifact: Artifact, folder: Path) -> None:
+    folder.chmod(0o2750)
+    artifact.write(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2750
+
+
+def test_several_may_write_into_one_folder_while_others_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    spec = small_spec()
+    artifacts = [compiled(spec), compile_spec(spec, targets=["cpu"]).artifact]  # one has files that the other lacks
+    artifacts[0].write(folder)
+
+    def write_and_read(number: int) -> None:
+        for _ in range(6):
+            artifacts[number % 2].write(folder)
+            load_artifact(folder)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write_and_read, range(8)))
+    assert load_artifact(folder).digest in [artifact.digest for artifact in artifacts]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_is_locked_for_long_is_used_all_the_same(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "_PATIENCE_S", 0.01)
+    with folder_lock.alone_in(tmp_path):
+        artifact.write(tmp_path / "artifact")
+    assert load_artifact(tmp_path / "artifact").digest == artifact.digest
 
 
 def test_the_working_folder_and_links_are_written_where_they_are(

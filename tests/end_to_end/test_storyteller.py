@@ -133,7 +133,7 @@ def test_the_same_seed_gives_the_same_text_alone_or_in_company(storyteller: Stor
 
 
 def test_a_generate_call_launches_every_kernel_of_the_bundled_artifact() -> None:
-    artifact = mlxr.compile("storyteller")
+    artifact = mlxr.compile(storyteller_spec())
     model = mlxr.load(artifact, Q8_0, host="sim")
     model.generate("Once upon a time", max_tokens=3)
     layers, decoded = artifact.plan.num_layers, 2

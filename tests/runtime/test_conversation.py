@@ -178,6 +178,6 @@ def test_a_model_without_template_or_tokenizer(model: Model, tmp_path: Path) -> 
     with pytest.raises(ChatTemplateError, match=r"storyteller-q8_0\.gguf: the model comes without a chat template"):
         model.chat_template()
     (tmp_path / "model.safetensors").symlink_to(BF16)
-    bare = mlxr.load(mlxr.compile("storyteller"), tmp_path / "model.safetensors", host="reference")
+    bare = mlxr.load(mlxr.compile(storyteller_spec()), tmp_path / "model.safetensors", host="reference")
     with pytest.raises(RequestError, match="text needs a tokenizer"):
         bare.chat_template()

@@ -212,8 +212,8 @@ def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -
         ([[1, -1]], {}, "token id -1 is outside"),
         ([[1]], {"max_tokens": 0}, "max_tokens is 0"),
         ([[1]], {"num_samples": 0}, "num_samples is 0"),
-        ([[1]] * 4, {}, "4 sequences are wanted .*; the artifact holds 3, 0 in use"),
-        ([[1], [1]], {"num_samples": 2}, "4 sequences are wanted"),
+        ([[1]] * 4, {}, "4 sequences .* do not fit: the artifact holds 3, 0 in use"),
+        ([[1], [1]], {"num_samples": 2}, "4 sequences .* do not fit"),
     ],
 )
 def test_bad_requests_are_refused(
@@ -257,8 +257,8 @@ def test_whole_numbers_of_numpy_are_taken(small: Model) -> None:
 
 def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(BF16)
-    model = mlxr.load(mlxr.compile("storyteller"), tmp_path / "model.safetensors", host="reference")
-    with pytest.raises(RequestError, match=r"text needs a tokenizer, and there is none: .*tokenizer\.model"):
+    model = mlxr.load(mlxr.compile(storyteller_spec()), tmp_path / "model.safetensors", host="reference")
+    with pytest.raises(RequestError, match=r"text needs a tokenizer: .*tokenizer\.model"):
         model.generate("Once")
     answer = model.generate([1, 403], max_tokens=2)
     assert (len(answer.token_ids), answer.text) == (2, "")

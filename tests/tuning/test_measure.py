@@ -204,7 +204,7 @@ def test_the_command_measures_on_this_machines_gpu(
         assert step["share_of_limit"] == pytest.approx(step["limit_us"] / total)
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M17"})
     assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
-    assert "Apple M17 is no chip that is known: name one that is like it with --chip" in capsys.readouterr().err
+    assert "the chip Apple M17 is not known: name one like it with --chip" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")

@@ -426,7 +426,7 @@ def test_too_long_a_context_is_refused_before_anything_is_timed() -> None:
     gpu, spec = FakeGpu(lambda entry: 1.0, compute=False), small_spec(model__num_layers=1, cache=ONE_SEQUENCE)
     artifact, chip = compile_spec(spec, targets=("metal",)).artifact, find_chip("generic")
     tuner = Tuner(artifact, chip, gpu.make_kernels, Stopwatch(gpu.clock, gpu.evaluate), "Toy", print, Untouched("cuda"))
-    with pytest.raises(RequestError, match="1 sequences of 41 tokens: the artifact holds 1 of 40"):
+    with pytest.raises(RequestError, match="1 sequence of 41 tokens: the artifact holds 1 of 40"):
         tuner.tune(41)
     assert not gpu.launched
 

@@ -140,8 +140,8 @@ def _load_new(path: Path, name: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(path), use_errno=True)
     except OSError as error:
         raise HostError(
-            f"cpu: cannot load the library of {name}, built anew: {error}; set MLXR_CACHE_DIR or TMPDIR to a folder "
-            "that allows programs to run"
+            f"cpu: cannot load the library of {name}, which was just built: {error}; set MLXR_CACHE_DIR or TMPDIR to a "
+            "folder that allows programs to run"
         ) from error
 
 

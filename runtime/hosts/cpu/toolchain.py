@@ -112,7 +112,7 @@ def _chosen(value: str) -> Compiler | None:
     words = _words("CC", value)
     program = shutil.which(words[0])
     if program is None:
-        print(f"note: CC={value!r} names no program; using another compiler", file=sys.stderr)
+        print(f"note: CC={value!r} does not name a program; using another compiler", file=sys.stderr)
         return None
     # What starts another program (`ccache gcc`, `python -m ziglang cc`) is told by that one too.
     others = [zig_executable() if word == "ziglang" else shutil.which(word) for word in words[1:]]
@@ -129,7 +129,7 @@ def _words(variable: str, value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError as error:
-        raise HostError(f"{variable}={value!r} is no command line ({error}); correct or unset it") from error
+        raise HostError(f"{variable}={value!r} is not a command line ({error}); correct or unset it") from error
 
 
 def _identity(program: str) -> str:

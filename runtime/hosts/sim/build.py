@@ -127,8 +127,8 @@ def _load_sound(
             return load(build())
         except OSError as error:
             raise HostError(
-                f"sim: cannot load {what}, built anew: {error}; see that {library_folder()} allows programs to run, or "
-                "set MLXR_CACHE_DIR to a folder that does"
+                f"sim: cannot load {what}, which was just built: {error}; see that {library_folder()} allows "
+                "programs to run, or set MLXR_CACHE_DIR to a folder that does"
             ) from error
 
 

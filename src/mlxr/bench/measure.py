@@ -18,6 +18,7 @@ from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.plural import counted
 from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.model import Model
 
@@ -156,8 +157,8 @@ def _check_fits(model: Model, work: Workload) -> None:
         )
     if work.batch > arena.max_sequences:
         raise RequestError(
-            f"--batch is {work.batch}, the artifact holds {arena.max_sequences} sequences: compile the spec with a "
-            "larger cache.max_sequences"
+            f"--batch is {work.batch}, but the artifact holds {counted(arena.max_sequences, 'sequence')}: compile the "
+            "spec with a larger cache.max_sequences"
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.plural import counted
 from mlxr.runtime.model import Model
 
 Progress = Callable[[int, int, float], None]
@@ -21,13 +22,13 @@ class Perplexity:
 
     Attributes:
         value: e to the mean negative log-likelihood of the tokens predicted.
-        error: its standard error, from how the tokens' log-likelihoods scatter.
+        standard_error: its standard error, from how the tokens' log-likelihoods scatter.
         tokens: tokens predicted.
         windows: windows read.
     """
 
     value: float
-    error: float
+    standard_error: float
     tokens: int
     windows: int
 
@@ -68,7 +69,9 @@ def perplexity(
     if not 1 <= step <= length:
         raise RequestError(f"the stride is {step} tokens; expected 1 to {length}, so that windows leave no token out")
     if len(ids) + len(prefix) < 2:
-        raise RequestError(f"the text has {len(ids)} tokens; expected at least {2 - len(prefix)}, to predict one")
+        raise RequestError(
+            f"the text has {counted(len(ids), 'token')}; expected at least {2 - len(prefix)}, to predict one"
+        )
     windows = list(_windows(len(ids), length, step, given=1 - len(prefix)))
     losses: list[npt.NDArray[np.float64]] = []
     for done, (start, end, first) in enumerate(windows, 1):

@@ -5,29 +5,49 @@ Results go to standard output, the rest to standard error. Exit 0: done; 1: the 
 """
 
 import argparse
+import importlib
+import sys
 from collections.abc import Sequence
 
+from mlxr.compiler.command_parser import CommandParser
 from mlxr.compiler.guard import guarded
 from mlxr.compiler.version import VERSION
+
+COMMANDS = {
+    "run": ("run", "generate text"),
+    "chat": ("chat", "converse with a model"),
+    "bench": ("bench", "measure a model's speed"),
+    "perplexity": ("perplexity", "measure how well a model predicts a text"),
+    "tokenize": ("tokenize", "show the tokens of a text"),
+    "inspect": ("inspect", "show what an artifact holds"),
+    "tune": ("tune", "choose launch geometry by measuring on this machine's GPU"),
+    "logits": ("logits", "write the logits of given tokens"),
+    "import": ("import_spec", "write the spec of a model's own files"),
+    "models": ("models", "list the families and bundled specs"),
+    "cache": ("cache", "list or clear what MLXR keeps on disk"),
+}
+"""Of each command its module here, which is imported when the command is given, and its line in the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: _main(sys.argv[1:] if argv is None else list(argv)))
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    # Imported here, inside the guard: loading MLX takes long enough to be interrupted.
-    from mlxr.cli import bench, chat, import_spec, inspect, logits, models, perplexity, run, tokenize, tune  # noqa: PLC0415
-
-    parser = argparse.ArgumentParser(
+def _main(argv: list[str]) -> int:
+    parser = CommandParser(
         prog="mlxr",
         description="Run, inspect, tune and check compiled language models. Compile specs with mlxr-compile.",
     )
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run, chat, bench, perplexity, tokenize, inspect, tune, logits, import_spec, models):
-        command.add_parser(commands)
-    args = parser.parse_args(argv)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, line) in COMMANDS.items():
+        if name == chosen:
+            # Inside the guard: loading MLX takes long enough to be interrupted.
+            importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=line)
+    args: argparse.Namespace = parser.parse_args(argv)
     code: int = args.run(args)
     return code

@@ -31,12 +31,12 @@ KEYS = {
     "prompt_lengths": "of the prompts that were measured one at a time, in order",
     "decode_tokens, context, batch": "the workload; context: tokens in the cache when decoding starts",
     "load_seconds": "compiling (if it was not compiled yet) and loading",
-    "prefill_tokens_per_second": "median over prompts, so many at a time as --batch says",
+    "prefill_tokens_per_second": "median over prompts, as many at a time as --batch says",
     "time_to_first_token_seconds": "of one sequence: median over prompts; _min_, _max_ and _p95_ are its spread",
     "decode_tokens_per_second": "over all steps",
     "decode_step_ms": "median over steps; _min_ and _max_ are its spread",
-    "weight_bytes_per_step": "weights that a decode step reads, each once",
-    "read_gb_per_second": "those and keys and values, by the time of a median step; 1 GB is 10^9 bytes",
+    "weight_bytes_per_step": "bytes of weights that a decode step reads, each counted once",
+    "read_gb_per_second": "those weights, keys and values, divided by the time of a median step; 1 GB is 10^9 bytes",
     "peak_memory_bytes": "of the whole process, mapped files included",
     "planned_bytes": "weights and arena, as planned",
     "launches_per_decode_step": "kernels launched, on average",
@@ -53,26 +53,31 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="measure a model's speed",
         description="Measure time to first token, prefill and decode speed, and memory of one configuration. Each is "
         "warmed up until two runs in a row agree within 5 % (at most 10 runs). Tokens are random; tokens per second "
-        "count those of all sequences. A model that is imported (a .gguf file, a folder) is compiled for as long and "
-        "as many sequences as the measurement needs.",
-        epilog="What is printed, with the same keys in JSON: "
+        "count those of all sequences. An imported model (a .gguf file or a folder) is compiled for sequences as long "
+        "and as many as the measurement needs.",
+        epilog="What is printed, under these keys in JSON and in plain words else: "
         + "; ".join(f"{name} ({what})" for name, what in KEYS.items())
         + ".",
     )
     add_model_arguments(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--prompt-tokens", type=int, metavar="N", help=f"length of each prompt ({PROMPT_TOKENS}), seen in the warm-up"
+        "--prompt-tokens",
+        type=int,
+        metavar="N",
+        help=f"length of each prompt, the same as in the warm-up (default: {PROMPT_TOKENS})",
     )
     length.add_argument(
         "--lengths",
         metavar="A-B",
-        help="prompts of random lengths from A to B instead, none of which this process has seen",
+        help="prompts of random lengths from A to B instead, each of a length that this process has not seen yet",
     )
     parser.add_argument(
-        "--prompts", type=int, default=LEAST_PROMPTS, metavar="N", help=f"prompts to measure ({LEAST_PROMPTS})"
+        "--prompts", type=int, default=LEAST_PROMPTS, metavar="N", help=f"prompts to measure (default: {LEAST_PROMPTS})"
     )
-    parser.add_argument("--decode-tokens", type=int, default=64, metavar="N", help="decode steps to measure (64)")
+    parser.add_argument(
+        "--decode-tokens", type=int, default=64, metavar="N", help="decode steps to measure (default: 64)"
+    )
     parser.add_argument(
         "--context",
         dest="cached_tokens",
@@ -81,8 +86,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="N",
         help="tokens of each sequence in the cache when decoding starts, at least 1 (0)",
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (1)")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="same seed, same lengths and tokens (1)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="the same seed gives the same lengths and tokens (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -128,10 +135,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=1))
     else:
         for name, value in figures.items():
-            print(f"{name:<32} {_show(name, value)}")
+            print(f"{name.replace('_', ' '):<32} {_show(name, value)}")
     if not measured["warm_up_agreed"]:
         print(
-            f"note: in at most {MOST_RUNS} warm-up runs no two in a row agreed within 5 %: figures will vary",
+            f"note: no two warm-up runs in a row agreed within 5 %, of at most {MOST_RUNS}: the figures will vary",
             file=sys.stderr,
         )
     return 0

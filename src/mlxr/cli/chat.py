@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
-from mlxr.cli.streams import show_any_character
+from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
 from mlxr.runtime.conversation import Conversation
 from mlxr.runtime.sampling import Sampling
@@ -22,21 +22,25 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "chat",
         help="converse with a model",
-        description="Converse with a model by its own chat template. Each line is a message; of standard input that is "
-        f"no terminal, too. {_COMMANDS}.",
+        description="Converse with a model by its own chat template. Each line is a message, "
+        f"also where standard input is not a terminal. {_COMMANDS}.",
     )
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first, if its template takes that")
+    parser.add_argument(
+        "--system", type=text_argument, metavar="TEXT", help="what the model is told first, if its template takes that"
+    )
     parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (up to the context)")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the end of the context)"
+    )
     parser.add_argument(
         "--drop-oldest",
         action="store_true",
         help="when the conversation becomes too long for the context, forget its oldest turns and say so",
     )
     add_sampling_arguments(parser, temperature=0.7)
-    parser.add_argument("--stats", action="store_true", help="tokens read, reused and written, after each answer")
+    parser.add_argument("--stats", action="store_true", help="show tokens read, reused and written after each answer")
     parser.set_defaults(run=run)
 
 
@@ -46,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     show_any_character()
+    refuse_other_bytes_than_text()
     model = load_model(args)
     with model.chat_template(args.template) as template:
         template.start()

@@ -1,13 +1,13 @@
 """`mlxr import`: the spec of a model's own files, to read, edit and compile."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_key_argument, telling_of_force
-from mlxr.compiler.errors import MlxrError, RequestError, SpecError
+from mlxr.compiler.errors import RequestError, SpecError
 from mlxr.compiler.type_options import add_type_arguments
+from mlxr.output_file import write_output
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,10 +18,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Write the spec that a .gguf file, or a Hugging Face or mlx-lm folder, is compiled by.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, or a folder with a config.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (standard output)")
-    parser.add_argument("--compute", choices=("exact", "fast"), default="fast", help="what the spec says of it (fast)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (default: standard output)"
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("exact", "fast"),
+        default="fast",
+        help="what the spec shall say of `compute` (default: fast)",
+    )
     add_context_argument(parser)
     add_type_arguments(parser)
+    parser.add_argument(
+        "--sequences", type=int, default=1, metavar="N", help="most sequences at once, each with a cache (default: 1)"
+    )
     add_key_argument(parser)
     parser.set_defaults(run=run)
 
@@ -29,18 +39,23 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from mlxr.compiler.importers.imported import ImportOptions  # noqa: PLC0415
+    from mlxr.compiler.spec.catalog import bundled_specs  # noqa: PLC0415
     from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
+    from mlxr.compiler.spec.other_files import other_than_a_model  # noqa: PLC0415
     from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
 
     if args.context is not None and args.context < 1:
         raise RequestError(f"--context is {args.context}; expected at least 1")
+    if args.sequences < 1:
+        raise RequestError(f"--sequences is {args.sequences}; expected at least 1")
     if not is_model_file(args.model):
-        raise SpecError(
-            f"{args.model}: is no model's own files; expected a .gguf file, or a folder with a config.json or one .gguf"
-        )
+        if str(args.model) in bundled_specs():
+            raise SpecError(f"{args.model} is a bundled spec already: {bundled_specs()[str(args.model)]}")
+        raise SpecError(other_than_a_model(args.model))
     options = ImportOptions(
         context=args.context,
         compute=args.compute,
+        max_sequences=args.sequences,
         activation_dtype=args.activations,
         cache_dtype=args.kv,
         accepted_keys=tuple(args.accept_key),
@@ -52,15 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
         return 0
-    if not args.output.absolute().parent.is_dir():
-        raise MlxrError(f"cannot write {args.output}: the folder {args.output.parent} does not exist")
-    staging = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-    try:
-        staging.write_text(text, encoding="utf-8")
-        staging.replace(args.output)
-    except OSError as error:
-        staging.unlink(missing_ok=True)
-        raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
+    write_output(args.output, text.encode())
     print(
         f"{args.output}: {spec.name}, family {spec.model.tensor_names}, weights {spec.weights.default}", file=sys.stderr
     )

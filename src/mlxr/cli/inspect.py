@@ -27,11 +27,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     roofline = parser.add_argument_group("roofline", "how long each launch takes, at most and as measured")
     roofline.add_argument(
-        "--chip", metavar="NAME", help="predict for a chip: h200, m4-max, ... (with --measure: this one)"
+        "--chip",
+        metavar="NAME",
+        help="predict for a chip: h200, m4-max, ... (with --measure the default is this machine's)",
     )
     roofline.add_argument("--measure", action="store_true", help="measure each launch on this machine's GPU")
-    roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (512)")
-    roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (1)")
+    roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
+    roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (default: 1)")
     add_type_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

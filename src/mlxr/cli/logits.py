@@ -2,14 +2,14 @@
 
 import argparse
 import io
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
-from mlxr.compiler.errors import MlxrError, RequestError
+from mlxr.compiler.errors import RequestError
+from mlxr.output_file import check_output, write_output
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,7 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
-    parser.add_argument("--tokens", required=True, metavar='"1 403 27"', help="token ids, by spaces or commas")
+    parser.add_argument(
+        "--tokens", required=True, metavar='"1 403 27"', help="token ids, separated by spaces or commas"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.npy", help="where to write them")
     parser.set_defaults(run=run)
 
@@ -32,18 +34,11 @@ def run(args: argparse.Namespace) -> int:
         tokens = [int(word) for word in args.tokens.replace(",", " ").split()]
     except ValueError as error:
         raise RequestError(f'--tokens is {args.tokens!r}; expected token ids such as "1 403 27"') from error
-    if not args.output.parent.is_dir():
-        raise MlxrError(f"cannot write {args.output}: the folder {args.output.parent} does not exist")
+    check_output(args.output)
     model = load_model(args)
     logits = model.logits(tokens)
     buffer = io.BytesIO()
     np.save(buffer, logits)
-    staging = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-    try:
-        staging.write_bytes(buffer.getvalue())
-        staging.replace(args.output)
-    except OSError as error:
-        staging.unlink(missing_ok=True)
-        raise MlxrError(f"cannot write {args.output}: {error.strerror or error}") from error
+    write_output(args.output, buffer.getvalue())
     print(f"{args.output}: {logits.shape[0]} x {logits.shape[1]} f32, host {model.host.name}", file=sys.stderr)
     return 0

@@ -31,11 +31,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to run: metal (Apple silicon), cuda (NVIDIA GPUs), cpu (C made for this CPU), sim (the Metal "
         "kernels, checked, on any CPU), reference (MLX ops)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (one for each core)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (default: one for each core)")
     parser.add_argument(
         "--compute",
         choices=("exact", "fast"),
-        help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (as the spec says, else fast)",
+        help="exact: f32 activations; fast: 8-bit or bf16 ones where that is faster (default: what the "
+        "spec says, else fast)",
     )
     add_type_arguments(parser)
     add_key_argument(parser)
@@ -59,8 +60,8 @@ def add_context_argument(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=int,
         metavar="N",
-        help=f"longest sequence (as the spec says; of .gguf files and folders the model's own, at most "
-        f"{DEFAULT_CONTEXT}, because the whole cache is allocated)",
+        help=f"longest sequence in tokens (default: what the spec says; for .gguf files and folders the model's own "
+        f"limit, but at most {DEFAULT_CONTEXT}, because memory for the whole cache is taken at the start)",
     )
     parser.add_argument(
         "--force-context",

@@ -9,6 +9,7 @@ from pathlib import Path
 from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.change import Changes
 
 
@@ -22,11 +23,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
-    parser.add_argument("--context", dest="window", type=int, default=512, metavar="N", help="tokens of a window (512)")
     parser.add_argument(
-        "--stride", type=int, metavar="N", help="tokens from a window to the next (a window: they do not overlap)"
+        "--context", dest="window", type=int, default=512, metavar="N", help="tokens of a window (default: 512)"
     )
-    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text (all)")
+    parser.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens from the start of a window to that of the next (default: --context, so that they do not overlap)",
+    )
+    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -68,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=1))
         return 0
     print(
-        f"perplexity {found.value:.4f} +- {found.error:.4f}  ({found.tokens} tokens, {found.windows} windows of "
-        f"{args.window}; {figures['model']}, weights {figures['weights']}, activations {figures['activations']}, "
-        f"cache {figures['cache']}, {figures['compute']}, host "
-        f"{figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
+        f"perplexity {found.value:.4f} +- {found.standard_error:.4f}  ({counted(found.tokens, 'token')}, "
+        f"{counted(found.windows, 'window')} of {args.window}; {figures['model']}, weights "
+        f"{figures['weights']}, activations {figures['activations']}, cache {figures['cache']}, {figures['compute']}, "
+        f"host {figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
     )
     return 0
 

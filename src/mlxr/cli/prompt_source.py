@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from mlxr.cli.streams import refuse_other_bytes_than_text, text_argument
 from mlxr.compiler.errors import RequestError
 
 _MOST_BYTES = 256 << 20
@@ -13,7 +14,9 @@ _MOST_BYTES = 256 << 20
 def add_prompt_source(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", metavar="TEXT", help="the prompt; without it, standard input is read")
+    source.add_argument(
+        "--prompt", type=text_argument, metavar="TEXT", help="the prompt; without it, standard input is read"
+    )
     source.add_argument(
         "--file", type=Path, metavar="FILE", help="a file with the prompt, UTF-8; a newline at its end is left out"
     )
@@ -47,6 +50,7 @@ def read_prompt(args: argparse.Namespace) -> str:
 def _read_input() -> str:
     if sys.stdin.isatty():
         print("prompt (end with Ctrl-D):", file=sys.stderr)
+    refuse_other_bytes_than_text()
     return sys.stdin.read(_MOST_BYTES + 1)
 
 

@@ -22,12 +22,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_context_argument(parser)
     add_prompt_source(parser)
     add_prompt_arguments(parser)
-    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (200)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (default: 200)"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on where the model ends its answer")
     add_sampling_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
-    parser.add_argument("--stats", action="store_true", help="speed and launches to standard error at the end")
-    parser.add_argument("--json", action="store_true", help="one JSON object at the end instead of text")
+    parser.add_argument("--stats", action="store_true", help="show speed and launches on standard error at the end")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
     parser.set_defaults(run=run)
 
 

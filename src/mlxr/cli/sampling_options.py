@@ -2,6 +2,7 @@
 
 import argparse
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.sampling import Sampling
 
 
@@ -12,12 +13,28 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
         type=float,
         default=temperature,
         metavar="T",
-        help=f"0: the most probable token ({temperature:g})",
+        help=f"0 takes the most probable token, 1 draws by the model's own probabilities (default: {temperature:g})",
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most probable tokens (0: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only the most probable share P (1)")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only tokens at P of the top one (0)")
-    parser.add_argument("--seed", type=int, metavar="S", help="same seed, same text")
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw from the K most probable tokens (default: 0, all)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the most probable tokens that together have probability P (default: 1, all)",
+    )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="draw from tokens at least P times as probable as the first (default: 0, all)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="the same seed gives the same text (default: another each time)"
+    )
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -26,4 +43,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     Raises:
         RequestError: a number is out of its range.
     """
-    return Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    try:
+        return Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    except RequestError as error:  # it names what Python calls the option
+        name, _, what = str(error).partition(" ")
+        raise RequestError(f"--{name.replace('_', '-')} {what}") from error

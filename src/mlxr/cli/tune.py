@@ -13,19 +13,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "tune",
         help="choose launch geometry by measuring on this machine's GPU",
-        description="Time candidates of each kind of launch on this machine's GPU, with random weights, and write the "
-        "artifact anew with the fastest. Its tuning.json has the times of all candidates; mlxr inspect shows what was "
+        description="Time candidates of each kind of launch on this machine's GPU, with random weights, and write a "
+        "new artifact with the fastest. Its tuning.json has the times of all candidates; mlxr inspect shows what was "
         "chosen.",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the artifact")
     parser.add_argument(
-        "--host", default="auto", choices=HOST_NAMES, help="whose launches to time; one that has a GPU (this machine's)"
+        "--host",
+        default="auto",
+        choices=HOST_NAMES,
+        help="the host whose launches to time; it must have a GPU (default: this machine's)",
     )
     parser.add_argument(
-        "--chip", metavar="NAME", help="whose geometry to start from (the artifact's, else this machine's)"
+        "--chip",
+        metavar="NAME",
+        help="the chip whose geometry to start from (default: the artifact's, else this machine's)",
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (512)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
     add_type_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print what tuning.json holds")
     parser.set_defaults(run=run)

@@ -95,7 +95,7 @@ def _measured(artifact: Artifact, name: str | None, context: int, batch: int) ->
     device = device_name()
     chip = find_chip(name) if name else find_chip_of_device(device)
     if chip is None:
-        raise ArtifactError(f"{device} is no chip that is known: name one that is like it with --chip")
+        raise ArtifactError(f"the chip {device} is not known: name one like it with --chip")
     found = limits(artifact, chip, context, batch)
     cache_bytes = round(chip.figures.cache_mib.value * 2**20) if chip.figures else 0
     times = measure_launches(artifact, make_kernels, cache_bytes, context, batch, Stopwatch())

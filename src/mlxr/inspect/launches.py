@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
+from mlxr.compiler.plan.running import runs
 from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
 
 _EXPERTS = ("expert_projection", "expert_combine")
@@ -56,7 +57,7 @@ class LaunchRow:
 
     def runs(self, dims: Mapping[BatchDim, int]) -> bool:
         """Whether it runs for a batch, on hosts that leave nothing to MLX."""
-        return not self.launch.feeds_mlx and (self.launch.when is None or self.launch.when.holds(dims))
+        return runs(self.launch, dims)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Iterator
 
 from mlxr.compiler.artifact import Artifact, BatchDim
-from mlxr.compiler.driver import size
+from mlxr.compiler.byte_sizes import size
+from mlxr.compiler.plan.running import chunk_dims, decode_dims
 from mlxr.inspect.launches import Block, LaunchRow, Program, programs
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
@@ -21,18 +22,12 @@ def scenarios(artifact: Artifact) -> dict[str, dict[BatchDim, int]]:
     """Batches of decode whose launches may differ, by what to call them."""
     plan = artifact.plan
     whole = plan.whole_context
-    found = {"1 sequence": batch(1, whole)}
+    found = {"1 sequence": decode_dims(1, whole)}
     if plan.arena.max_sequences > 1:
-        found[f"{plan.arena.max_sequences} sequences"] = batch(plan.arena.max_sequences, whole)
+        found[f"{plan.arena.max_sequences} sequences"] = decode_dims(plan.arena.max_sequences, whole)
     if plan.arena.context > whole:
-        found[f"1 sequence of more than {whole} tokens"] = batch(1, whole + 1)
+        found[f"1 sequence of more than {whole} tokens"] = decode_dims(1, whole + 1)
     return found
-
-
-def batch(tokens: int, context: int) -> dict[BatchDim, int]:
-    """Dims of a batch of `tokens` sequences of one new token each, in contexts of `context` tokens."""
-    dims: dict[BatchDim, int] = {"tokens": tokens, "seqs": tokens, "rows": tokens, "tiles": tokens}
-    return dims | {"copies": 0, "context": context}
 
 
 def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:
@@ -83,6 +78,8 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     dtypes = sorted({str(part.format) for weight in plan.weights for part in weight.parts})
     steps = ", ".join(f"{step.name} {size(step.activation_bytes)}" for step in plan.steps)
     budget = "no budget" if memory.budget_bytes is None else f"of a budget of {size(memory.budget_bytes)}"
+    if plan.cpu:
+        budget = f"target cpu: {size(plan.cpu.memory.total_bytes)}; {budget}"
     for name, value, text in (
         ("weights", size(memory.weights_bytes), f"{len(plan.weights)} tensors, {', '.join(dtypes)}"),
         ("arena", size(memory.arena_bytes), f"{arena.mode}; K and V, each {shape}, {arena.dtype}"),
@@ -163,9 +160,7 @@ def _totals(artifact: Artifact, program: Program) -> Iterator[str]:
         yield "1 launch"
         return
     if program.name == "prefill":
-        tokens = min(artifact.plan.max_tokens, artifact.plan.arena.context)
-        tiles = -(-tokens // artifact.plan.query_tile)
-        rows = program.running({"tokens": tokens, "seqs": 1, "rows": 1, "tiles": tiles, "context": tokens})
+        rows = program.running(chunk_dims(artifact.plan))
         yield f"{_split(rows)}, for up to {artifact.plan.max_tokens} tokens a chunk"
         return
     texts: dict[str, list[str]] = {}

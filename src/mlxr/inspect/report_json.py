@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.compiler.plan.running import chunk_dims
 from mlxr.inspect.launches import LaunchRow, programs
 from mlxr.inspect.report import parameters, scenarios
 
@@ -28,7 +29,7 @@ def report_json(artifact: Artifact) -> dict[str, Any]:
         "chunk": plan.chunk.model_dump() | {"max_tokens": plan.max_tokens},
         "arena_chosen": plan.arena_chosen.model_dump() if plan.arena_chosen else None,
         "launches_per_decode_token": per_token,
-        "launches_per_prefill_chunk": next(len(p.rows) for p in steps if p.name == "prefill"),
+        "launches_per_prefill_chunk": next(len(p.running(chunk_dims(plan))) for p in steps if p.name == "prefill"),
         "decode_step": next((one.chosen.model_dump() for one in plan.steps if one.chosen), None),
         "kernels": [
             kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)} for kernel in plan.kernels

@@ -148,7 +148,7 @@ def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
 def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about: str) -> StepLimits:
     figures = chip.figures
     if figures is None:
-        raise ArtifactError(f"nothing is known of the speed of {chip.title}; name a chip with --chip")
+        raise ArtifactError(f"it is not known how fast {chip.title} is; name a chip with --chip")
     graph, step = artifact.graph(program.name), artifact.plan.step(program.name)
     launches = []
     for row in program.running(dims):

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact, DType, Step
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.plural import counted
 from mlxr.runtime.arena import Arena
 from mlxr.runtime.batch import Batch, BatchRequest, kernel_input
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
@@ -45,7 +46,7 @@ def _batch(artifact: Artifact, sequences: int, context: int, new: int, rows: Lit
     plan = artifact.plan
     if not (1 <= sequences <= plan.arena.max_sequences and new <= context <= plan.arena.context):
         raise RequestError(
-            f"{sequences} sequences of {context} tokens: the artifact holds {plan.arena.max_sequences} of "
+            f"{counted(sequences, 'sequence')} of {context} tokens: the artifact holds {plan.arena.max_sequences} of "
             f"{plan.arena.context}"
         )
     pager = Pager.from_geometry(plan.arena)

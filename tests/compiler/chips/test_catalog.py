@@ -89,7 +89,7 @@ def test_the_chip_is_recorded_in_the_artifact(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [
-        (RULE % "matvec_rows: 2", "1:20", 'sizes: "matvec_rows" is no size of the geometry'),
+        (RULE % "matvec_rows: 2", "1:20", 'sizes: "matvec_rows" is not a size of the geometry'),
         (RULE % "matvec_outputs: -1", "1:37", "matvec_outputs is -1; expected a whole number of at least 0"),
         (RULE % "", "1:20", "has 0 items; expected at least 1"),
         (RULE.replace("origin: measured", "origin: guessed") % "partition: 64", "1:64", 'origin is "guessed"'),

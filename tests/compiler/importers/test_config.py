@@ -110,7 +110,7 @@ def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config:
         ({"attention_bias": True}, "attention_bias is true; expected false, as the rest of the file has it"),
         ({"sliding_window": 4096}, "'sliding_window' = 4096: not supported"),
         ({"model_type": "lama"}, r'model_type is "lama"; that is not supported.*did the file mean "llama"'),
-        ({"model_type": None}, "model_type does not say"),
+        ({"model_type": None}, "model_type is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "expected a language model"),
         ({"quantization": {"bits": 4}}, "quantization: quantised by null, which is not supported; supported: mlx-lm's"),
         ({"quantization_config": {"quant_method": "awq"}}, 'quantised by "awq"'),

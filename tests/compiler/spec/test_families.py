@@ -128,10 +128,10 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     # layers
     (
         added("layer_types: {full: {}}\n  layer_pattern: [full, ^ful]"),
-        'model.layer_pattern.1: "ful" is no layer type; there is full',
+        'model.layer_pattern.1: "ful" is not a layer type; layer_types has full',
         "name one of layer_types",
     ),
-    (added("layer_pattern: [^full]"), '"full" is no layer type; layer_types is empty', "add full to it"),
+    (added("layer_pattern: [^full]"), '"full" is not a layer type; layer_types is empty', "add full to it"),
     (
         added("layer_types: {full: {}, half: ^{}}\n  layer_pattern: [full]"),
         "layer_types.half: no layer is of this type",

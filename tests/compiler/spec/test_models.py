@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import dump_spec, load_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.imported_model import import_model
+from mlxr_tests.storyteller import Q8_0
 
 # Parameters of the published checkpoints.
 PARAMETERS = {
@@ -69,12 +72,12 @@ def test_properties_that_counts_do_not_show() -> None:
     assert ratios == {"storyteller": 4, "tinyllama-1.1b": 8, "llama-3.2-1b": 4, "llama-3.1-8b": 4, "mistral-7b": 4}
 
 
-def test_storyteller_rounds_nothing_to_16_bits() -> None:
-    """Its Q8_0 file is not exact in 16 bits."""
+def test_storyteller_is_what_its_file_says() -> None:
+    """So that the bundled name runs as fast as the file."""
     spec = load_spec(find_spec("storyteller"))
-    assert {spec.activation_dtype, spec.cache.dtype, *(spec.weights.of(c) for c in ("embedding", "mlp", "norm"))} == {
-        "f32"
-    }
+    imported, _ = import_model(Q8_0, ImportOptions())
+    assert spec == imported.model_copy(update={"name": "storyteller"})
+    assert spec.weights.default == "q8_0"
 
 
 def test_find_spec_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +92,9 @@ def test_find_spec_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("storyteler", r'(?s)there is llama-3.1-8b, .*did you mean "storyteller"'),
+        ("storyteler", r'(?s)bundled are llama-3.1-8b, .*did you mean "storyteller"'),
         ("models/llama-3.2-1.yaml", r'(?s)no such file.*did you mean "llama-3.2-1b"'),
-        ("qqq", "no bundled model of that name; there is"),
+        ("qqq", "no bundled model of that name; bundled are"),
         ("/", "is a folder"),
         ("a\0b", "cannot be read|no such file"),
         ("x" * 5000, "cannot be read|no such file"),

@@ -110,7 +110,7 @@ def test_ignored_tensors_depend_on_the_model() -> None:
 
 def test_unknown_family() -> None:
     with pytest.raises(
-        SpecError, match=r'no weight-name map for family "lama"; there is .*llama.*did you mean "llama"'
+        SpecError, match=r'no weight-name map for family "lama"; families are .*llama.*did you mean "llama"'
     ):
         load_tensor_names("lama")
     for family in ("../families/llama", "", "llama.yaml"):
@@ -152,10 +152,10 @@ def test_a_new_family_is_a_new_file(families: Path) -> None:
             "tensors: {e: {gguf: {tensor: b, rows: {shape: [heads], strides: [1, 2]}}}}",
             "1 sizes in shape and 2 in strides",
         ),
-        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [hoods], strides: [1]}}}}", '"hoods" is no dimension'),
-        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [heads - 1], strides: [1]}}}}", "is no dimension"),
-        ("config: {set: {num_layers: {key: n, defolt: 1}}}", "is no expression"),
-        ("config: {set: {num_layers: {call: exec, of: [x]}}}", '"exec" is no function; there is divide, '),
+        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [hoods], strides: [1]}}}}", '"hoods" is not a dimension'),
+        ("tensors: {e: {gguf: {tensor: b, rows: {shape: [heads - 1], strides: [1]}}}}", "is not a dimension"),
+        ("config: {set: {num_layers: {key: n, defolt: 1}}}", "is not an expression"),
+        ("config: {set: {num_layers: {call: exec, of: [x]}}}", '"exec" is not a function; functions are divide, '),
         ("config: {set: {num_layers: {call: sqrt, of: [x, y]}}}", "sqrt takes from 1 to 1 values"),
         ("config: {harmless: ['(']}", "is not a regular expression"),
     ],

@@ -20,8 +20,9 @@ TINY = GOLDEN / "tiny-Q8_0.gguf"
 
 
 def storyteller_spec(**changes: Any) -> ModelSpec:
-    """The bundled spec; a section given as a dict is updated with it: `cache={"max_sequences": 3}`."""
-    return _changed(load_spec(find_spec("storyteller")), changes)
+    """The bundled model in f32, paged; a section given as a dict is updated with it: `cache={"max_sequences": 3}`."""
+    exact = {"weights": {"default": "f32"}, "activation_dtype": "f32", "cache": {"mode": "paged", "dtype": "f32"}}
+    return _changed(_changed(load_spec(find_spec("storyteller")), exact | {"prefill_chunk": 256}), changes)
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:

@@ -1,7 +1,6 @@
 """The whole picture: three columns, title and legend, rendered as SVG. Same artifact, same bytes."""
 
 import functools
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mlxr.inspect.picture.folded import Folded, fold, layer_groups
 from mlxr.inspect.picture.lines import ArenaBox, Line, Pill, arena_lines, token_lines, value_lines
 from mlxr.inspect.picture.origins import origins
 from mlxr.inspect.report import count, parameters
+from mlxr.output_file import is_written_through, write_output
 
 MARGIN = 14.0
 TITLE_HEIGHT = 62.0
@@ -219,12 +219,6 @@ def write_picture(svg: str, path: Path) -> None:
     Raises:
         MlxrError: the name does not end in .svg, or the file cannot be written.
     """
-    if path.suffix.lower() != ".svg":
+    if path.suffix.lower() != ".svg" and not is_written_through(path):
         raise MlxrError(f"{path}: pictures are written as SVG; name a file that ends in .svg")
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            staged = Path(folder) / path.name
-            staged.write_text(svg, encoding="utf-8")
-            staged.replace(path)
-    except OSError as error:
-        raise MlxrError(f"{path}: cannot be written: {error.strerror or error}") from error
+    write_output(path, svg.encode())

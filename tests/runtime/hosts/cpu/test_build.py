@@ -57,7 +57,7 @@ def test_the_cpu_can_be_named(cache, runs, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_flags_that_are_no_command_line(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXR_CPU_CFLAGS", "-O2 'open")
-    with pytest.raises(HostError, match=r"MLXR_CPU_CFLAGS=.* is no command line"):
+    with pytest.raises(HostError, match=r"MLXR_CPU_CFLAGS=.* is not a command line"):
         answer()
 
 
@@ -122,7 +122,7 @@ def test_a_compiler_that_cannot_build_it_is_passed_over(cache, only, runs, capsy
 
 
 @needs_cc
-@pytest.mark.parametrize(("value", "note"), [("false", "cannot build model"), ("no-such-compiler", "names no program")])
+@pytest.mark.parametrize(("value", "note"), [("false", "cannot build model"), ("no-such-compiler", "does not name a")])
 def test_a_broken_cc_variable_is_told_each_time(cache, runs, capsys, monkeypatch, value: str, note: str) -> None:
     monkeypatch.setenv("CC", value)
     assert answer() == answer() == 42
@@ -132,7 +132,7 @@ def test_a_broken_cc_variable_is_told_each_time(cache, runs, capsys, monkeypatch
 
 def test_a_cc_variable_that_is_no_command_line(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc 'open")
-    with pytest.raises(HostError, match=r"CC=\"cc 'open\" is no command line"):
+    with pytest.raises(HostError, match=r"CC=\"cc 'open\" is not a command line"):
         answer()
 
 

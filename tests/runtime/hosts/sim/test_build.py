@@ -159,7 +159,7 @@ def test_a_library_that_never_loads(cache):
 
     tries = []
     text = COPY.format(1)
-    with pytest.raises(HostError, match="cannot load kernel 'copy1', built anew: no"):
+    with pytest.raises(HostError, match="cannot load kernel 'copy1', which was just built: no"):
         build.load_kernel(text, parse_signature(text), load)
     assert len(tries) == 3
 

@@ -1,0 +1,12 @@
+"""Numbers of things, for people: 1 token, 2 tokens."""
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number and what it counts.
+
+    Args:
+        number: how many.
+        noun: of one.
+        plural: of several, where it is not the noun and an s.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

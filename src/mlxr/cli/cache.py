@@ -1,0 +1,108 @@
+"""`mlxr cache`: what is kept on disk to be found again, and how to be rid of it."""
+
+import argparse
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlxr.compiler.byte_sizes import size
+from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.plural import counted
+from mlxr.runtime.cache_folder import CACHES, cache_root
+
+_ABOUT = (
+    "MLXR keeps what it compiled, so that the next run finds it. All of it can be made again. It is in MLXR_CACHE_DIR "
+    "if that is set, else in $XDG_CACHE_HOME/mlxr, else in ~/.cache/mlxr."
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of cached files: the name of its folder, how many there are, and what they take."""
+
+    name: str
+    about: str
+    entries: int
+    size_bytes: int
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser("cache", help="list or clear what MLXR keeps on disk", description=_ABOUT)
+    actions = parser.add_subparsers(metavar="list|clear", required=True)
+    listing = actions.add_parser("list", help="show where the cache is, and what is in it", description=_ABOUT)
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=run_list)
+    kinds = "; ".join(f"{name} ({about})" for name, about in CACHES.items())
+    clearing = actions.add_parser(
+        "clear", help="remove what is in the cache", description=f"Remove what is in the cache. Kinds: {kinds}."
+    )
+    clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(CACHES)} (default: all)")
+    clearing.add_argument("--json", action="store_true", help="print JSON")
+    clearing.set_defaults(run=run_clear)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Runs `mlxr cache list`."""
+    root = cache_root()
+    found = [_kind(root, name, about) for name, about in CACHES.items()]
+    others = [_kind(root, name, "not of mlxr's commands; never cleared") for name in _other_folders(root)]
+    if args.json:
+        print(json.dumps({"folder": str(root), "kinds": [asdict(kind) for kind in (*found, *others)]}, indent=1))
+        return 0
+    print(f"{root}{'' if root.exists() else ' (does not exist yet)'}")
+    for kind in (*found, *others):
+        entries = counted(kind.entries, "entry", "entries")
+        print(f"  {kind.name:<12} {size(kind.size_bytes):>10}  {entries:>12}  {kind.about}")
+    return 0
+
+
+def run_clear(args: argparse.Namespace) -> int:
+    """Runs `mlxr cache clear`: removes the folders of the kinds, and nothing else that lies beside them."""
+    unknown = [name for name in args.kind if name not in CACHES]
+    if unknown:
+        raise MlxrError(f"there is no cache {unknown[0]!r}; there are {', '.join(CACHES)}")
+    root = cache_root()
+    kinds = [_kind(root, name, about) for name, about in CACHES.items() if not args.kind or name in args.kind]
+    for kind in kinds:
+        folder = root / kind.name
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise MlxrError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
+    freed = sum(kind.size_bytes for kind in kinds)
+    if args.json:
+        print(json.dumps({"folder": str(root), "cleared": [asdict(kind) for kind in kinds]}, indent=1))
+    else:
+        print(f"removed {counted(sum(kind.entries for kind in kinds), 'entry', 'entries')}, {size(freed)}, from {root}")
+    return 0
+
+
+def _kind(root: Path, name: str, about: str) -> Kind:
+    try:
+        entries = [path for path in (root / name).iterdir() if path.name != "sha256"]  # hashes are not entries
+    except OSError:
+        entries = []
+    return Kind(name, about, len(entries), _bytes_below(root / name))
+
+
+def _bytes_below(folder: Path) -> int:
+    """Bytes of all files below a folder; what another process removes meanwhile counts nothing."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += (Path(parent) / name).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _other_folders(root: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in CACHES)
+    except OSError:
+        return []
