@@ -71,6 +71,12 @@ def read_parts(path: Path, own: Header, read: Callable[[Path], Header]) -> tuple
     return metadata, tensors
 
 
+def model_name(path: Path) -> str:
+    """A model's name, from that of its file or one of its files."""
+    match = _NAME.fullmatch(path.name)
+    return match["stem"] if match else path.stem
+
+
 def first_of_one_model(files: Iterable[Path]) -> Path | None:
     """The first file of a model, if these are all the files of one."""
     found = sorted(files)

@@ -27,17 +27,20 @@ def test_the_spec_is_the_one_that_the_file_is_run_by(tmp_path: Path, capsys: pyt
 
 def test_options_and_folders(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
-    options = ["--context", "64", "--compute", "exact", "--kv", "q8"]
+    options = ["--context", "64", "--compute", "exact", "--kv", "q8", "--sequences", "3"]
     assert main(["import", str(BF16.parent), "-o", str(path), *options]) == 0
     spec = load_spec(path)
     assert (spec.model.context, spec.compute, spec.cache.dtype, spec.weights.default) == (64, "exact", "q8", "bf16")
+    assert spec.cache.max_sequences == 3
 
 
 def test_what_is_no_models_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("storyteller", str(tmp_path), str(tmp_path / "x.gguf")):
         assert main(["import", name]) == 1
         assert "error: " in capsys.readouterr().err  # test_messages.py has the words
-    assert main(["import", str(TINY), "--context", "0"]) == 1
+    for option in ("--context", "--sequences"):
+        assert main(["import", str(TINY), option, "0"]) == 1
+        assert f"{option} is 0; expected at least 1" in capsys.readouterr().err
     assert main(["import", str(TINY), "-o", str(tmp_path / "none" / "spec.yaml")]) == 1
     assert "the folder" in capsys.readouterr().err
 

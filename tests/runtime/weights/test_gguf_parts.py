@@ -6,6 +6,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+import mlxr
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights import gguf_metadata, open_weights
 from mlxr_tests.storyteller import TINY
@@ -53,6 +54,15 @@ def test_all_files_are_one_model_whichever_is_named(parts: list[Path], given: in
             assert mine.read(info.size_bytes) == theirs.read(info.size_bytes), name
     own = {key: value for key, value in found.metadata.items() if not key.startswith("split.")}
     assert own == dict(gguf_metadata(TINY)) and gguf_metadata(parts[1]) == found.metadata
+
+
+def test_a_model_in_files_writes_what_it_writes_in_one(parts: list[Path]) -> None:
+    names, answers = [], []
+    for path in (parts[0].parent, parts[1], TINY):
+        with mlxr.load(path, host="reference", changes=mlxr.Changes(context=64)) as model:
+            names.append(model.artifact.spec.name)
+            answers.append(model.generate("Once upon a time", max_tokens=8).token_ids)
+    assert names == ["tiny", "tiny", TINY.stem] and answers[0] == answers[1] == answers[2]
 
 
 def test_what_is_not_a_whole_model_is_refused(parts: list[Path], tmp_path: Path) -> None:
