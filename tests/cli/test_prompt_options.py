@@ -75,7 +75,8 @@ def test_a_key_is_accepted_by_name(capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["import", str(tmp_path)]) == 1
     assert "'new_trick' = 1: not supported, and it may change what the model computes" in capsys.readouterr().err
-    assert main(["import", str(tmp_path), "--accept-key", "new_trick"]) == 0
+    for command in ("import", "inspect"):
+        assert main([command, str(tmp_path), "--accept-key", "new_trick"]) == 0
     shutil.copy(TOKENIZER, tmp_path)
     options = ["--host", "reference", "--max-tokens", "1", "--prompt", "A", "--accept-key", "new_trick"]
     assert main(["run", str(tmp_path), *options]) == 0

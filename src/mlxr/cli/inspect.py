@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from mlxr.cli.model_arguments import add_key_argument
 from mlxr.compiler.artifact import TARGETS
 from mlxr.compiler.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP
@@ -35,6 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
     roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (default: 1)")
     add_type_arguments(parser)
+    add_key_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

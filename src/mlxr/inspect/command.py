@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
@@ -33,7 +34,8 @@ def show(args: argparse.Namespace) -> int:
         MlxrError: the picture cannot be written; options that do not go together; see `roofline`.
     """
     chip = find_chip(args.chip) if args.chip else here()
-    artifact, _ = resolve_artifact(args.model, type_changes(args), chip)
+    changes = replace(type_changes(args), accepted_keys=tuple(args.accept_key))
+    artifact, _ = resolve_artifact(args.model, changes, chip)
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
