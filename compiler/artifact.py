@@ -181,7 +181,7 @@ class Artifact:
         }
         return json.dumps(manifest, indent=1) + "\n"
 
-    def write(self, folder: Path, *, whatever_is_there: bool = False) -> None:
+    def write(self, folder: str | Path, *, whatever_is_there: bool = False) -> None:
         """Writes the artifact, replacing an artifact that is there. The folder keeps its mode.
 
         Of several processes that write into one folder each puts its whole artifact there; the last one's stays.
@@ -193,7 +193,7 @@ class Artifact:
         Raises:
             ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.
         """
-        folder = folder.resolve()
+        folder = Path(folder).resolve()
         try:
             with unchanging(folder.parent):
                 _check_replaceable(folder, whatever_is_there)

@@ -46,6 +46,7 @@ class _Sequence:
     unread: Sequence[int]
     """What the decoder does not know yet of the prompt."""
     length: int = 0
+    is_released: bool = False
 
     @property
     def is_at_its_last(self) -> bool:
@@ -86,7 +87,7 @@ class Generation(Iterator[Event]):
         self._sequences: list[_Sequence] = []
         self._ready: deque[Event] = deque()
         self._following: _Step | None = None
-        self._has_begun = self._has_ended = False
+        self._has_begun = self._has_ended = self._lost_its_model = False
         self._kept = kept
         self._host, self._pager, self._tokenizer = host, pager, tokenizer
         self._plan = host.plan
@@ -132,6 +133,8 @@ class Generation(Iterator[Event]):
 
     def __next__(self) -> Event:
         """The next token. Iterating again goes on where it was left."""
+        if self._lost_its_model:
+            raise RequestError("the model was closed before the answer ended: ask before its `with` block ends")
         try:
             while not self._ready:
                 if self._has_ended or (self._has_begun and not self._sequences):
@@ -157,8 +160,19 @@ class Generation(Iterator[Event]):
         """Ends the generation and frees its sequences."""
         self._has_ended, self._following = True, None
         self._ready.clear()
-        while self._sequences:
-            self._release(self._sequences.pop(0))
+        try:
+            while self._sequences:
+                self._release(self._sequences.pop(0))
+        finally:
+            if self._sequences:  # one could not be released; the others can
+                self.close()
+
+    def end_with_model(self) -> None:
+        """Closes it because its model is closed, of which it holds nothing then; what is still to come is lost."""
+        is_done = self._has_ended or (self._has_begun and not self._sequences and not self._ready)
+        self._lost_its_model = not is_done
+        self.close()
+        del self._host, self._pager
 
     def _run_step(self) -> None:
         """Runs a step; its tokens are ready then."""
@@ -202,6 +216,9 @@ class Generation(Iterator[Event]):
 
         After an interruption the arena may hold more than `length`, but surely that, less the newest token.
         """
+        if sequence.is_released:
+            return
+        sequence.is_released = True
         if self._kept is None:
             self._pager.free(sequence.seq_id)
         else:

@@ -63,9 +63,9 @@ class KeptSequence:
     def end(self, tokens: Sequence[int]) -> None:
         """Takes the sequence back, with the tokens that the arena surely holds."""
         assert self._in_use and self._seq_id is not None, "end follows begin"
-        self._in_use = False
         self.pager.truncate(self._seq_id, len(tokens))
         self.tokens = list(tokens)
+        self._in_use = False
 
     def clear(self) -> None:
         """Forgets the sequence and gives its blocks back."""

@@ -234,6 +234,7 @@ class Model:
         seq_id = self.pager.add_sequence()
         try:
             for start in range(0, len(ids), chunk):
+                self._check_open()
                 request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
                 yield self.host.read(launch_step(self.host, self.pager, [request]))
         finally:
@@ -245,7 +246,7 @@ class Model:
             return
         self._closed = True
         for generation in list(self._running):
-            generation.close()
+            generation.end_with_model()
         self.host.close()
         del self.host, self.arena
 
@@ -269,6 +270,8 @@ class Model:
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are no ids")
         return [operator.index(i) for i in prompt]
     except TypeError as error:
         raise TypeError(

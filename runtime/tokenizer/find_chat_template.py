@@ -8,6 +8,7 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.hub_files import read_chat_template, read_template_file
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights import gguf_metadata
+from mlxr.runtime.weights.gguf_parts import only_model
 
 _KEY = "tokenizer.chat_template"
 _MOST_CHARACTERS = 1 << 20
@@ -44,12 +45,12 @@ def load_chat_template(places: Sequence[Path], tokenizer: Tokenizer, file: str |
 
 
 def _of_gguf(place: Path) -> tuple[str, str] | None:
-    """The template in a GGUF file, or in the only GGUF file of a folder, and where it is."""
+    """The template in a GGUF file, or in the only GGUF model of a folder, and where it is."""
     if place.is_dir():
-        files = [file for file in place.glob("*.gguf") if file.is_file()]
-        if len(files) != 1:
+        file = only_model(file for file in place.glob("*.gguf") if file.is_file())
+        if file is None:
             return None
-        place = files[0]
+        place = file
     if place.suffix.lower() != ".gguf":
         return None
     text = gguf_metadata(place).get(_KEY)

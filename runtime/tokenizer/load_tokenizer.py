@@ -7,6 +7,7 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vo
 from mlxr.runtime.tokenizer.hub_files import NamedTokens, read_named_tokens
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr.runtime.weights import gguf_metadata
+from mlxr.runtime.weights.gguf_parts import only_model
 
 JSON_NAME = "tokenizer.json"
 MODEL_NAME = "tokenizer.model"
@@ -60,9 +61,11 @@ def _load_from_folder(folder: Path) -> Tokenizer:
     if found is not None:
         return _load(found)
     gguf_files = [file for file in folder.glob("*.gguf") if file.is_file()]
-    if len(gguf_files) == 1:
-        return _load_from_gguf(gguf_files[0])
-    raise TokenizerError(f"{folder}: holds no {JSON_NAME} and no {MODEL_NAME}; put the model's own there")
+    if (file := only_model(gguf_files)) is not None:
+        return _load_from_gguf(file)
+    raise TokenizerError(
+        f"{folder}: holds no {JSON_NAME}, no {MODEL_NAME} and no single .gguf model; put the model's own there"
+    )
 
 
 def _beside(path: Path) -> Path | None:

@@ -77,9 +77,11 @@ def model_name(path: Path) -> str:
     return match["stem"] if match else path.stem
 
 
-def first_of_one_model(files: Iterable[Path]) -> Path | None:
-    """The first file of a model, if these are all the files of one."""
+def only_model(files: Iterable[Path]) -> Path | None:
+    """The first file of a model, or its only one, if these are all the files of one and nothing else."""
     found = sorted(files)
+    if len(found) == 1:
+        return found[0]
     if not found or not (match := _NAME.fullmatch(found[0].name)):
         return None
     return found[0] if found == sorted(_paths(found[0], int(match["count"]))) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_header import MAGIC, read_gguf_header
-from mlxr.runtime.weights.gguf_parts import first_of_one_model
+from mlxr.runtime.weights.gguf_parts import only_model
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -64,10 +64,10 @@ def _find_in_folder(folder: Path) -> Path:
             return folder / name
     for suffix in (".safetensors", ".gguf"):
         found = [file for file in files if file.suffix.lower() == suffix]
+        if suffix == ".gguf" and (file := only_model(found)):
+            return file
         if len(found) == 1:
             return found[0]
-        if suffix == ".gguf" and (first := first_of_one_model(found)):
-            return first
         if found:
             names = ", ".join(file.name for file in found[:8])
             raise WeightsError(

@@ -67,7 +67,7 @@ def check_spec(
         return  # what cannot be imported may have a spec all the same: `check_metadata` compares its numbers
     if said is None:
         return
-    unsaid = _unsaid(file) if file.format == "gguf" else ()
+    unsaid = _unsaid(file, said.model) if file.format == "gguf" else ()
     if wrong := [one for one in differences(spec.model, said.model) if not one.startswith(unsaid)]:
         raise WeightsError(
             f"{file.path}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the "
@@ -78,12 +78,17 @@ def check_spec(
         raise too_long
 
 
-def _unsaid(file: WeightFile) -> tuple[str, ...]:
+def _unsaid(file: WeightFile, said: Model) -> tuple[str, ...]:
     """Beginnings of differences that a GGUF file does not speak of."""
-    # Mistral's files leave its window out, and some hold the output projection although it is the embedding table.
+    # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
+    layers = range(said.num_layers)
+    windowless = all(said.layer(index).attention.sliding_window is None for index in layers)
+    window = file.metadata.get("general.architecture") == "llama" and windowless
+    # Some hold the output projection although it is the embedding table.
     held = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
     tied = held and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)
-    return ("model.attention.sliding_window is null", *(["model.tie_embeddings "] if tied else []))
+    phrases = {"model.attention.sliding_window is null": window, "model.tie_embeddings ": tied}
+    return tuple(phrase for phrase, holds in phrases.items() if holds)
 
 
 def differences(spec: Model, said: Model) -> Iterator[str]:

@@ -12,7 +12,7 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.other_files import is_gguf
-from mlxr.runtime.weights.gguf_parts import first_of_one_model, model_name
+from mlxr.runtime.weights.gguf_parts import model_name, only_model
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -26,16 +26,10 @@ def is_model_file(path: Path) -> bool:
     """Whether a path is a GGUF file, whatever its name, or a folder with a config.json or with one GGUF model."""
     try:
         if path.is_dir():
-            return (path / CONFIG).is_file() or _gguf_in(path) is not None
+            return (path / CONFIG).is_file() or only_model(path.glob("*.gguf")) is not None
         return is_gguf(path)
     except (OSError, ValueError):  # a name too long, a folder that may not be searched: find_spec says so
         return False
-
-
-def _gguf_in(folder: Path) -> Path | None:
-    """The one GGUF model of a folder: its file, or the first of its files."""
-    files = list(folder.glob("*.gguf"))
-    return files[0] if len(files) == 1 else first_of_one_model(files)
 
 
 def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
@@ -47,7 +41,7 @@ def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
     """
     weights = path
     if path.is_dir() and not (path / CONFIG).is_file():
-        weights = _gguf_in(path) or path
+        weights = only_model(path.glob("*.gguf")) or path
     file = open_weights(weights)
     name = path.absolute().name if path.is_dir() and weights == path else model_name(weights)
     spec = import_weights(file, name, options)

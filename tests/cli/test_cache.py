@@ -7,11 +7,14 @@ import pytest
 
 from mlxr.cli import main
 
+HASH = "0123456789abcdef"
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with two artifacts, a library and its hash, and a folder of someone else."""
-    for path in ("artifacts/a/plan.json", "artifacts/b/plan.json", "cpu/m.so", "cpu/sha256/m.so", "mine/letter.txt"):
+    ours = [f"artifacts/{name}-{HASH}/plan.json" for name in "ab"] + [f"cpu/m-{2 * HASH}.so", "cpu/sha256/m.so"]
+    for path in (*ours, "mine/letter.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"x" * 1000)
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
@@ -40,6 +43,17 @@ def test_clear_removes_the_kinds_and_nothing_else(root: Path, capsys: pytest.Cap
     assert [path.name for path in root.rglob("*")] == ["mine", "letter.txt"]
     assert main(["cache", "clear", "mine"]) == 1
     assert "there is no cache 'mine'; there are artifacts, cpu, cuda, sim" in capsys.readouterr().err
+
+
+def test_clear_leaves_what_mlxr_did_not_write(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "artifacts/thesis.txt").write_text("mine")
+    (root / "artifacts/drafts").mkdir()
+    (root / "sim").symlink_to(root / "mine")
+    assert main(["cache", "clear", "artifacts"]) == 0
+    assert "left drafts, thesis.txt, which MLXR did not write" in capsys.readouterr().err
+    assert {path.name for path in (root / "artifacts").iterdir()} == {"drafts", "thesis.txt"}
+    assert main(["cache", "clear", "sim"]) == 1
+    assert "is a symbolic link" in capsys.readouterr().err and (root / "mine/letter.txt").exists()
 
 
 def test_a_cache_that_is_not_there_is_empty(

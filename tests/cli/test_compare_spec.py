@@ -9,7 +9,10 @@ import pytest
 from mlxr.cli import main
 from mlxr.compare_spec import check_spec, differences
 from mlxr.compiler.errors import ContextError, SpecError, WeightsError
+from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.model import Model
+from mlxr.imported_model import import_model
+from mlxr_tests.family_gguf import write_gguf
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
 SPEC = storyteller_spec()
@@ -97,6 +100,18 @@ def test_of_a_window_gguf_files_may_be_silent() -> None:
     check_spec(windowed, Q8_0)
     with pytest.raises(WeightsError, match=r"model\.attention\.sliding_window is null, the spec says 16"):
         check_spec(windowed, BF16)
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gpt_oss"])
+def test_a_window_in_layers_that_have_none_is_refused(case: str, tmp_path: Path) -> None:
+    """These files say which layers have one."""
+    spec, weights = import_model(write_gguf(case, tmp_path), ImportOptions(context=64))
+    attention = spec.model.layer(0).attention
+    assert attention.sliding_window is not None and spec.model.layer(1).attention.sliding_window is None
+    model = spec.model.model_copy(update={"attention": attention, "layer_types": {}, "layer_pattern": []})
+    check_spec(spec, weights)
+    with pytest.raises(WeightsError, match="sliding_window is null in layer 1, the spec says 6"):
+        check_spec(spec.model_copy(update={"model": model}), weights)
 
 
 def test_alike_in_effect_is_alike() -> None:

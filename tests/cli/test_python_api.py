@@ -23,7 +23,7 @@ def test_what_a_command_loads_python_loads_and_compiles(tmp_path: Path) -> None:
     """Each kind of MODEL is compiled and loaded, which takes its seconds."""
     spec, small = storyteller_spec(), mlxr.Changes(context=64)
     written = tmp_path / "artifact"
-    mlxr.compile(TINY).write(written)
+    mlxr.compile(TINY).write(str(written))
     for model, weights in ((TINY, None), (hugging_face_folder(tmp_path), None), (spec, Q8_0), (str(written), TINY)):
         with mlxr.load(model, weights, host="reference", changes=small) as loaded:
             assert loaded.artifact.plan.arena.context == 64
@@ -40,6 +40,7 @@ def test_what_a_command_loads_python_loads_and_compiles(tmp_path: Path) -> None:
         (lambda: mlxr.load(Q8_0, host=None), "host is None; expected a host's name"),  # type: ignore
         (lambda: mlxr.load(Q8_0, threads="2"), "threads is '2', of type str; expected a whole number"),  # type: ignore
         (lambda: mlxr.load(Q8_0, changes={}), "changes is {}, of type dict; expected mlxr.Changes"),  # type: ignore
+        (lambda: mlxr.compile(Q8_0).write(5), "expected str, bytes or os.PathLike object, not int"),  # type: ignore
         (lambda: mlxr.compile(b"x"), "spec is b'x', of type bytes; expected a ModelSpec, or a name or path"),  # type: ignore
     ],
 )

@@ -138,7 +138,9 @@ def test_leaving_a_stream_frees_its_sequence_at_once(small: Model) -> None:
 
 @pytest.mark.parametrize("host", ["cpu", "reference"])
 def test_closing_a_model_frees_what_it_holds(host: str) -> None:
-    artifact = compile_spec(storyteller_spec(model={"context": 64})).artifact
+    artifact = compile_spec(
+        storyteller_spec(model={"context": 64}, cache={"max_sequences": 2}, prefill_chunk=16)
+    ).artifact
     gc.disable()
     try:
         with mlxr.load(artifact, Q8_0, host=host) as model:
@@ -146,9 +148,13 @@ def test_closing_a_model_frees_what_it_holds(host: str) -> None:
             next(stream)
             held = weakref.ref(model.host), weakref.ref(model.arena)
             assert "storyteller" in repr(model)
-        assert list(stream) == []
-        del stream
+            chunks = model.logit_chunks([1, 403] * 30)
+            next(chunks)
         assert [one() for one in held] == [None, None]
+        with pytest.raises(RequestError, match="the model was closed before the answer ended"):
+            list(stream)
+        with pytest.raises(RequestError, match="the model is closed"):
+            list(chunks)
         assert "closed" in repr(model)
         with pytest.raises(RequestError, match="the model is closed: load it again"):
             model.generate([1, 403])
@@ -229,6 +235,7 @@ def test_bad_requests_are_refused(
         ([None], {}, r"a prompt is text or a list of token ids, not None; start\(\) takes several"),
         ([["a", "b"]], {}, "a prompt is text or a list of token ids, not .*, of type list"),
         ([[1.5]], {}, "a prompt is text or a list of token ids"),
+        ([b"x"], {}, "a prompt is text or a list of token ids, not b'x', of type bytes"),
         ("Once", {}, "prompts is 'Once', of type str; expected a list of prompts"),
         (5, {}, "prompts is 5, of type int; expected a list of prompts"),
         ([[1]], {"max_tokens": 2.5}, "max_tokens is 2.5, of type float; expected a whole number"),

@@ -203,9 +203,10 @@ def _contexts(plan: Plan) -> list[int]:
     borders = {1, plan.arena.context}
     for launch in plan.step("decode").launches:
         for condition in (launch.when, *launch.mlx):
-            if condition is not None and condition.dim == "context":
-                borders |= {condition.minimum, condition.minimum - 1}
-                borders |= set() if condition.maximum is None else {condition.maximum, condition.maximum + 1}
+            for part in condition.parts if condition is not None else ():
+                if part.dim == "context":
+                    borders |= {part.minimum, part.minimum - 1}
+                    borders |= set() if part.maximum is None else {part.maximum, part.maximum + 1}
     return sorted(context for context in borders if 1 <= context <= plan.arena.context)
 
 

@@ -3,7 +3,10 @@
 import argparse
 import json
 import os
+import re
 import shutil
+import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +19,10 @@ _ABOUT = (
     "MLXR keeps what it compiled, so that the next run finds it. All of it can be made again. It is in MLXR_CACHE_DIR "
     "if that is set, else in $XDG_CACHE_HOME/mlxr, else in ~/.cache/mlxr."
 )
+
+
+_OURS = re.compile(r"sha256|.+-[0-9a-f]{16,64}(\.\w+)*|\..+", re.DOTALL)
+"""Names of what is cached, which end in a hash; of hashes; and of what is being written."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,7 @@ def run_clear(args: argparse.Namespace) -> int:
     for kind in kinds:
         folder = root / kind.name
         try:
-            if folder.exists():
-                shutil.rmtree(folder)
+            _clear(folder)
         except OSError as error:
             raise MlxrError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
     freed = sum(kind.size_bytes for kind in kinds)
@@ -79,6 +85,27 @@ def run_clear(args: argparse.Namespace) -> int:
     else:
         print(f"removed {counted(sum(kind.entries for kind in kinds), 'entry', 'entries')}, {size(freed)}, from {root}")
     return 0
+
+
+def _clear(folder: Path) -> None:
+    """Removes what MLXR wrote into a folder, and the folder if nothing else is in it."""
+    if folder.is_symlink():
+        raise MlxrError(f"{folder} is a symbolic link; clear what it points to, or remove it, yourself")
+    if not folder.is_dir():
+        return
+    others = []
+    for path in folder.iterdir():
+        if not _OURS.fullmatch(path.name):
+            others.append(path.name)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if others:
+        print(f"{folder}: left {', '.join(sorted(others)[:3])}, which MLXR did not write", file=sys.stderr)
+    else:
+        with suppress(OSError):  # another process may have written meanwhile
+            folder.rmdir()
 
 
 def _kind(root: Path, name: str, about: str) -> Kind:

@@ -38,7 +38,7 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]
         option = "--template" if args.system is None else "--system"
         raise RequestError(f"{option} is for the chat template, which --raw leaves out: leave out one of the two")
     tokenizer = model.require_tokenizer()
-    check_length(prompt, tokenizer, model.artifact.plan.arena.context)
+    context = model.artifact.plan.arena.context
     if not args.raw:
         messages = [] if args.system is None else [{"role": "system", "content": args.system}]
         try:
@@ -52,6 +52,8 @@ def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]
                     text = template.render([*messages, {"role": "user", "content": prompt}])
             except ChatTemplateError as error:
                 raise ChatTemplateError(f"{error}. --raw gives the model the prompt as it is") from error
+            check_length(text, tokenizer, context)
             # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
             return tokenizer.encode(text, add_special=False, parse_special=True)
+    check_length(prompt, tokenizer, context)
     return tokenizer.encode(prompt, parse_special=args.special)

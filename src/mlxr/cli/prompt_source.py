@@ -38,8 +38,8 @@ def read_prompt(args: argparse.Namespace) -> str:
         raise RequestError(f"{what}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{what} is not {error.encoding}: {error.reason} at byte {error.start}") from error
-    if len(text) > _MOST_BYTES:
-        raise RequestError(f"{what} has more than {_MOST_BYTES >> 20} MiB, which no model can read")
+    if text is None:
+        raise RequestError(f"{what} has more than {_MOST_BYTES >> 20} Mi characters, which no model can read")
     text = text.removesuffix("\n")
     if not text:
         fix = "give --prompt TEXT, --file FILE, or text on standard input"
@@ -47,13 +47,17 @@ def read_prompt(args: argparse.Namespace) -> str:
     return text
 
 
-def _read_input() -> str:
+def _read_input() -> str | None:
+    """The text; None if it is too large."""
     if sys.stdin.isatty():
         print("prompt (end with Ctrl-D):", file=sys.stderr)
     refuse_other_bytes_than_text()
-    return sys.stdin.read(_MOST_BYTES + 1)
+    text = sys.stdin.read(_MOST_BYTES + 1)
+    return None if len(text) > _MOST_BYTES else text
 
 
-def _read_file(path: Path) -> str:
+def _read_file(path: Path) -> str | None:
+    """The text; None if it is too large."""
     with path.open("rb") as stream:
-        return stream.read(_MOST_BYTES + 1).decode("utf-8")
+        data = stream.read(_MOST_BYTES + 1)
+    return None if len(data) > _MOST_BYTES else data.decode("utf-8")

@@ -68,7 +68,10 @@ def test_a_gguf_file_of_another_kind_is_refused_even_beside_a_model(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(TokenizerError, match=r"no such file; expected tokenizer\.json, tokenizer\.model"):
         load_tokenizer(tmp_path / "none")
-    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json and no tokenizer\.model; put the model's own"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"holds no tokenizer\.json, no tokenizer\.model and no single \.gguf model; put the model's own",
+    ):
         load_tokenizer(tmp_path)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import mlxr
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.tokenizer import load_tokenizer
 from mlxr.runtime.weights import gguf_metadata, open_weights
 from mlxr_tests.storyteller import TINY
 
@@ -58,6 +59,7 @@ def test_all_files_are_one_model_whichever_is_named(parts: list[Path], given: in
 
 def test_a_model_in_files_writes_what_it_writes_in_one(parts: list[Path]) -> None:
     names, answers = [], []
+    assert load_tokenizer(parts[0].parent).encode("Once upon") == load_tokenizer(TINY).encode("Once upon")
     for path in (parts[0].parent, parts[1], TINY):
         with mlxr.load(path, host="reference", changes=mlxr.Changes(context=64)) as model:
             names.append(model.artifact.spec.name)
