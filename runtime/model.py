@@ -271,7 +271,7 @@ class Model:
 def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         if isinstance(prompt, bytes | bytearray):
-            raise TypeError("bytes are no ids")
+            raise TypeError("bytes hold numbers, not token ids")
         return [operator.index(i) for i in prompt]
     except TypeError as error:
         raise TypeError(
