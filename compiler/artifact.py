@@ -36,6 +36,7 @@ from mlxr.compiler.graph import Op, OpGraph, Value
 from mlxr.compiler.plan.cpu import CpuLaunch, CpuProgram, CpuStep, CpuTensor
 from mlxr.compiler.plan.plan import BatchDim, Condition, Extent, KernelEntry, Launch, Plan, Step
 from mlxr.compiler.plan.record import MemoryPlan
+from mlxr.compiler.plan.running import decode_dims
 from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.plan.weights import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.plural import counted
@@ -79,6 +80,7 @@ __all__ = [
     "WeightLayout",
     "WeightPlan",
     "debug_level",
+    "decode_dims",
     "is_artifact",
     "load_artifact",
     "part_places",

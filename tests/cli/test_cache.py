@@ -50,7 +50,9 @@ def test_clear_leaves_what_mlxr_did_not_write(root: Path, capsys: pytest.Capture
     (root / "artifacts/drafts").mkdir()
     (root / "sim").symlink_to(root / "mine")
     assert main(["cache", "clear", "artifacts"]) == 0
-    assert "left drafts, thesis.txt, which MLXR did not write" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "left drafts, thesis.txt, which MLXR did not write" in told.err
+    assert told.out == f"removed 2 entries, 2.0 KiB, from {root}\n"
     assert {path.name for path in (root / "artifacts").iterdir()} == {"drafts", "thesis.txt"}
     assert main(["cache", "clear", "sim"]) == 1
     assert "is a symbolic link" in capsys.readouterr().err and (root / "mine/letter.txt").exists()

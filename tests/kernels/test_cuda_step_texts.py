@@ -1,16 +1,17 @@
 """The step kernel's text compiles, with NVIDIA's own compiler, for every kind of kernel that a step may have."""
 
 import re
+from typing import Any
 
 import pytest
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, Extent, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.plan.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
-from mlxr.runtime.hosts.cuda.step_program import step_program
-from mlxr.runtime.hosts.cuda.step_text import step_text
+from mlxr.runtime.hosts.cuda.step_program import ALONE, classes_of, step_program
+from mlxr.runtime.hosts.cuda.step_text import _axis, step_text
 from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.has_nvrtc import has_nvrtc
@@ -22,12 +23,17 @@ pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC; pip install n
 
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=compute_80", "-dlto")
 SM_90A = (*FLAGS[:2], "--gpu-architecture=sm_90a", "--ptxas-options=-v")
+WIDE: dict[str, Any] = {
+    "model__hidden_size": 64,
+    "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32},
+    "model__mlp": {"intermediate_size": 96},
+}
 SPILLS = re.compile(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores")
 NAME = re.compile(r"_ZN\d+(\w+?)_[0-9a-f]{8}_\d+3runEj")
 
 
-def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0) -> str:
-    return step_text(artifact, step_program(artifact.plan), threads, blocks, prefetch).text
+def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ALONE) -> str:
+    return step_text(artifact, step_program(artifact.plan, counts), threads, blocks, prefetch).text
 
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
@@ -38,6 +44,28 @@ def test_steps_of_families_compile(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_steps_of_variants_compile(name: str) -> None:
     nvrtc.compile_cubin(name, text_of(variant(name)), FLAGS)
+
+
+def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
+    """As a chip's table has them: 1, 2 to 8, 9 to 15, 16 and more sequences take other kernels."""
+    cache = {"dtype": "bf16", "max_sequences": 20}
+    spec = small_spec(activation_dtype="bf16", cache=cache, weights={"default": "bf16"}, **WIDE)
+    artifact = compiled(spec, Geometry(partition=16, mma_min_rows=2, mma_max_rows=16, attend_many=16))
+    classes = classes_of(artifact.plan, 20)
+    assert len(classes) > 3
+    for counts in classes:
+        text = text_of(artifact, 512, 1, 0, counts)
+        assert ("mlxr_dims[" in text) == (len(counts) > 1), counts
+        nvrtc.compile_cubin(f"step_{counts[0]}", text, FLAGS)
+
+
+@pytest.mark.parametrize("extent", [Extent(times=7), Extent(times=3, dim="tokens", per=8), Extent(dim="rows")])
+def test_grids_in_the_text_are_those_of_the_plan(extent: Extent) -> None:
+    for count in (1, 8, 9, 17):
+        dims = decode_dims(count, 5)
+        values = [dims[dim] for dim in ("tokens", "seqs", "rows", "tiles")]
+        text = re.sub(r"(\d)u", r"\1", _axis(extent)).replace("/", "//")
+        assert eval(text, {"mlxr_dims": values}) == extent.value(dims)
 
 
 @pytest.mark.parametrize("name", ["plain", "experts-shared", "gemma-like"])
@@ -82,7 +110,7 @@ def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_h
     }
     artifact = compile_spec(small_spec(**changes), targets=("metal",), chip=find_chip("h200")).artifact
     chosen = artifact.plan.step("decode").chosen
-    assert chosen is not None and chosen.sizes["step_threads"]
+    assert chosen is not None and chosen.sizes["step_threads"] and chosen.sizes["step_sequences"] > 1
     text = text_of(artifact, chosen.sizes["step_threads"], chosen.sizes["step_blocks"])
     _, said = nvrtc.compile_and_tell("step", text, SM_90A)
     spills = {found[1]: int(bytes_) for name, bytes_ in SPILLS.findall(said) if (found := NAME.match(name))}

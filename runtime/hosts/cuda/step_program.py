@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Condition, Extent, KernelEntry, Launch, Plan, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Condition, Extent, KernelEntry, Launch, Plan, Step, decode_dims
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims, grid_of
 
@@ -123,11 +123,6 @@ class StepProgram:
     def running(self, mask: int) -> Iterator[Entry]:
         """The launches that run with a mask."""
         return (one for one in self.entries if one.condition is None or mask >> one.condition & 1)
-
-
-def decode_dims(count: int, context: int) -> Dims:
-    """Dims of a decode step of so many sequences."""
-    return {"tokens": count, "seqs": count, "rows": count, "tiles": count, "context": context}
 
 
 def classes_of(plan: Plan, most: int) -> list[range]:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mlxr.compiler.byte_sizes import size
@@ -79,6 +79,11 @@ def run_clear(args: argparse.Namespace) -> int:
             _clear(folder)
         except OSError as error:
             raise MlxrError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
+    left = [_kind(root, kind.name, kind.about) for kind in kinds]
+    kinds = [
+        replace(kind, entries=kind.entries - rest.entries, size_bytes=kind.size_bytes - rest.size_bytes)
+        for kind, rest in zip(kinds, left, strict=True)
+    ]
     freed = sum(kind.size_bytes for kind in kinds)
     if args.json:
         print(json.dumps({"folder": str(root), "cleared": [asdict(kind) for kind in kinds]}, indent=1))

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, decode_dims
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.plan.geometry import Geometry
@@ -24,7 +24,6 @@ from mlxr.runtime.hosts.cuda.step_program import (
     SCRATCH,
     StepProgram,
     classes_of,
-    decode_dims,
     step_program,
 )
 from mlxr.runtime.hosts.cuda.step_text import step_text

@@ -7,11 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, decode_dims
 from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, StepProgram, classes_of, decode_dims, step_program
+from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, StepProgram, classes_of, step_program
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
 
