@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from mlxr.compiler.artifact import CHIP, Artifact
-from mlxr.compiler.build import build_graph
-from mlxr.compiler.byte_sizes import size
+from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.chips.chip import Chip
-from mlxr.compiler.codegen.render import Provenance
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError
-from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
 from mlxr.compiler.passes.pipeline import Step as StepName
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.compiler.plan.geometry_rules import GeometryTable
-from mlxr.compiler.plan.make_plan import make_plan
-from mlxr.compiler.plan.memory import arena_geometry
-from mlxr.compiler.plan.plan import Plan
-from mlxr.compiler.plan.target_types import TARGETS, Target, TargetTypes, target_types
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.make_plan import make_plan
+from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.compiler.schedule.plan import Plan
+from mlxr.compiler.schedule.target_types import TARGETS, Target, TargetTypes, target_types
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.metal.render import Provenance
+from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.version import VERSION
 
 Changes = dict[str, int]

@@ -176,21 +176,21 @@ FAULTS = [
     # Pager
     Fault(
         "pager: a sequence is settled before its copy was made",
-        "runtime/pager.py",
+        "runtime/cache/pager.py",
         "sequence.settled = sequence.length - sequence.length % self.block_size",
         "sequence.settled = sequence.length",
         (
-            "tests/runtime/test_pager.py",
+            "tests/runtime/cache/test_pager.py",
             "tests/runtime",
         ),
     ),
     Fault(
         "pager: forks that grow together need a block too many",
-        "runtime/pager.py",
+        "runtime/cache/pager.py",
         "references[last] > 1 and references[last] - left[last] > 1",
         "references[last] > 1",
         (
-            "tests/runtime/test_pager.py",
+            "tests/runtime/cache/test_pager.py",
             "tests/runtime",
         ),
     ),
@@ -212,11 +212,11 @@ FAULTS = [
     # Hosts
     Fault(
         "pipeline: rows are chosen only where there are fewer of them",
-        "runtime/pipeline.py",
+        "runtime/engine/pipeline.py",
         "if list(rows) != list(range(len(logits))):",
         "if len(rows) < 2:",
         (
-            "tests/runtime/test_pipeline.py",
+            "tests/runtime/engine/test_pipeline.py",
             "tests/runtime",
         ),
     ),

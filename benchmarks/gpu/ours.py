@@ -17,14 +17,14 @@ from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.chips.catalog import find_chip_of_device
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.generate import Generation
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import host_class
-from mlxr.runtime.kept_sequence import KeptSequence
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr.runtime.pager import Pager
-from mlxr.runtime.sampling import Sampling
 from mlxr.tuning.pieces import device_name
 
 WARM_UP = 4

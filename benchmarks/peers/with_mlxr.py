@@ -11,7 +11,7 @@ from mlxr.compiler.version import VERSION
 from mlxr.imported_model import import_model
 from mlxr.model_source import resolve_artifact
 from mlxr.runtime.cache_folder import cache_folder
-from mlxr.runtime.model import Model
+from mlxr.runtime.engine.model import Model
 from peers.worker import Engine, serve
 
 

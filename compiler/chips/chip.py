@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.compiler.plan.geometry_rules import GeometryRule, GeometryTable, Origin
-from mlxr.compiler.plan.target_types import HalfType
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry_rules import GeometryRule, GeometryTable, Origin
+from mlxr.compiler.schedule.target_types import HalfType
 from mlxr.compiler.spec.fields import Frozen
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxr.compiler.build.rope import rope_frequencies
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.facts import Facts, shortest_f32
-from mlxr.compiler.rope import rope_frequencies
 from mlxr.compiler.spec.model import Llama3Scaling, Rope
 
 _LLAMA3 = "rope_freqs.weight"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.formats import WeightFormat, affine_format
+from mlxr.compiler.formats.weight_format import WeightFormat, affine_format
 from mlxr.compiler.importers.facts import Facts
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.explain import show

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.names import FileKind, FileTensor, load_tensor_names
 
 _FORMATS = (

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.graph import Op, OpGraph, Value
-from mlxr.compiler.ops import PLAIN_PROJECTION
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlxr.compiler.graph import Op, OpGraph
-from mlxr.compiler.ops import AttrValue
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops import AttrValue
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.graph import Op, OpGraph
-from mlxr.compiler.ops import AttrValue
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops import AttrValue
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection, sibling, sole_producer
 
 

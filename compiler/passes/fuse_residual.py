@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.graph import Op, OpGraph
+from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.graph import OpGraph, Value
-from mlxr.compiler.ops import OPS
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import OpGraph, Value
+from mlxr.compiler.ir.ops import OPS
+from mlxr.compiler.ir.verify import ARENA_TOKEN
 from mlxr.compiler.passes.base import Edits, PassResult
-from mlxr.compiler.verify import ARENA_TOKEN
 
 
 @dataclass(frozen=True)

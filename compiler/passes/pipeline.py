@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.fuse_experts import FuseExperts
@@ -21,7 +22,6 @@ from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
-from mlxr.compiler.verify import verify
 
 Step = Literal["decode", "prefill"]
 STEPS: tuple[Step, ...] = ("decode", "prefill")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.graph import OpGraph
-from mlxr.compiler.ops import OPS
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops import OPS
 from mlxr.compiler.passes.base import Edits, PassResult
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.arena import cache_row_bytes
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.arena import cache_row_bytes
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.architecture import LayerType, Model, Norm
 from mlxr.compiler.spec.attention import Attention, QkNorm, Temperature
 from mlxr.compiler.spec.fields import (

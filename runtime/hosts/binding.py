@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import BatchDim, Launch, Plan, Step
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts.batch import Batch
 
 Dims = Mapping[BatchDim, int]
 BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]

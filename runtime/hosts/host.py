@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, debug_level
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 

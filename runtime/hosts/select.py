@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import TARGETS, Artifact, Target
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.arena import Arena
+from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.cuda.device import check_cuda, has_cuda
 from mlxr.runtime.hosts.host import Host, Progress
 from mlxr.runtime.hosts.names import HOSTS
@@ -112,21 +112,21 @@ def host_class(name: str) -> type[Host]:
     """The class of the host of that name; `auto` is none."""
     # Imported when wanted: each needs what not every machine has.
     if name == "metal":
-        from mlxr.runtime.hosts.metal import MetalHost  # noqa: PLC0415
+        from mlxr.runtime.hosts.metal.host import MetalHost  # noqa: PLC0415
 
         return MetalHost
     if name == "cuda":
-        from mlxr.runtime.hosts.cuda_host import CudaHost  # noqa: PLC0415
+        from mlxr.runtime.hosts.cuda.host import CudaHost  # noqa: PLC0415
 
         return CudaHost
     if name == "cpu":
-        from mlxr.runtime.hosts.cpu_host import CpuHost  # noqa: PLC0415
+        from mlxr.runtime.hosts.cpu.host import CpuHost  # noqa: PLC0415
 
         return CpuHost
     if name == "sim":
-        from mlxr.runtime.hosts.sim_host import SimHost  # noqa: PLC0415
+        from mlxr.runtime.hosts.sim.host import SimHost  # noqa: PLC0415
 
         return SimHost
-    from mlxr.runtime.hosts.reference import ReferenceHost  # noqa: PLC0415
+    from mlxr.runtime.hosts.reference.host import ReferenceHost  # noqa: PLC0415
 
     return ReferenceHost

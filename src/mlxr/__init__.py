@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.model_source import load
-    from mlxr.runtime.completion import Completion, Event
-    from mlxr.runtime.conversation import Conversation
-    from mlxr.runtime.generate import Generation
-    from mlxr.runtime.model import Model
-    from mlxr.runtime.sampling import Sampling
+    from mlxr.runtime.engine.completion import Completion, Event
+    from mlxr.runtime.engine.conversation import Conversation
+    from mlxr.runtime.engine.generation import Generation
+    from mlxr.runtime.engine.model import Model
+    from mlxr.runtime.engine.sampling import Sampling
 
 __version__ = VERSION
 
@@ -82,13 +82,13 @@ _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "Changes": "mlxr.compiler.spec.change",
     "ModelSpec": "mlxr.compiler.spec.model",
-    "Completion": "mlxr.runtime.completion",
-    "Conversation": "mlxr.runtime.conversation",
-    "Event": "mlxr.runtime.completion",
-    "Generation": "mlxr.runtime.generate",
-    "Model": "mlxr.runtime.model",
+    "Completion": "mlxr.runtime.engine.completion",
+    "Conversation": "mlxr.runtime.engine.conversation",
+    "Event": "mlxr.runtime.engine.completion",
+    "Generation": "mlxr.runtime.engine.generation",
+    "Model": "mlxr.runtime.engine.model",
     "load": "mlxr.model_source",
-    "Sampling": "mlxr.runtime.sampling",
+    "Sampling": "mlxr.runtime.engine.sampling",
 }
 
 

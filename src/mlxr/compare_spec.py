@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlxr.compiler.build.rope import rope_frequencies, rope_scale
 from mlxr.compiler.errors import ContextError, SpecError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
-from mlxr.compiler.rope import rope_frequencies, rope_scale
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
 from mlxr.imported_model import import_weights

@@ -19,8 +19,8 @@ from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache_folder import cache_folder
 
 if TYPE_CHECKING:
+    from mlxr.runtime.engine.model import Model
     from mlxr.runtime.hosts.host import Progress
-    from mlxr.runtime.model import Model
 
 MODEL_HELP = "an artifact folder, a spec file, a bundled model's name, a .gguf file, or a Hugging Face folder"
 
@@ -54,8 +54,8 @@ def load(
     """
     from mlxr.compare_spec import check_spec  # noqa: PLC0415 (reads GGUF: only when needed)
     from mlxr.imported_model import is_model_file  # noqa: PLC0415
+    from mlxr.runtime.engine.model import Model  # noqa: PLC0415
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
-    from mlxr.runtime.model import Model  # noqa: PLC0415
 
     expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
     expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")

@@ -5,7 +5,7 @@
 
 #define MLXR_INLINE static inline __attribute__((always_inline))
 
-// One step, laid out as in runtime/batch.py.
+// One step, laid out as in runtime/hosts/batch.py.
 typedef struct {
     int32_t program;  // 0: decode, 1: prefill
     int32_t tokens, seqs, rows, max_blocks;

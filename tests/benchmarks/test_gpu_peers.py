@@ -19,7 +19,7 @@ from gpu.theirs import Theirs, make_model
 from gpu.weights import RandomWeights, pattern
 from gpu.work import FORMATS, MODELS, Row, chosen_rows, rows_of, spec_document
 
-from mlxr.runtime.hosts.reference import ReferenceHost
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights.load_weights import load_buffers
 
 SHAPE = MODELS["toy"].shape

@@ -17,11 +17,11 @@ from mlxr.bench.workload import Workload
 from mlxr.cli import main
 from mlxr.cli.bench import KEYS
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.batch import Batch
-from mlxr.runtime.hosts import reference
+from mlxr.runtime.engine.model import Model
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Logits
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.model import Model
+from mlxr.runtime.hosts.reference import host as reference
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled
 from mlxr_tests.storyteller import GOLDEN, Q8_0

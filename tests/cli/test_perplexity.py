@@ -11,7 +11,7 @@ from mlxr.bench.perplexity import perplexity
 from mlxr.cli import main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.model import Model
+from mlxr.runtime.engine.model import Model
 from mlxr_tests.storyteller import GOLDEN, Q8_0, VALID, storyteller_spec
 
 

@@ -17,10 +17,10 @@ import mlxr
 from mlxr import model_source
 from mlxr.cli import main
 from mlxr.compiler.artifact import load_artifact
-from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.cli import main as compile_main
-from mlxr.compiler.codegen import render
-from mlxr.compiler.codegen.environment import environment
+from mlxr.compiler.targets.environment import environment
+from mlxr.compiler.targets.metal import render
+from mlxr.compiler.text.byte_sizes import size
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER, storyteller_spec
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]

@@ -8,7 +8,7 @@ import pytest
 
 from mlxr.cli import COMMANDS, main
 from mlxr.compiler.cli import main as compile_main
-from mlxr.compiler.command_parser import CommandParser
+from mlxr.compiler.command.parser import CommandParser
 
 _HELP = """
 import sys

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import mlxr
-from mlxr.compiler import folder_lock
-from mlxr.compiler.artifact import Artifact, load_artifact
-from mlxr.compiler.codegen.sections import body_of, header_of
+from mlxr.compiler.artifact import Artifact, folder_lock, load_artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.targets.metal.sections import body_of, header_of
 from mlxr_tests.specs import compiled, small_spec
 
 

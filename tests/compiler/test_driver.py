@@ -8,7 +8,7 @@ import pytest
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import BudgetError, MlxrError
-from mlxr.compiler.plan.geometry_rules import GeometryRule
+from mlxr.compiler.schedule.geometry_rules import GeometryRule
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr_tests.few import few_of

@@ -13,12 +13,12 @@ import pytest
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda.device import has_cuda
-from mlxr.runtime.hosts.cuda_host import CudaHost
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import UNPACKED, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec

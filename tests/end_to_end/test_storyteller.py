@@ -11,8 +11,8 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.imported_model import import_model
+from mlxr.runtime.engine.sampling import Sampler
 from mlxr.runtime.hosts.cuda.device import has_cuda
-from mlxr.runtime.sampling import Sampler
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
 

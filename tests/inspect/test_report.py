@@ -4,7 +4,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.launches import programs
 from mlxr.inspect.report import report
 from mlxr.inspect.text_table import Ink

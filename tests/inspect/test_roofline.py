@@ -11,7 +11,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.roofline import LaunchLimit, StepLimits, roofline
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.attention_cases import CASES, EXTRA_CASES, Case
 from mlxr_tests.few import covering, few
 from mlxr_tests.op_bench import OpBench

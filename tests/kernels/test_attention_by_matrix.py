@@ -5,7 +5,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.attention_cases import NOT_FOR_MATRICES, Case
 from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench, mma_bench

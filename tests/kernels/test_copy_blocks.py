@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.hosts.sim_host import SimHost
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.arenas import copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.specs import compiled, random_weights, small_spec
 

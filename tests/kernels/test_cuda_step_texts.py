@@ -8,7 +8,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact, Extent, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.step_program import ALONE, classes_of, step_program
 from mlxr.runtime.hosts.cuda.step_text import _axis, step_text

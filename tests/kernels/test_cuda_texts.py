@@ -10,8 +10,8 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
-from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda import nvrtc
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source, prelude
 from mlxr.runtime.hosts.cuda.fatbin import compressed

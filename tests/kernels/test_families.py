@@ -7,7 +7,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair

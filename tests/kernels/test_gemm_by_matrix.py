@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.errors import KernelFault, PlanError
-from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few, few_of
 from mlxr_tests.matrix_bench import MatrixBench, plant, rounded
 from mlxr_tests.op_bench import OpBench

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.schedules import SCHEDULES

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.model_source import load
-from mlxr.runtime.hosts.sim_host import SimHost
-from mlxr.runtime.model import Model
+from mlxr.runtime.engine.model import Model
+from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.specs import compiled, random_weights, small_spec
 
 LAYERS = 2

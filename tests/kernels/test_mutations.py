@@ -10,7 +10,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import KernelFault
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.emptied import emptied
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.host_pair import HostPair

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few, few_of
 from mlxr_tests.op_bench import OpBench, mma_bench
 from mlxr_tests.specs import compiled, small_spec

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import ArenaGeometry, DType
-from mlxr.compiler.codegen.arena_kernels import RopeCacheWriteKernel
-from mlxr.compiler.codegen.attention_kernels import AttendKernel
+from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeCacheWriteKernel
+from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendKernel
+from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
-from mlxr.runtime.mlx_ops.cache_rows import encode_rows
 from mlxr_tests.kernel_bench import run_kernel
 
 pytestmark = pytest.mark.usefixtures("kernel_host")

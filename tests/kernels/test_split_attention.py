@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.few import few
 from mlxr_tests.op_bench import OpBench

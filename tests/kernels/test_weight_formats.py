@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.few import few, few_of
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.matrix_bench import STYLES, MatrixBench, rounded

@@ -15,10 +15,10 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import llama, qwen2
 
 from mlxr.compiler.artifact import ModelSpec
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights import load_weights
 from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.tolerances import check_logits

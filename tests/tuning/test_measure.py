@@ -11,11 +11,11 @@ from mlxr.cli import main
 from mlxr.compiler.artifact import KernelEntry
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.errors import HostError, RequestError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.roofline import roofline
-from mlxr.runtime.hosts.metal import MetalHost
-from mlxr.runtime.mlx_ops import LARGE_OPS
-from mlxr.runtime.mlx_ops.types import Attrs, Inputs
+from mlxr.runtime.hosts.metal.host import MetalHost
+from mlxr.runtime.hosts.mlx_ops import LARGE_OPS
+from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs
 from mlxr.tuning.measure_launches import measure_launches
 from mlxr.tuning.pieces import Pieces, kernel_maker
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch

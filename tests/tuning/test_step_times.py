@@ -9,7 +9,7 @@ import pytest
 
 from mlxr.bench.sequences import Sequences
 from mlxr.compiler.errors import HostError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.tuning.step_times import StepTimes
 from mlxr_tests.fake_card import SimLauncher, use_card

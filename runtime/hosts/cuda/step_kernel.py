@@ -23,7 +23,7 @@ from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
 from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, classes_of, step_program
 from mlxr.runtime.hosts.cuda.step_text import step_text
-from mlxr.runtime.hosts.mlx_host import Launcher, bindable_shape
+from mlxr.runtime.hosts.mlx.host import Launcher, bindable_shape
 
 LauncherOf = Callable[[str, bytes], Launcher]
 

@@ -18,9 +18,9 @@ from mlxr.bench.peak_memory import peak_bytes
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.plural import counted
-from mlxr.runtime.kept_sequence import KeptSequence
-from mlxr.runtime.model import Model
+from mlxr.compiler.text.plural import counted
+from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05
 MOST_RUNS = 10

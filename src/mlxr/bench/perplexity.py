@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.plural import counted
-from mlxr.runtime.model import Model
+from mlxr.compiler.text.plural import counted
+from mlxr.runtime.engine.model import Model
 
 Progress = Callable[[int, int, float], None]
 """Called with the windows done, the windows in all, and the perplexity so far."""

@@ -12,11 +12,11 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.batch import BatchRequest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.pipeline import Draws, launch_step
+from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.pager import Pager
-from mlxr.runtime.pipeline import Draws, launch_step
-from mlxr.runtime.sampling import Sampler, Sampling
 
 
 class Running(Protocol):

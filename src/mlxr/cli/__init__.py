@@ -9,8 +9,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mlxr.compiler.command_parser import CommandParser
-from mlxr.compiler.guard import guarded
+from mlxr.compiler.command.guard import guarded
+from mlxr.compiler.command.parser import CommandParser
 from mlxr.compiler.version import VERSION
 
 COMMANDS = {

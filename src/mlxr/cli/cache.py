@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.errors import MlxrError
-from mlxr.compiler.plural import counted
+from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache_folder import CACHES, cache_root
 
 _ABOUT = (

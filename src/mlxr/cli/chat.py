@@ -11,8 +11,8 @@ from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, 
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
-from mlxr.runtime.conversation import Conversation
-from mlxr.runtime.sampling import Sampling
+from mlxr.runtime.engine.conversation import Conversation
+from mlxr.runtime.engine.sampling import Sampling
 
 _COMMANDS = "/clear starts over, /drop forgets the oldest turn, /exit or Ctrl-D leaves, Ctrl-C ends an answer"
 

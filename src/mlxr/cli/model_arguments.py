@@ -6,15 +6,15 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from mlxr.cli.streams import ProgressLine
+from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
-from mlxr.compiler.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP, load
 from mlxr.runtime.hosts.names import HOST_NAMES
 
 if TYPE_CHECKING:
-    from mlxr.runtime.model import Model
+    from mlxr.runtime.engine.model import Model
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

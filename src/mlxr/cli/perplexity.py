@@ -9,8 +9,8 @@ from pathlib import Path
 from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.plural import counted
 from mlxr.compiler.spec.change import Changes
+from mlxr.compiler.text.plural import counted
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

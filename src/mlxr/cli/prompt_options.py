@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from mlxr.compiler.errors import ChatTemplateError, RequestError
-from mlxr.runtime.model import Model
-from mlxr.runtime.too_long import check_length
+from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.too_long import check_length
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:

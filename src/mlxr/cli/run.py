@@ -10,9 +10,9 @@ from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.completion import Completion
-from mlxr.runtime.generate import Generation
-from mlxr.runtime.model import Model
+from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.model import Model
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -3,7 +3,7 @@
 import argparse
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.sampling import Sampling
+from mlxr.runtime.engine.sampling import Sampling
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 0.0) -> None:

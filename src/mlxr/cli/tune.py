@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlxr.compiler.type_options import add_type_arguments
+from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP
 from mlxr.runtime.hosts.names import HOST_NAMES
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
+from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.compiler.type_options import type_changes
 from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Artifact, CpuLaunch, CpuProgram, CpuTensor
-from mlxr.compiler.byte_sizes import size
 from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.layers import alike, layer_of, ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 

@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Iterator
 
 from mlxr.compiler.artifact import Artifact, BatchDim
-from mlxr.compiler.byte_sizes import size
-from mlxr.compiler.plan.running import chunk_dims, decode_dims
+from mlxr.compiler.schedule.running import chunk_dims, decode_dims
+from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.launches import Block, LaunchRow, Program, programs
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.compiler.plan.geometry_rules import GeometryRule
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry_rules import GeometryRule
 from mlxr.tuning.record import Sizes
 
 _VALUES: dict[str, tuple[int, ...]] = {

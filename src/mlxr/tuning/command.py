@@ -6,7 +6,7 @@ from importlib import metadata
 from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
-from mlxr.compiler.type_options import type_changes
+from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
 from mlxr.tuning.pieces import device_name, kernel_maker
 from mlxr.tuning.record import tuning_json, tuning_text

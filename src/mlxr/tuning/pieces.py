@@ -9,12 +9,12 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Step
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.batch import Batch
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
-from mlxr.runtime.hosts.mlx_norms import NORM_PORTS
+from mlxr.runtime.hosts.mlx.norms import NORM_PORTS
+from mlxr.runtime.hosts.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.hosts.mlx_ops.large import compute_type
 from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
-from mlxr.runtime.mlx_ops import LARGE_OPS, MLX_DTYPES
-from mlxr.runtime.mlx_ops.large import compute_type
 from mlxr.tuning.random_inputs import Input, RandomInputs
 from mlxr.tuning.stopwatch import Piece
 

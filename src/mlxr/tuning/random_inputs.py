@@ -12,12 +12,12 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact, DType, Step
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.plural import counted
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest, kernel_input
+from mlxr.compiler.text.plural import counted
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, kernel_input
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
-from mlxr.runtime.mlx_ops import MLX_DTYPES
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
 
 Input = Callable[[int], mx.array]
 """An input of a launch, by turn."""

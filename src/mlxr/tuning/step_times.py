@@ -13,11 +13,11 @@ import mlx.core as mx
 from mlxr.bench.sequences import Sequences
 from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType
 from mlxr.compiler.errors import ArenaError, HostError
-from mlxr.runtime.arena import Arena, device_memory_bytes
+from mlxr.runtime.cache.arena import Arena, device_memory_bytes
+from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
 from mlxr.runtime.hosts.select import host_class
-from mlxr.runtime.mlx_ops import MLX_DTYPES
-from mlxr.runtime.pager import Pager
 from mlxr.tuning.random_inputs import at_least_8
 
 THREADS = (0, 256, 384, 512, 640, 768, 1024)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact, Chip, Launch, Target
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, PlanError
-from mlxr.compiler.plan.geometry_rules import ChosenGeometry, GeometryRule
-from mlxr.runtime.batch import Batch
+from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryRule
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.tuning.candidates import (
     EVERYWHERE,
     OF_ALL_QUANTISED,

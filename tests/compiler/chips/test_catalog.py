@@ -11,7 +11,7 @@ from mlxr.compiler.chips.catalog import GENERIC, chips_of, find_chip, find_chip_
 from mlxr.compiler.cli import main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError, PlanError, SpecError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import small_spec
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.build.rope import rope_frequencies, rope_scale
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.gguf import spec_from_gguf
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
-from mlxr.compiler.rope import rope_frequencies, rope_scale
 from mlxr.compiler.spec.model import Llama3Scaling, ModelSpec, Rope
 from mlxr_tests.storyteller import GOLDEN, Q8_0, storyteller_spec
 

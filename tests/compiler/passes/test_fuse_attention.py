@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.graph import OpGraph, Value
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import OpGraph, Value
 from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (

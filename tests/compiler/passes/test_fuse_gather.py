@@ -1,6 +1,6 @@
 """fuse_gather: a projection reads the rows it needs by itself."""
 
-from mlxr.compiler.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits

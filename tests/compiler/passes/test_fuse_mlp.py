@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mlxr.compiler.graph import Op
-from mlxr.compiler.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.graphs import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlxr.compiler.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv

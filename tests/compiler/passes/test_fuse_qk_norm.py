@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import check_same_numbers, check_silent, edited, fires, kinds, one, returning, source_graph

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxr.compiler.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr_tests.family_specs import family_spec

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from mlxr.compiler.errors import GraphError
-from mlxr.compiler.graph import Op, OpGraph
-from mlxr.compiler.ops import OPS
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops import OPS
+from mlxr.compiler.ir.verify import ARENA_TOKEN, verify
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
-from mlxr.compiler.verify import ARENA_TOKEN, verify
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, source_graph
 from mlxr_tests.specs import small_spec
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.errors import GraphError
-from mlxr.compiler.graph import OpGraph
+from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.base import PassResult
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph

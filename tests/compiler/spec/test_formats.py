@@ -4,7 +4,7 @@ import gguf
 import pytest
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr_tests.specs import small_spec
 

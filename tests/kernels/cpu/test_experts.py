@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mlxr.compiler.codegen.cpu.experts import CpuExperts
-from mlxr.compiler.codegen.cpu.projection import Segment
-from mlxr.compiler.formats import WeightFormat as F
+from mlxr.compiler.formats.weight_format import WeightFormat as F
+from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
+from mlxr.compiler.targets.cpu.kernels.projection import Segment
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr_tests.c_harness import address, c_library, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS
 from mlxr_tests.few import few

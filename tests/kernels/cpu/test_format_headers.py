@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlxr.compiler.codegen.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
 from mlxr_tests.cpu_specs import BLOCKS
 from mlxr_tests.specs import compiled, small_spec
 

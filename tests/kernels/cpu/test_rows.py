@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mlxr.compiler.codegen.cpu.rows import CpuNorm, CpuQkNorm, CpuRoute
+from mlxr.compiler.targets.cpu.kernels.rows import CpuNorm, CpuQkNorm, CpuRoute
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import normed, sigmoid

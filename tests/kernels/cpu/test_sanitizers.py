@@ -134,7 +134,7 @@ def test_a_read_beyond_a_weight_is_found() -> None:
         import numpy as np
         import mlxr_tests.poison_gaps
         mlxr_tests.poison_gaps.pytest_configure(None)
-        from mlxr.runtime.hosts import cpu_host
+        from mlxr.runtime.hosts.cpu import host as cpu_host
         from mlxr.runtime.hosts.cpu.build import load_library
         from mlxr.runtime.hosts.cpu.library import Library
         from mlxr.runtime.hosts.cpu.tensors import MemoryReader

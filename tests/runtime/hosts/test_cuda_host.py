@@ -15,17 +15,17 @@ import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts import cuda_host
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.pipeline import Draws
+from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda import host as cuda_host
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
-from mlxr.runtime.hosts.cuda_host import CudaHost
 from mlxr.runtime.hosts.select import resolve_host
-from mlxr.runtime.pager import Pager
-from mlxr.runtime.pipeline import Draws
-from mlxr.runtime.sampling import Sampler, Sampling
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair

@@ -10,10 +10,10 @@ import pytest
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, WeightsError
-from mlxr.runtime.hosts import cuda_host
 from mlxr.runtime.hosts.cuda import device_array
+from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, sent
-from mlxr.runtime.hosts.cuda_host import CudaHost
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.weights.element_types import Array
 from mlxr.runtime.weights.load_weights import Fill, in_place
 from mlxr.runtime.weights.open_weights import open_weights

@@ -17,10 +17,10 @@ import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.batch import Batch
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
-from mlxr.runtime.hosts.metal import MetalHost
+from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.hosts.sim.signature import parse_signature
 from mlxr_tests.family_specs import family_spec

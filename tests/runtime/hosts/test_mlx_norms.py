@@ -6,15 +6,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts import mlx_host
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
-from mlxr.runtime.hosts.cuda_host import CudaHost
-from mlxr.runtime.hosts.mlx_norms import norms_for_mlx
-from mlxr.runtime.mlx_ops import LARGE_OPS
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.mlx import host as mlx_host
+from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
+from mlxr.runtime.hosts.mlx_ops import LARGE_OPS
 from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers

@@ -10,15 +10,15 @@ import pytest
 import mlxr
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.warm_up import decode_contexts, prompt_sizes, warm_up
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_dims
 from mlxr.runtime.hosts.cuda import device
-from mlxr.runtime.hosts.cuda_host import CudaHost
-from mlxr.runtime.padding import NO_SLOT, padded_batch
-from mlxr.runtime.pager import Pager
-from mlxr.runtime.warm_up import decode_contexts, prompt_sizes, warm_up
+from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.mlx.padding import NO_SLOT, padded_batch
 from mlxr_tests.arenas import nan_arena
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers

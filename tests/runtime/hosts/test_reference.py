@@ -11,10 +11,10 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.specs import compiled, floats, random_weights, small_spec
 from mlxr_tests.tolerances import check_logits
 

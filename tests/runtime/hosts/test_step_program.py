@@ -14,10 +14,11 @@ import mlxr
 from mlxr.compiler.artifact import Artifact, decode_dims
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.hosts.binding import grid_of
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.device import has_cuda
+from mlxr.runtime.hosts.cuda.host import AS_LAUNCHES, CudaHost
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.step_program import (
     ALONE,
@@ -27,7 +28,6 @@ from mlxr.runtime.hosts.cuda.step_program import (
     step_program,
 )
 from mlxr.runtime.hosts.cuda.step_text import step_text
-from mlxr.runtime.hosts.cuda_host import AS_LAUNCHES, CudaHost
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few

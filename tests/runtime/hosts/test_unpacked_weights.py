@@ -9,12 +9,12 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
-from mlxr.compiler.plan.geometry import Geometry
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device, kept_weights
-from mlxr.runtime.hosts.cuda_host import CudaHost
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.specs import UNPACKED, compiled, small_spec

@@ -17,7 +17,7 @@ import numpy as np
 
 import mlxr
 from mlxr.compiler.driver import compile_spec
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.mlx_arrays import as_bits
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 

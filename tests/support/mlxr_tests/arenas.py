@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from mlxr.runtime.arena import Arena
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.mlx_arrays import Bits, as_bits
-from mlxr.runtime.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import Mismatch, check_op
 

@@ -14,19 +14,19 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
-from mlxr.compiler.codegen.cpu.attention import (
+from mlxr.compiler.targets.cpu.kernels.attention import (
     CpuAttendDecode,
     CpuAttendPrefill,
     CpuCacheWrite,
     CpuCopyBlocks,
     CpuRopeTable,
 )
-from mlxr.compiler.codegen.cpu.kernel import CpuKernel
-from mlxr.compiler.codegen.environment import environment
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.mlx_ops import evaluate
-from mlxr.runtime.pager import Pager
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.environment import environment
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.mlx_ops import evaluate
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.c_harness import address, aligned, c_library

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxr.compiler.codegen.cpu.format_headers import affine_definitions
-from mlxr.compiler.codegen.cpu.kernel import CpuKernel
-from mlxr.compiler.codegen.cpu.unit import headers
-from mlxr.compiler.codegen.environment import environment
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.cpu.format_headers import affine_definitions
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.unit import headers
+from mlxr.compiler.targets.environment import environment
 from mlxr_tests.c_harness import address, aligned, c_library
 from mlxr_tests.packed import planes_of
 

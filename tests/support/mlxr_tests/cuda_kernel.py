@@ -11,12 +11,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.codegen.sections import body_of, header_of
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.plan.plan import KernelEntry, KernelPort
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.plan import KernelEntry, KernelPort
+from mlxr.compiler.targets.metal.sections import body_of, header_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
-from mlxr.runtime.hosts.cuda_host import launcher
+from mlxr.runtime.hosts.cuda.host import launcher
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.hosts.sim.signature import parse_signature
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import Artifact, decode_dims
-from mlxr.runtime.hosts import cuda_host
+from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
 from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, StepProgram, classes_of, step_program

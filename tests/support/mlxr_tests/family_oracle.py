@@ -11,10 +11,10 @@ import numpy.typing as npt
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.imported_model import import_model
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import make_host
-from mlxr.runtime.pager import Pager
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
 

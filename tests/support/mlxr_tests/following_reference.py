@@ -12,10 +12,10 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.mlx_ops import MLX_OPS
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.mlx_ops import MLX_OPS
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import copy_slots, stored_rows
 from mlxr_tests.specs import floats
 from mlxr_tests.tolerances import check_stored

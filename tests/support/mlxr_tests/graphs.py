@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ModelSpec, Op, OpGraph, Value
-from mlxr.compiler.build import build_graph
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.ops import OPS
+from mlxr.compiler.build.build_graph import build_graph
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops import OPS
+from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.base import Pass
-from mlxr.compiler.plan.geometry_rules import GeometryTable
-from mlxr.compiler.plan.memory import arena_geometry
-from mlxr.compiler.verify import verify
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.mlx_ops import run_graph
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
-from mlxr.runtime.mlx_ops import run_graph
-from mlxr.runtime.pager import Pager
 from mlxr_tests.specs import floats, small_spec
 
 Floats = npt.NDArray[np.floating]

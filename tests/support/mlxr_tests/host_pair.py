@@ -11,12 +11,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.cpu_host import CpuHost
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.cpu.host import CpuHost
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.hosts.reference import ReferenceHost
-from mlxr.runtime.pager import Pager
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import check_arena, nan_arena, snapshot
 from mlxr_tests.following_reference import FollowingReference
 from mlxr_tests.format_planes import has_minima, random_buffers

@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.codegen.kernels import Kernel
-from mlxr.compiler.codegen.render import Provenance, render
+from mlxr.compiler.targets.metal.kernels.kernel import Kernel
+from mlxr.compiler.targets.metal.render import Provenance, render
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.kernel_host import load_kernel

@@ -13,13 +13,13 @@ from unittest import mock
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.hosts import sim_host
-from mlxr.runtime.hosts.cuda_host import CudaHost, launcher
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.cuda.host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.hosts.mlx_host import Launcher
+from mlxr.runtime.hosts.mlx.host import Launcher
+from mlxr.runtime.hosts.sim import host as sim_host
+from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr.runtime.hosts.sim.kernel import SimKernel
-from mlxr.runtime.hosts.sim_host import SimHost
 from mlxr_tests.cuda_kernel import POISON, CudaKernel
 
 _P, _R = ParamSpec("_P"), TypeVar("_R")

@@ -7,7 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.codegen.projection_kernels import (
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.formats.weight_layout import layout_of
+from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_MMA_TILE,
     GEMM_ROWS,
     GEMM_SIMDGROUPS,
@@ -17,11 +20,8 @@ from mlxr.compiler.codegen.projection_kernels import (
     Kernel,
     ProjectionKernel,
 )
-from mlxr.compiler.codegen.render import KernelSource, Provenance, render
-from mlxr.compiler.codegen.unpack_kernel import UnpackKernel
-from mlxr.compiler.dtypes import DType
-from mlxr.compiler.formats import WeightFormat
-from mlxr.compiler.weight_layout import layout_of
+from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.render import KernelSource, Provenance, render
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes

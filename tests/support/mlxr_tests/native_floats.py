@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
 
 
 def round_bf16(x: np.ndarray) -> np.ndarray:

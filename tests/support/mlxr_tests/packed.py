@@ -11,8 +11,8 @@ import gguf
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.codegen.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.formats import WeightFormat
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
 from mlxr_tests.c_harness import address, aligned, c_library
 
 AFFINE = [format for format in WeightFormat if format.affine]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.runtime.hosts import cpu_host
+from mlxr.runtime.hosts.cpu import host as cpu_host
 from mlxr.runtime.hosts.cpu import tensors
 
 _GAP_BYTES = 128

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.runtime.arena import Arena
-from mlxr.runtime.batch import Batch
-from mlxr.runtime.hosts.reference import ReferenceHost
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import nan_arena, stored_rows
 from mlxr_tests.host_pair import HostPair, logits_of
 from mlxr_tests.kernel_host import on_cpu

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import Artifact, ModelSpec, Plan, Target, WeightPlan
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 _SMALLEST: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlxr.compiler.artifact import Artifact, ModelSpec
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.plan.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.specs import small_spec
 
 _ONE_LAYER = {"model__num_layers": 1, "model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}}

@@ -7,8 +7,8 @@ from pathlib import Path
 import jinja2
 
 from mlxr.compiler.artifact import Artifact
-from mlxr.compiler.codegen.environment import environment
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.targets.environment import environment
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
 from mlxr.inspect.picture.content import LINE, PAD_Y, Chip, family_of
 from mlxr.inspect.picture.folded import Folded, fold, layer_groups

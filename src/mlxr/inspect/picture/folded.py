@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlxr.compiler.artifact import DType, Op, OpGraph, Value
-from mlxr.compiler.ops import OPS
+from mlxr.compiler.ir.ops import OPS
 from mlxr.inspect.layers import alike, in_layer, layer_of, without_layer
 
 

@@ -1,0 +1,1 @@
+"""Builds the source graph of a spec."""

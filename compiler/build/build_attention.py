@@ -1,0 +1,86 @@
+"""The attention block of the source graph."""
+
+from mlxr.compiler.build.builder import Builder
+from mlxr.compiler.build.rope import rope_scale
+from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.spec.model import LayerType
+
+
+def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
+    """Adds the attention of one layer.
+
+    Args:
+        b: where ops go.
+        index: the layer.
+        layer: its properties.
+        x: what is projected, [tokens, hidden], normalised where the model does so.
+
+    Returns:
+        The result of the output projection, [tokens, hidden].
+    """
+    a, hidden = layer.attention, b.spec.model.hidden_size
+    prefix = f"layers.{index}.attention"
+    heads = {"q": a.num_heads, "k": a.num_kv_heads, "v": a.num_kv_heads}
+    q, k, v = (
+        b.linear(
+            f"{prefix}.{role}",
+            x,
+            (count * a.head_dim, hidden),
+            f"{prefix}.{role}_bias" if a.qkv_bias else None,
+        )
+        for role, count in heads.items()
+    )
+    q, k = (_queries_or_keys(b, prefix, role, layer, name, heads[role]) for role, name in (("q", q), ("k", k)))
+    if a.temperature is not None:
+        ports = {"x": q, "positions": "positions"}
+        context = a.temperature.original_context
+        q = b.op("temperature", f"{prefix}.q_tempered", ports, beta=a.temperature.beta, original_context=context)
+    arena = {"k_arena": "k_arena", "v_arena": "v_arena"}
+    b.op_with_outputs(
+        "cache_write",
+        f"{prefix}.cache_write",
+        {"k": k, "v": v, "slots": "slots"} | arena,
+        (),
+        layer=index,
+        num_kv_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+    )
+    tables = {name: name for name in ("positions", "query_start", "context_lens", "block_tables")}
+    sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads)} if a.sinks else {}
+    attended = b.op(
+        "attention",
+        f"{prefix}.attended",
+        {"q": q} | tables | arena | sinks,
+        layer=index,
+        num_heads=a.num_heads,
+        num_kv_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        scale=a.score_scale,
+        window=a.sliding_window,
+        softcap=a.softcap,
+    )
+    bias = f"{prefix}.o_bias" if a.output_bias else None
+    return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias)
+
+
+def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: str, num_heads: int) -> str:
+    """Norm and rotation of the queries or the keys, [tokens, num_heads * head_dim]."""
+    head_dim, norm = layer.attention.head_dim, layer.attention.qk_norm
+    if norm is not None:
+        width = head_dim if norm.scope == "head" else num_heads * head_dim
+        groups = 1 if norm.scope == "all" else num_heads
+        model = b.spec.model.norm
+        changes: dict[str, AttrValue] = {"kind": norm.kind or model.kind, "eps": norm.eps or model.eps}
+        x = b.norm(f"{prefix}.{role}_norm", f"{prefix}.{role}_normed", x, width, groups, bias=norm.bias, **changes)
+    if layer.rope is None:
+        return x
+    return b.op(
+        "rope",
+        f"{prefix}.{role}_rotated",
+        {"x": x, "positions": "positions", "frequencies": b.frequencies(layer.rope, layer.rotary_dim)},
+        num_heads=num_heads,
+        head_dim=head_dim,
+        rotary_dim=layer.rotary_dim,
+        rope_layout=layer.rope.layout,
+        rope_scale=rope_scale(layer.rope, b.spec.model.context),
+    )

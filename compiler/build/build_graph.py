@@ -1,0 +1,90 @@
+"""Builds the source graph: one op per mathematical step, nothing fused, nothing merged.
+
+This graph is what the reference host runs, and so what every pass is held against.
+"""
+
+from mlxr.compiler.build.build_attention import build_attention
+from mlxr.compiler.build.build_mlp import build_mlp
+from mlxr.compiler.build.builder import Builder
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.spec.model import ModelSpec
+
+
+def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
+    """The source graph of a spec: token ids and batch metadata in, logits [rows, vocab] f32 out."""
+    model = spec.model
+    b = Builder(spec)
+    _declare_inputs(b, arena)
+    for layer in model.layers:
+        if layer.rope is not None:
+            b.frequencies(layer.rope, layer.rotary_dim)
+    table = b.matrix("embedding", (model.vocab_size, model.hidden_size))
+    ids = {"ids": "token_ids", "table": table}
+    x = b.op("embed", "embedded", ids, dtype=str(b.activation), scale=model.embedding_scale)
+    for index in range(model.num_layers):
+        x = _layer(b, index, x)
+    normed = b.norm("final_norm", "normed", x, model.hidden_size)
+    if not model.tie_embeddings:
+        table = b.matrix("output", (model.vocab_size, model.hidden_size))
+    logits = b.op("linear", "logits_of_all_tokens", {"x": normed, "weight": table}, dtype="f32")
+    if model.logit_scale != 1:
+        logits = b.op("scale", "logits_scaled", {"x": logits}, factor=model.logit_scale)
+    if model.logit_softcap is not None:
+        logits = b.op("soft_cap", "logits_capped", {"x": logits}, cap=model.logit_softcap)
+    logits = b.op("gather_rows", "logits", {"x": logits, "rows": "logit_rows"})
+    return OpGraph(b.values, b.ops, [logits])
+
+
+def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
+    inputs: list[tuple[str, Shape]] = [
+        ("token_ids", ("tokens",)),
+        ("positions", ("tokens",)),
+        ("slots", ("tokens",)),
+        ("query_start", ("seqs+1",)),
+        ("context_lens", ("seqs",)),
+        ("block_tables", ("seqs", arena.max_blocks_per_sequence)),
+        ("logit_rows", ("rows",)),
+    ]
+    for name, shape in inputs:
+        b.declare(name, "input", shape, DType.I32)
+    for name in ("k_arena", "v_arena"):
+        b.declare(name, "arena", arena.shape, arena.dtype)
+
+
+def _layer(b: Builder, index: int, x: str) -> str:
+    """Both blocks of a layer around the residual stream x, with the norms where the spec places them."""
+    model, layer = b.spec.model, b.spec.model.layer(index)
+    attention, mlp = f"layers.{index}.attention", f"layers.{index}.mlp"
+    if model.parallel_blocks:
+        normed = _pre_norm(b, attention, x)
+        attended = build_attention(b, index, layer, normed)
+        between = b.residual(f"{attention}.out", x, attended)
+        return _add_all(b, mlp, between, build_mlp(b, mlp, layer.mlp, normed))
+    attended = build_attention(b, index, layer, _pre_norm(b, attention, x))
+    x = _add_all(b, attention, x, [attended])
+    return _add_all(b, mlp, x, build_mlp(b, mlp, layer.mlp, _pre_norm(b, mlp, x)))
+
+
+def _pre_norm(b: Builder, prefix: str, x: str) -> str:
+    if b.spec.model.norm.placement == "post":
+        return x
+    return b.norm(f"{prefix}.norm", f"{prefix}.normed", x, b.spec.model.hidden_size)
+
+
+def _add_all(b: Builder, prefix: str, x: str, made: list[str]) -> str:
+    """The residual stream after a block, whose results by name are added to it, normalised first where the spec says.
+
+    Without a norm between, each result is added by itself, because a projection can add one residual.
+    """
+    if b.spec.model.norm.placement == "pre":
+        for number, one in enumerate(made, 1):
+            x = b.residual(f"{prefix}.out" if number == len(made) else f"{prefix}.out_{number}", x, one)
+        return x
+    total = made[0]
+    for one in made[1:]:
+        total = b.op("add", f"{prefix}.sum", {"a": total, "b": one}, alpha=1.0)
+    normed = b.norm(f"{prefix}.post_norm", f"{prefix}.post_normed", total, b.spec.model.hidden_size)
+    return b.residual(f"{prefix}.out", x, normed)

@@ -1,0 +1,96 @@
+"""The feed-forward block of the source graph: one network, or a mixture of experts."""
+
+from collections.abc import Callable
+
+from mlxr.compiler.build.builder import Builder
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.spec.model import Experts, Mlp
+
+
+def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
+    """Adds the feed-forward block of one layer.
+
+    Args:
+        b: where ops go.
+        prefix: `layers.3.mlp`.
+        mlp: its properties.
+        x: what is projected, [tokens, hidden], normalised where the model does so.
+
+    Returns:
+        The results whose sum is the block's, each [tokens, hidden]: the network's, or that of the chosen experts and
+        that of the shared one.
+    """
+    if mlp.experts is None:
+        return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias)]
+    made = [_experts(b, prefix, mlp, mlp.experts, x)]
+    shared = mlp.experts.shared
+    if shared is not None:
+        out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False)
+        if shared.gate:
+            gate = b.linear(f"{prefix}.shared.router", x, (1, b.spec.model.hidden_size), dtype=DType.F32)
+            out = b.op("gate_rows", f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
+        made.append(out)
+    return made
+
+
+def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) -> str:
+    hidden = b.spec.model.hidden_size
+
+    def linear(role: str, x: str, shape: tuple[int, int]) -> str:
+        return b.linear(f"{prefix}.{role}", x, shape, f"{prefix}.{role}_bias" if bias else None)
+
+    return _feed_forward(b, prefix, mlp, x, (width, hidden), linear)
+
+
+def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str:
+    """The weighted sum of the chosen experts' results."""
+    hidden, count, top_k = b.spec.model.hidden_size, experts.count, experts.per_token
+    router_bias = f"{prefix}.router_bias" if experts.router_bias else None
+    ports = {"x": b.linear(f"{prefix}.router", x, (count, hidden), router_bias, DType.F32)}
+    if experts.selection_bias:
+        ports["bias"] = b.vector(f"{prefix}.selection_bias", count)
+    chosen, weights = b.op_with_outputs(
+        "route",
+        f"{prefix}.routed",
+        ports,
+        ("experts", "weights"),
+        top_k=top_k,
+        router=experts.router,
+        normalise=experts.normalise,
+        scale=experts.scale,
+    )
+
+    def linear(role: str, x: str, shape: tuple[int, int]) -> str:
+        name = f"{prefix}.experts.{role}"
+        inputs = {"x": x, "weight": b.matrix(name, (count * shape[0], shape[1])), "experts": chosen}
+        if mlp.bias:
+            inputs["bias"] = b.vector(f"{name}_bias", count * shape[0])
+        attrs: dict[str, AttrValue] = {"num_experts": count, "top_k": top_k, "dtype": str(b.activation)}
+        return b.op("expert_linear", f"{name}_projected", inputs, **attrs)
+
+    down = _feed_forward(b, f"{prefix}.experts", mlp, x, (mlp.intermediate_size, hidden), linear)
+    return b.op("expert_sum", f"{prefix}.experts.summed", {"x": down, "weights": weights})
+
+
+def _feed_forward(
+    b: Builder,
+    prefix: str,
+    mlp: Mlp,
+    x: str,
+    shape: tuple[int, int],
+    linear: Callable[[str, str, tuple[int, int]], str],
+) -> str:
+    """Adds down(act(gate(x)) * up(x)), or down(act(up(x))); `linear` adds a projection: (role, x, shape) -> result."""
+    width, hidden = shape
+    if not mlp.gated:
+        up = linear("up", x, (width, hidden))
+        activated = b.op("activation", f"{prefix}.activated", {"x": up}, kind=mlp.activation)
+        return linear("down", activated, (hidden, width))
+    gate, up = linear("gate", x, (width, hidden)), linear("up", x, (width, hidden))
+    if mlp.activation == "swiglu_oai":
+        gated = b.op("swiglu_oai", f"{prefix}.gated", {"a": gate, "b": up}, limit=mlp.limit)
+    else:
+        gate = b.op("activation", f"{prefix}.activated", {"x": gate}, kind=mlp.activation)
+        gated = b.op("multiply", f"{prefix}.gated", {"a": gate, "b": up})
+    return linear("down", gated, (hidden, width))

@@ -1,1 +1,0 @@
-"""Kernel contexts and their rendering: Python computes, templates choose."""

@@ -1,1 +1,0 @@
-"""Contexts of the C templates, and the translation unit made of them."""

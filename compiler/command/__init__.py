@@ -1,0 +1,1 @@
+"""What the compiler's command is made of."""

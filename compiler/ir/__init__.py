@@ -1,0 +1,1 @@
+"""The op graph: ops, values, shape rules and the verifier."""

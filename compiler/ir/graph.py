@@ -1,0 +1,204 @@
+"""OpGraph: ops and the values between them, over a networkx multigraph.
+
+Invariants: ops are kept in program order, which is a topological order; a graph never changes (a pass builds a new one
+with `rewrite`); names of ops and values are unique. Op nodes and value nodes alternate; an edge's key is its port.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxr.compiler.errors import GraphError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops import AttrValue, Shape, Tensor
+
+Role = Literal["input", "constant", "weight", "arena", "token", "activation"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        role: `input` comes with each batch; `constant` is part of the program (`data`); `weight` is loaded;
+            `arena` is K or V; `token` orders arena accesses; `activation` is made by an op.
+        parts: for a weight, the canonical tensors concatenated along axis 0.
+        data: for a constant, its elements.
+    """
+
+    name: str
+    role: Role
+    shape: Shape
+    dtype: DType
+    parts: tuple[str, ...] = ()
+    data: tuple[float, ...] = ()
+
+    @property
+    def tensor(self) -> Tensor:
+        """Shape and type alone."""
+        return Tensor(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op: `inputs` and `outputs` map ports to value names."""
+
+    name: str
+    kind: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    attrs: dict[str, AttrValue]
+
+    @property
+    def out(self) -> str:
+        """The value of the port `out`."""
+        return self.outputs["out"]
+
+
+class OpGraph:
+    """A program: values, ops in program order, and the values it returns."""
+
+    def __init__(self, values: Iterable[Value], ops: Iterable[Op], outputs: Sequence[str]) -> None:
+        """Builds a graph; raises GraphError for a name used twice or a value that is not declared."""
+        self.outputs = tuple(outputs)
+        self._values: dict[str, Value] = {}
+        self._ops: dict[str, Op] = {}
+        self._index: dict[str, int] = {}
+        # Imported here: a host that runs a compiled program needs no graph, and this is a fifth of a cold start.
+        import networkx  # noqa: PLC0415
+
+        self.nx: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+        for value in values:
+            if value.name in self._values:
+                raise GraphError(f"value {value.name!r} is declared twice")
+            self._values[value.name] = value
+            self.nx.add_node("%" + value.name)
+        for op in ops:
+            if op.name in self._ops:
+                raise GraphError(f"op {op.name!r} is declared twice")
+            self._index[op.name] = len(self._ops)
+            self._ops[op.name] = op
+            for port, name in [*op.inputs.items(), *op.outputs.items()]:
+                if name not in self._values:
+                    raise GraphError(f"op {op.name!r} port {port!r} binds {name!r}, which is not declared")
+            for port, name in op.inputs.items():
+                self.nx.add_edge("%" + name, op.name, key=port)
+            for port, name in op.outputs.items():
+                self.nx.add_edge(op.name, "%" + name, key=port)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """Ops in program order."""
+        return iter(self._ops.values())
+
+    @property
+    def values(self) -> Iterator[Value]:
+        """Values in the order of their declaration."""
+        return iter(self._values.values())
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def value(self, name: str) -> Value:
+        """The value of that name."""
+        return self._values[name]
+
+    def op(self, name: str) -> Op:
+        """The op of that name."""
+        return self._ops[name]
+
+    def index(self, name: str) -> int:
+        """The place of an op in program order."""
+        return self._index[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def producers(self, name: str) -> list[Op]:
+        """The ops that write a value: one for an activation or a token, none for the rest."""
+        return [self._ops[node] for node in self.nx.predecessors("%" + name)]
+
+    def producer(self, name: str) -> Op | None:
+        """The op that makes a value, or None for inputs, weights, constants and arenas."""
+        producers = self.producers(name)
+        return producers[0] if producers else None
+
+    def consumers(self, name: str) -> list[Op]:
+        """The ops that read a value, each once."""
+        return [self._ops[node] for node in self.nx.successors("%" + name)]
+
+    def sole_consumer(self, name: str) -> Op | None:
+        """The only op that reads a value, or None if there are several, none, or the program returns it."""
+        consumers = self.consumers(name)
+        return consumers[0] if len(consumers) == 1 and name not in self.outputs else None
+
+    def rewrite(
+        self,
+        replacements: Mapping[str, Sequence[Op]],
+        new_values: Iterable[Value] = (),
+        outputs: Sequence[str] | None = None,
+    ) -> "OpGraph":
+        """A new graph in which each named op is replaced, at its place, by the given ops (none: removed).
+
+        Values that nothing binds any more are dropped, except inputs.
+        """
+        ops = [new for op in self.ops for new in replacements.get(op.name, (op,))]
+        outputs = self.outputs if outputs is None else tuple(outputs)
+        bound = {name for op in ops for name in (*op.inputs.values(), *op.outputs.values())} | set(outputs)
+        values = [*self.values, *new_values]
+        return OpGraph((v for v in values if v.name in bound or v.role == "input"), ops, outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """A form that JSON can hold and `from_json` reads back."""
+        return {
+            "values": [
+                {"name": v.name, "role": v.role, "shape": list(v.shape), "dtype": str(v.dtype)}
+                | ({"parts": list(v.parts)} if v.parts else {})
+                | ({"data": list(v.data)} if v.data else {})
+                for v in self.values
+            ],
+            "ops": [
+                {
+                    "name": o.name,
+                    "kind": o.kind,
+                    "inputs": dict(o.inputs),
+                    "outputs": dict(o.outputs),
+                    "attrs": dict(o.attrs),
+                }
+                for o in self.ops
+            ],
+            "outputs": list(self.outputs),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "OpGraph":
+        """Reads what `to_json` wrote."""
+        return OpGraph(
+            (
+                Value(
+                    v["name"],
+                    v["role"],
+                    tuple(v["shape"]),
+                    DType(v["dtype"]),
+                    tuple(v.get("parts", ())),
+                    tuple(v.get("data", ())),
+                )
+                for v in data["values"]
+            ),
+            (Op(o["name"], o["kind"], o["inputs"], o["outputs"], o["attrs"]) for o in data["ops"]),
+            data["outputs"],
+        )
+
+    def dump(self) -> str:
+        """The program as text, an op a line: `%out: [tokens, 512] f32 = kind(port=%value) {attr=1}`."""
+        return "".join(self._line(op) for op in self.ops) + f"return {', '.join('%' + o for o in self.outputs)}\n"
+
+    def _line(self, op: Op) -> str:
+        made = ", ".join(
+            f"%{name}: [{', '.join(map(str, self.value(name).shape))}] {self.value(name).dtype}"
+            for name in op.outputs.values()
+        )
+        read = ", ".join(f"{port}=%{name}" for port, name in op.inputs.items())
+        attrs = " ".join(f"{k}={json.dumps(v)}" for k, v in op.attrs.items() if v is not None)
+        return f"{made + ' = ' if made else ''}{op.kind}({read})" + (f" {{{attrs}}}\n" if attrs else "\n")

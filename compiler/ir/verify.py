@@ -1,0 +1,101 @@
+"""The verifier: what must hold of a graph at each stage of the pipeline.
+
+Stages: `source` (as built), `fused` (between passes), `ordered` (ready to be planned: arena accesses are chained).
+Every value is made before it is read in program order, so a verified graph has no cycle.
+"""
+
+from mlxr.compiler.errors import GraphError
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops import OPS, RuleError
+
+ARENA_TOKEN = "arena_token"
+
+
+def verify(graph: OpGraph, stage: str, context: str = "") -> None:
+    """Checks every rule of a stage.
+
+    Args:
+        graph: the graph.
+        stage: `source`, `fused` or `ordered`.
+        context: what ran before, for the message.
+
+    Raises:
+        GraphError: naming the op, the rule and the stage.
+    """
+    try:
+        _check(graph, stage)
+    except GraphError as error:
+        raise GraphError(f"{error} [stage {stage}{', after ' + context if context else ''}]") from None
+
+
+def _check(graph: OpGraph, stage: str) -> None:
+    made = {v.name for v in graph.values if v.role not in ("activation", "token") or v.name == ARENA_TOKEN}
+    for op in graph.ops:
+        kind = OPS.get(op.kind)
+        if kind is None:
+            raise GraphError(f"op {op.name!r} is of the unknown kind {op.kind!r}; known: {', '.join(sorted(OPS))}")
+        if stage not in kind.stages:
+            raise GraphError(f"op {op.name!r} of kind {op.kind!r} must not be left at this stage")
+        _check_ports(op)
+        for port, name in op.inputs.items():
+            if name not in made:
+                raise GraphError(f"op {op.name!r} reads {name!r} on port {port!r} before any op makes it")
+        for name in op.outputs.values():
+            if name in made:
+                raise GraphError(f"op {op.name!r} makes {name!r}, which exists already")
+            made.add(name)
+        _check_shapes(graph, op)
+    for name in graph.outputs:
+        if name not in made:
+            raise GraphError(f"the graph returns {name!r}, which no op makes")
+    if stage == "ordered":
+        check_arena_order(graph)
+
+
+def _check_ports(op: Op) -> None:
+    kind = OPS[op.kind]
+    missing = [port for port in kind.inputs if port not in op.inputs]
+    unknown = [port for port in op.inputs if port not in (*kind.inputs, *kind.optional)]
+    wrong = [port for port in op.outputs if port not in kind.outputs]
+    absent = [port for port in kind.outputs if port != "token" and port not in op.outputs]
+    if missing or unknown or wrong or absent:
+        raise GraphError(
+            f"op {op.name!r} ({op.kind}) has wrong ports: missing {missing + absent}, unknown {unknown + wrong}"
+        )
+    if set(op.attrs) != set(kind.attrs):
+        raise GraphError(f"op {op.name!r} ({op.kind}) has attributes {sorted(op.attrs)}; expected {sorted(kind.attrs)}")
+
+
+def _check_shapes(graph: OpGraph, op: Op) -> None:
+    try:
+        expected = OPS[op.kind].infer({p: graph.value(n).tensor for p, n in op.inputs.items()}, op.attrs)
+    except RuleError as error:
+        raise GraphError(f"op {op.name!r} ({op.kind}): {error}") from None
+    for port, name in op.outputs.items():
+        got = graph.value(name).tensor
+        if got != expected[port]:
+            raise GraphError(f"op {op.name!r} ({op.kind}) makes {got} on {port!r}; its rule says {expected[port]}")
+
+
+def check_arena_order(graph: OpGraph) -> None:
+    """Raises GraphError unless all arena accesses form one chain of tokens.
+
+    One chain, in program order, makes every reader depend on the last writer and every writer on the readers before it
+    (a block may have been freed and given to another sequence), across layers, steps and chunks.
+    """
+    last = ARENA_TOKEN
+    for op in graph.ops:
+        if OPS[op.kind].arena == "none":
+            continue
+        if op.inputs.get("token") != last:
+            raise GraphError(
+                f"op {op.name!r} ({op.kind}) accesses the arena with token {op.inputs.get('token')!r}; "
+                f"the last access made {last!r}, so MLX may reorder them"
+            )
+        if "token" not in op.outputs:
+            raise GraphError(f"op {op.name!r} ({op.kind}) accesses the arena but makes no token for the next access")
+        last = op.outputs["token"]
+    if last != ARENA_TOKEN and last not in graph.outputs:
+        raise GraphError(
+            f"the graph does not return its last arena token {last!r}, so the next step cannot wait for it"
+        )

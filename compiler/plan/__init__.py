@@ -1,1 +1,0 @@
-"""Launches, buffers and weights of an artifact, and the memory they need."""

@@ -1,0 +1,1 @@
+"""Launches, buffers, launch geometry and memory of a program."""

@@ -1,0 +1,154 @@
+"""The static memory plan: activation lifetimes, arena geometry, and what fits a budget."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from mlxr.compiler.errors import BudgetError
+from mlxr.compiler.formats.arena import ArenaGeometry, cache_row_bytes
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryTable, Site
+from mlxr.compiler.schedule.record import Buffer
+from mlxr.compiler.spec.fields import INT32_MAX
+from mlxr.compiler.spec.model import ModelSpec
+
+ALIGNMENT = 256
+
+
+def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType] = ()) -> ArenaGeometry:
+    """Sizes of the arena.
+
+    Args:
+        spec: the spec.
+        table: chooses between a paged and a contiguous arena, where the spec leaves it open.
+        caches: types of the cache of all targets: each has as many blocks, and none exceeds a budget.
+
+    Raises:
+        BudgetError: it cannot hold even one sequence of full context.
+    """
+    cache, model = spec.cache, spec.model
+    per_sequence = -(-model.context // cache.block_size)
+    row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
+    block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
+    wanted = per_sequence * cache.max_sequences
+    blocks = cache.num_blocks or wanted
+    if cache.memory_budget is not None:
+        blocks = min(wanted, cache.memory_budget // block_bytes)
+    if blocks < per_sequence:
+        limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
+        raise BudgetError(
+            f"{limit} gives {blocks} blocks of {cache.block_size} tokens, but one sequence of context {model.context} "
+            f"needs {per_sequence}; the largest context that fits is {blocks * cache.block_size}, with 1 sequence"
+        )
+    contiguous = cache.mode == "contiguous"
+    arena = ArenaGeometry(
+        layout=cache.layout,
+        mode="contiguous" if contiguous else "paged",
+        num_blocks=per_sequence if contiguous else blocks,
+        num_layers=model.num_layers,
+        block_size=cache.block_size,
+        num_kv_heads=model.attention.num_kv_heads,
+        head_dim=model.attention.head_dim,
+        dtype=DType(cache.dtype),
+        max_blocks_per_sequence=per_sequence,
+        max_sequences=cache.max_sequences,
+        context=model.context,
+    )
+    chosen = arena_choice(spec, arena, table)
+    if chosen and model.context <= chosen.sizes["contiguous_context"]:
+        arena = replace(arena, mode="contiguous")
+    return arena
+
+
+def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:
+    """By what an arena is contiguous or paged; None where the spec says it, or where it has to be paged."""
+    cache = spec.cache
+    sized = cache.num_blocks is not None or cache.memory_budget is not None
+    if cache.mode != "auto" or cache.max_sequences > 1 or sized:
+        return None
+    return table.choose(Site.of_arena("arena", arena)).part("contiguous_")
+
+
+def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
+    """The most prompt tokens of a step, where that is open, and how steps of prompts are filled up."""
+    chosen = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size)).part("chunk_")
+    if spec.prefill_chunk is None:
+        return chosen
+    return chosen.without(["chunk_tokens"])
+
+
+def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
+    """The most prompt tokens of a step, by the spec or else as chosen; no activation has 2^31 elements."""
+    if spec.prefill_chunk is not None:
+        return spec.prefill_chunk
+    return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
+
+
+def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:
+    """Bytes of a buffer at the largest batch."""
+    return math.prod(limits[d] if isinstance(d, str) else d for d in shape) * dtype.size_bytes
+
+
+class Binding(Protocol):
+    """What binds buffers: a launch of any target."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Buffers that it reads."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Buffers that it makes."""
+        ...
+
+
+def place_activations(
+    drafts: Sequence[Binding],
+    shapes: Mapping[str, tuple[Shape, DType]],
+    limits: Mapping[str, int],
+    kept: Sequence[str],
+) -> tuple[list[Buffer], int]:
+    """Places buffers so that those alive at the same time never overlap.
+
+    A buffer lives from the first launch that makes it to the last that reads it (`kept` ones to the end). Each is put
+    at the lowest offset that is free during its life, in order of birth, aligned to 256 bytes.
+
+    Returns:
+        The buffers, and the bytes of the memory that holds them all.
+    """
+    births: dict[str, int] = {}
+    deaths: dict[str, int] = {}
+    for index, draft in enumerate(drafts):
+        for name in draft.outputs:
+            if name in shapes:
+                births.setdefault(name, index)
+                deaths[name] = index
+        for name in draft.inputs:
+            if name in births:
+                deaths[name] = index
+    for name in kept:
+        deaths[name] = len(drafts)
+    buffers: list[Buffer] = []
+    alive: list[tuple[int, Buffer]] = []
+    total = 0
+    for name, birth in births.items():
+        alive = [(death, b) for death, b in alive if death >= birth]
+        shape, dtype = shapes[name]
+        size = size_bytes(shape, dtype, limits)
+        offset = 0
+        for _, other in sorted(alive, key=lambda pair: pair[1].offset_bytes):
+            if offset + size <= other.offset_bytes:
+                break
+            offset = max(offset, _align(other.offset_bytes + other.size_bytes))
+        buffer = Buffer(name=name, shape=shape, dtype=dtype, offset_bytes=offset, size_bytes=size)
+        buffers.append(buffer)
+        alive.append((deaths[name], buffer))
+        total = max(total, offset + size)
+    return buffers, total
+
+
+def _align(value: int) -> int:
+    return -(-value // ALIGNMENT) * ALIGNMENT

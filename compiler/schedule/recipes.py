@@ -1,0 +1,60 @@
+"""Recipes for the tensors of a model: the family's names and selections of rows, in this model's numbers."""
+
+import re
+from collections.abc import Sequence
+
+from mlxr.compiler.schedule.weights import Recipe, Rows
+from mlxr.compiler.spec.model import Mlp, Model
+from mlxr.compiler.spec.names import FileTensor, Selection, evaluate, load_tensor_names
+
+
+def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...]]:
+    """Where safetensors and GGUF files have a tensor.
+
+    Args:
+        model: the model.
+        name: of the tensor, canonical and with its layer.
+
+    Raises:
+        SpecError: the family has no such tensor.
+    """
+    found = load_tensor_names(model.tensor_names).resolve(name)
+    of_layer = re.match(r"layers\.(\d+)\.", name)
+    mlp = model.layer(int(of_layer[1])).mlp if of_layer else model.mlp
+    numbers = dimensions(model, mlp)
+    layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
+    # Layers that do not rotate have the order of those that do: files do not tell them apart.
+    layout = layouts.pop() if len(layouts) == 1 else None
+    return _recipes(found.safetensors, numbers, layout), _recipes(found.gguf, numbers, layout)
+
+
+def dimensions(model: Model, mlp: Mlp) -> dict[str, int]:
+    """The numbers of `mlxr.compiler.spec.names.DIMENSIONS` in a layer with this feed-forward block."""
+    attention, experts = model.attention, mlp.experts
+    return {
+        "heads": attention.num_heads,
+        "kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "half_head": attention.head_dim // 2,
+        "group": attention.num_heads // attention.num_kv_heads,
+        "hidden": model.hidden_size,
+        "intermediate": mlp.intermediate_size,
+        "experts": experts.count if experts is not None else 0,
+    }
+
+
+def _recipes(found: Sequence[FileTensor], numbers: dict[str, int], layout: str | None) -> tuple[Recipe, ...]:
+    return tuple(
+        Recipe(entry.tensor, evaluate(entry.stack, numbers), _rows(entry.rows, numbers, layout), entry.add)
+        for entry in found
+    )
+
+
+def _rows(selection: Selection | None, numbers: dict[str, int], layout: str | None) -> Rows | None:
+    if selection is None or selection.rope_layout not in (None, layout):
+        return None
+
+    def numbered(sizes: Sequence[int | str]) -> tuple[int, ...]:
+        return tuple(evaluate(size, numbers) for size in sizes)
+
+    return Rows(evaluate(selection.start, numbers), numbered(selection.shape), numbered(selection.strides))

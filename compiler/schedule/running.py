@@ -1,0 +1,29 @@
+"""Which launches of a step run for a batch: some have conditions, and some are MLX's on hosts that have it."""
+
+from collections.abc import Mapping
+
+from mlxr.compiler.schedule.plan import BatchDim, Launch, Plan, Step
+
+
+def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:
+    """Dims of a batch of sequences of one new token each, in contexts of `context` tokens."""
+    dims: dict[BatchDim, int] = {"tokens": sequences, "seqs": sequences, "rows": sequences, "tiles": sequences}
+    return dims | {"copies": 0, "context": context}
+
+
+def chunk_dims(plan: Plan) -> dict[BatchDim, int]:
+    """Dims of the largest chunk of one prompt."""
+    tokens = min(plan.max_tokens, plan.arena.context)
+    tiles = -(-tokens // plan.query_tile)
+    return {"tokens": tokens, "seqs": 1, "rows": 1, "tiles": tiles, "context": tokens}
+
+
+def runs(launch: Launch, dims: Mapping[BatchDim, int]) -> bool:
+    """Whether a launch runs for a batch, on hosts that leave nothing to MLX."""
+    return not launch.feeds_mlx and (launch.when is None or launch.when.holds(dims))
+
+
+def launches_of(plan: Plan, step: Step) -> int:
+    """How many launches one sequence's step has: of decode one token, of prefill the largest chunk."""
+    dims = decode_dims(1, plan.whole_context) if step.name == "decode" else chunk_dims(plan)
+    return sum(runs(launch, dims) for launch in step.launches)

@@ -1,0 +1,1 @@
+"""Targets: what the compiler generates code for."""

@@ -1,0 +1,1 @@
+"""Target cpu: the whole model as one C program."""

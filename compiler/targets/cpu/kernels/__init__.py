@@ -1,0 +1,1 @@
+"""Contexts of the C functions."""

@@ -1,0 +1,296 @@
+"""Contexts of the C kernels that read weight matrices: projections and the embedding.
+
+Which way a projection goes is decided at run time by its number of rows; see templates/cpu/projection.h. Scratch is
+counted here for the machine that needs most.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.cpu.kernels.kernel import PANEL_ROWS, CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernels.matrix import Compute, CpuHelper, Finish, Matrix
+from mlxr.compiler.targets.metal.kernels.kernel import round_up
+
+NormKind = Literal["rms", "layer"]
+_UNIT_BYTES = 2 * PANEL_ROWS * 4096  # of unpacked weights, at most
+_UNITS = 8
+_WAITING_BYTES = 2 * 32 * 16 * 4  # sums of a tile
+_TILE_ROWS = 24, 32  # of f32, of bf16
+TILE_ROWS = max(_TILE_ROWS)
+"""Rows that may be read, with no meaning, past the last one."""
+_MOST_COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Adjacent outputs whose weights are one tensor: [rows, in_features]."""
+
+    format: WeightFormat
+    rows: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Adjacent outputs as C computes them: the product with `weight`, or activation(gate) * up with two weights."""
+
+    matrix: Matrix
+    weight: str
+    up_matrix: Matrix | None
+    up: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class CpuMatrixKernel(CpuKernel):
+    """Base of the kernels that multiply rows of inputs with matrices.
+
+    Attributes:
+        in_features: columns of the matrices.
+        segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
+        norm: the norm that x goes through first, with `eps`; `norm_bias`: whether that adds one (of LayerNorm alone).
+        eps: what keeps the norm's root from zero; None without a norm.
+        bias: whether one is added, [sum of the segments' rows].
+        residual: whether one, of the result's shape, is added last, to `residual_scale` times the result.
+        activation_kind: silu, gelu, gelu_tanh, relu, relu2; gated also swiglu_oai.
+        gated: out = activation(gate) * up, else activation of every output.
+        limit: what bounds gate and up of swiglu_oai; None: nothing.
+        compute: exact keeps f32 inputs; fast may make 8-bit integers or bf16 of them.
+        max_rows: most rows at once.
+    """
+
+    in_features: int
+    segments: tuple[Segment, ...]
+    compute: Compute
+    max_rows: int
+    norm: NormKind | None = None
+    norm_bias: bool = False
+    eps: float | None = None
+    bias: bool = False
+    residual: bool = False
+    residual_scale: float = 1.0
+    activation_kind: str | None = None
+    gated: bool = False
+    limit: float | None = None
+
+    @property
+    def tiles_f32(self) -> bool:
+        """Whether many rows are multiplied in f32 on every machine."""
+        return self.compute == "exact" or any(segment.format is WeightFormat.F32 for segment in self.segments)
+
+    @property
+    def wide(self) -> str:
+        """The form of many rows."""
+        return "MLXR_ROWS_F32" if self.tiles_f32 else "MLXR_ROWS_FAST"
+
+    @property
+    def few(self) -> str:
+        """The most rows for which panels are read as they lie."""
+        if self.tiles_f32:
+            return "MLXR_FEW_F32"
+        quantised = all(segment.format.is_quantised for segment in self.segments)
+        return "MLXR_FEW_INTEGER" if quantised else "MLXR_FEW_HALF"
+
+    @property
+    @abstractmethod
+    def finish(self) -> Finish:
+        """The epilogue."""
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """How each segment's tensor is read."""
+        return tuple(
+            Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
+            for segment in self.segments
+        )
+
+    @property
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """What is rendered before it."""
+        return (*dict.fromkeys(self.matrices), self.finish)
+
+    @property
+    def _first_params(self) -> list[Param]:
+        """x, what norms it, and a weight per segment."""
+        params = [Param("x", "input")]
+        if self.norm:
+            params.append(Param("norm", "vector"))
+        if self.norm_bias:
+            params.append(Param("norm_bias", "vector"))
+        return params + [Param(f"w{index}", "matrix") for index in range(len(self.segments))]
+
+    @property
+    def _norm_table(self) -> list[str]:
+        rows = [f"norm     [{self.in_features}] f32"] if self.norm else []
+        return rows + ([f"norm_bias [{self.in_features}] f32"] if self.norm_bias else [])
+
+    def _formula(self, x: str, of: str = "") -> str:
+        """What it computes of its inputs; `of` is what selects among several matrices."""
+        x = f"{self.norm}_norm({x})" if self.norm else x
+        bias = " + bias" if self.bias else ""
+        if not self.gated:
+            y = f"{x} @ W{of}.T{bias}"
+            return f"{self.activation_kind}({y})" if self.activation_kind else y
+        gate, up = f"{x} @ w0{of}.T{bias}", f"{x} @ w1{of}.T{bias}"
+        if self.activation_kind == "swiglu_oai":
+            return f"swiglu_oai({gate}, {up})"
+        return f"{self.activation_kind}({gate}) * ({up})"
+
+    @property
+    def _residual_formula(self) -> str:
+        scale = "" if self.residual_scale == 1 else f" * {self.residual_scale}"
+        return f"{scale}{' + residual' if self.residual else ''}"
+
+    @property
+    def _many_bytes(self) -> int:
+        """Blocks of unpacked weights and sums that wait; or inputs turned into 64 columns."""
+        tiles = -(-self.max_rows // _TILE_ROWS[0])
+        return max(_UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES), round_up(self.in_features, 32) * _MOST_COLUMNS * 2)
+
+    @property
+    def _forms(self) -> int:
+        """Forms that rows may take at once, at most: those of few rows, and that of many."""
+        return len({matrix.form for matrix in self.matrices} | {self.wide})
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of the largest form."""
+        return round_up(self.in_features, 32) * 4 + 64
+
+
+@dataclass(frozen=True)
+class CpuProjection(CpuMatrixKernel):
+    """out = x @ W.T, [rows, out_features] f32, with what is fused around it.
+
+    Attributes:
+        gather: whether rows are those of the batch's logit_rows, else all tokens.
+        out_scale: what the result is multiplied by.
+        out_cap: the result becomes out_cap * tanh(result / out_cap); None: it stays.
+        gate: whether each row is multiplied by the sigmoid of its number in `gate`, [rows, 1].
+        logits: whether the batch says where the result goes.
+    """
+
+    template = "projection.jinja"
+    gather: bool = False
+    out_scale: float = 1.0
+    out_cap: float | None = None
+    gate: bool = False
+    logits: bool = False
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """x, norm, norm_bias, a weight per segment, bias, residual, gate, out."""
+        params = self._first_params
+        if self.bias:
+            params.append(Param("bias", "vector"))
+        if self.residual:
+            params.append(Param("residual", "input"))
+        if self.gate:
+            params.append(Param("gate", "input"))
+        return (*params, Param("out", "output"))
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the result."""
+        rows = sum(segment.rows for segment in self.segments)
+        return rows // 2 if self.gated else rows
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The result's columns, in order."""
+        tensors = [(m, f"w{i}", s.rows) for i, (m, s) in enumerate(zip(self.matrices, self.segments, strict=True))]
+        if self.gated:
+            (gate, w0, rows), (up, w1, up_rows) = tensors
+            assert rows == up_rows, "gate and up have equal rows"
+            return (Output(gate, w0, up, w1, rows),)
+        return tuple(Output(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
+
+    @property
+    def finish(self) -> Finish:
+        """The epilogue."""
+        return Finish(
+            bias=self.bias,
+            activation_kind=self.activation_kind,
+            gated=self.gated,
+            limit=self.limit,
+            out_scale=self.out_scale,
+            out_cap=self.out_cap,
+            gate=self.gate,
+            residual_scale=self.residual_scale,
+            residual=self.residual,
+        )
+
+    @property
+    def count(self) -> str:
+        """The batch's field that counts its rows."""
+        return "rows" if self.gather else "tokens"
+
+    @property
+    def formula(self) -> str:
+        """What it computes."""
+        y = self._formula("x[logit_rows]" if self.gather else "x")
+        if self.out_scale != 1:
+            y = f"({y}) * {self.out_scale}"
+        if self.out_cap:
+            y = f"{self.out_cap} * tanh(({y}) / {self.out_cap})"
+        if self.gate:
+            y = f"sigmoid(gate) * ({y})"
+        return f"{self.label}: out = {y}{self._residual_formula}"
+
+    @property
+    def buffer_table(self) -> str:
+        """Its buffers, for the head of the function."""
+        n = self.out_features
+        rows = [f"x        [tokens, {self.in_features}] f32", *self._norm_table]
+        rows += [f"{f'w{i}':8} [{s.rows}, {self.in_features}] {s.format}" for i, s in enumerate(self.segments)]
+        if self.bias:
+            rows.append(f"bias     [{sum(s.rows for s in self.segments)}] f32")
+        if self.residual:
+            rows.append(f"residual [tokens, {n}] f32")
+        if self.gate:
+            rows.append("gate     [tokens, 1] f32")
+        rows.append(f"out      [{self.count}, {n}] f32")
+        return "".join(f"//   {row}\n" for row in rows)
+
+    @property
+    def thread_bytes(self) -> int:
+        """A row in f32; then a row in every form and 64 of bf16, or blocks of unpacked weights and sums that wait."""
+        return round_up(self.in_features, 32) * 4 + 3 * self._row_bytes + self._many_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """All rows, and those of a tile past the last one, in each form that few rows may take."""
+        forms = len({matrix.form for matrix in self.matrices})
+        return forms * (self.max_rows + TILE_ROWS) * self._row_bytes
+
+
+@dataclass(frozen=True)
+class CpuEmbed(CpuKernel):
+    """out = table[token_ids] * scale, [tokens, hidden_size] f32.
+
+    Attributes:
+        layout: rows as in the file, or packed panels of a quantised format.
+    """
+
+    template = "embed.jinja"
+    vocab_size: int
+    hidden_size: int
+    format: WeightFormat
+    layout: Literal["rows", "packed"]
+    scale: float = 1.0
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The table and the result."""
+        return (Param("table", "matrix"), Param("out", "output"))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of the table."""
+        return self.format.row_bytes(self.hidden_size)
+
+    @property
+    def c_format(self) -> str:
+        """The format's number in C."""
+        return f"MLXR_{self.format.upper()}"

@@ -1,0 +1,1 @@
+"""Target metal: GPU kernels in Metal."""

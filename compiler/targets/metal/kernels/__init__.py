@@ -1,0 +1,1 @@
+"""Kernel contexts: Python computes, templates choose."""

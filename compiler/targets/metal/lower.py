@@ -1,0 +1,104 @@
+"""Lowers ops to launches: chooses kernels, geometry and conditions."""
+
+from collections.abc import Callable, Mapping
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.weight_layout import WeightLayout
+from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.passes.pipeline import Step
+from mlxr.compiler.schedule.draft import Draft, Drafting
+from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable, Site
+from mlxr.compiler.schedule.plan import Extent
+from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
+from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
+from mlxr.compiler.targets.metal.kernels.projection_kernels import (
+    EmbedKernel,
+)
+from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
+from mlxr.compiler.targets.metal.lower_projection import OF_CODES, ProjectionLowering
+from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
+
+
+class Lowering(Drafting):
+    """Lowers the ops of one step's graph, collecting launches and scratch buffers.
+
+    Attributes:
+        layouts: of the weights, by name.
+        limits: the largest batch.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        step: Step,
+        arena: ArenaGeometry,
+        table: GeometryTable,
+        layouts: Mapping[str, WeightLayout],
+        limits: Mapping[str, int],
+        one_kernel: bool = False,
+    ) -> None:
+        super().__init__(graph, step, arena, table, one_kernel)
+        self.layouts = layouts
+        self.limits = limits
+        self._rules: dict[str, Callable[[Op], None]] = {
+            "embed": self._embed,
+            "expert_projection": self._expert_projection,
+            "expert_combine": self._expert_combine,
+            **ProjectionLowering(self, layouts, limits).rules,
+            **AttentionLowering(self, limits["tokens"]).rules,
+        }
+
+    def run(self) -> list[Draft]:
+        """Lowers every op; what unpacks the weights of one layer is one launch (see merge_unpacks.py).
+
+        Raises:
+            PlanError: an op has no kernel; a pass that should have fused it did not fire.
+        """
+        for op in self.graph.ops:
+            rule = self._rules.get(op.kind)
+            if rule is None:
+                raise PlanError(f"op {op.name!r} ({op.kind}) has no kernel in step {self.step}; was it not fused?")
+            rule(op)
+        return merge_unpacks(self.drafts)
+
+    def _embed(self, op: Op) -> None:
+        layout = self.layouts[op.inputs["table"]]
+        scale = float(str(op.attrs.get("scale", 1.0)))
+        kernel = EmbedKernel("embed", layout, self.graph.value(op.out).dtype, scale)
+        self.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})
+
+    def _expert_projection(self, op: Op) -> None:
+        choice = self._expert_choice("experts", op)
+        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))  # type: ignore[arg-type]
+        grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(OF_CODES))
+
+    def _expert_combine(self, op: Op) -> None:
+        choice = self._expert_choice("experts_down", op)
+        kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))  # type: ignore[arg-type]
+        grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(OF_CODES))
+
+    def _expert_choice(self, label: str, op: Op) -> Choice:
+        layout = self.layouts[op.inputs["weight"]]
+        return self.table.choose(Site.of_weight(label, layout, int(str(op.attrs["num_experts"]))))
+
+    def _expert_fields(self, op: Op, choice: Choice) -> dict[str, object]:
+        if choice.geometry.matvec_mma:
+            raise PlanError(
+                f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0"
+            )
+        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry
+        num_experts, top_k = (int(str(op.attrs[name])) for name in ("num_experts", "top_k"))
+        return {
+            "in_features": layout.columns,
+            "out_features": layout.rows // epilogue.halves // num_experts,
+            "layout": layout,
+            "activation": self.value(op, "x").dtype,
+            "epilogue": epilogue,
+            "outs": max(1, g.matvec_outputs // epilogue.halves),
+            "simdgroups": g.matvec_simdgroups,
+            "num_experts": num_experts,
+            "top_k": top_k,
+        }

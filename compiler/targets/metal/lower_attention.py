@@ -1,0 +1,324 @@
+"""Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op, Value
+from mlxr.compiler.schedule.draft import ONE, Draft, Drafting, Scratch, layer_buffer
+from mlxr.compiler.schedule.geometry_rules import Choice, ChosenGeometry, Site
+from mlxr.compiler.schedule.plan import Condition, Extent
+from mlxr.compiler.targets.metal.kernels.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
+from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputsKernel
+from mlxr.compiler.targets.metal.kernels.attention_kernels import (
+    AttendKernel,
+    AttendMmaKernel,
+    AttendPrefillKernel,
+    AttendPrefillMmaKernel,
+    AttendReduceKernel,
+)
+from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel, QkNormKernel, RouteKernel
+
+MLX_MOST_HEAD_DIM = 128
+"""Largest heads that MLX has attention kernels for, on NVIDIA GPUs and on Apple's."""
+
+
+class AttentionLowering:
+    """The rules of the ops around attention; launches go to a `Drafting`."""
+
+    def __init__(self, drafting: Drafting, most_tokens: int) -> None:
+        self._to, self._most_tokens = drafting, most_tokens
+        self._arena = drafting.arena
+
+    @property
+    def rules(self) -> Mapping[str, Callable[[Op], None]]:
+        """The rule of each op kind."""
+        return {
+            "rope_write_attention": self._decode_attention,
+            "rope_cache_write": self._cache_write,
+            "rope_attention": self._prefill_attention,
+            "norm": self._norm,
+            "qk_norm": self._qk_norm,
+            "route": self._route,
+        }
+
+    def _rope_fields(self, op: Op) -> dict[str, object]:
+        rotary_dim = op.attrs["rotary_dim"]
+        return {
+            "arena": self._arena,
+            "num_heads": op.attrs["num_heads"],
+            "activation": self._to.value(op, "qkv").dtype,
+            "frequencies": self._to.value(op, "frequencies").data if rotary_dim else (),
+            "rotary_dim": rotary_dim,
+            "rope_layout": op.attrs["rope_layout"],
+            "rope_scale": op.attrs["rope_scale"],
+        }
+
+    def _attention_fields(self, op: Op) -> dict[str, object]:
+        beta, context = op.attrs["temperature_beta"], op.attrs["temperature_context"]
+        return self._rope_fields(op) | {
+            "scale": op.attrs["scale"],
+            "window": op.attrs["window"],
+            "softcap": op.attrs["softcap"],
+            "temperature": None if beta is None else (beta, context),
+            "sinks": self._to.optional_dtype(op, "sinks"),
+        }
+
+    def _arena_buffers(self, op: Op) -> dict[str, str]:
+        return {"layer": layer_buffer(op.attrs["layer"]), "token_out": op.outputs["token"]}
+
+    def _cache_write(self, op: Op) -> None:
+        kernel = RopeCacheWriteKernel("rope_cache_write", **self._rope_fields(op))  # type: ignore[arg-type]
+        self._to.emit(op, kernel, (Extent(dim="tokens"),), self._arena_buffers(op))
+
+    def _decode_attention(self, op: Op) -> None:
+        choice = self._choose("attend")
+        g, partition = choice.geometry, choice.geometry.partition
+        partitions = min(g.partitions, -(-self._arena.context // partition))
+        gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
+        whole = AttendKernel(
+            "attend",
+            **self._attention_fields(op),  # type: ignore[arg-type]
+            simdgroups=g.attend_simdgroups,
+            partition=0,
+            max_partitions=0,
+            heads=math.gcd(g.attend_heads, gqa_ratio),
+            unroll=g.attend_unroll,
+        )
+        buffers = self._arena_buffers(op) | {"out": op.out}
+        # As parts of one kernel, those by matrix instructions would take the registers of others.
+        alone = not self._to.one_kernel
+        few: Condition | None = None
+        if 0 < g.attend_many <= self._arena.max_sequences:
+            many = replace(
+                whole,
+                label="attend_many",
+                simdgroups=g.attend_many_simdgroups,
+                heads=math.gcd(g.attend_many_heads, gqa_ratio),
+                unroll=g.attend_many_unroll,
+            )
+            many = _by_matrix(many) if g.attend_many_mma else many
+            enough = Condition(dim="seqs", minimum=g.attend_many)
+            few = Condition(dim="seqs", maximum=enough.minimum - 1)
+            self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=_sizes(choice, many, alone))
+        short, longest = _by_matrix(whole) if g.attend_mma and alone else whole, g.attend_whole or partition
+        if self._arena.context <= longest:
+            self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=_sizes(choice, short, alone))
+            return
+        when = Condition(dim="context", maximum=longest, also=few)
+        self._to.emit(op, short, self._attend_grid(short), buffers, when=when, chosen=_sizes(choice, short, alone))
+        long = Condition(dim="context", minimum=longest + 1, also=few)
+        # The reduction counts the sinks, once.
+        part = replace(
+            whole,
+            label="attend_partition",
+            simdgroups=g.partition_simdgroups or whole.simdgroups,
+            heads=math.gcd(g.partition_heads, gqa_ratio) if g.partition_heads else whole.heads,
+            unroll=g.partition_unroll or whole.unroll,
+            partition=partition,
+            max_partitions=partitions,
+            sinks=None,
+        )
+        part = _by_matrix(part) if g.partition_mma and alone else part
+        heads, head_dim = whole.num_heads, whole.head_dim
+        between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
+        self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
+        self._to.scratch.append(Scratch(between["stats"], ("seqs", heads, partitions, 4), DType.F32))
+        part_grid = (*self._attend_grid(part), Extent(times=partitions))
+        self._to.emit(op, part, part_grid, buffers | between, when=long, chosen=_sizes(choice, part, alone))
+        reduce = AttendReduceKernel(
+            "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
+        )
+        reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
+        self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.part("partition"))
+
+    def _attend_grid(self, kernel: AttendKernel) -> tuple[Extent, Extent]:
+        return Extent(times=self._arena.num_kv_heads * kernel.groups), Extent(dim="seqs")
+
+    def _prefill_attention(self, op: Op) -> None:
+        choice = self._choose("attend_prefill")
+        kernel = self._fitting_prefill(self._attention_fields(op), choice)
+        by_matrix = AttendPrefillMmaKernel.takes(kernel)
+        unused = set() if by_matrix else {"prefill_mma"}
+        if choice.geometry.prefill_mma and by_matrix:
+            kernel = AttendPrefillMmaKernel.made_of(kernel, choice.geometry.prefill_rows)
+            unused = {"prefill_keys", "prefill_rows_per_simdgroup"}
+        grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
+        mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
+        buffers = self._arena_buffers(op) | {"out": op.out}
+        chosen = choice.part("prefill_", "mlx_min_tokens", "mlx_min_context").without(unused)
+        self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
+
+    def _for_mlx(
+        self, op: Op, kernel: AttendPrefillKernel, choice: Choice
+    ) -> tuple[tuple[Condition, ...], tuple[tuple[str, str], ...]]:
+        """When MLX's attention takes a chunk, and what it takes.
+
+        One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
+        and sinks, and for heads of up to 128 elements; it knows no soft cap.
+        """
+        g, arena, dtype = choice.geometry, self._arena, kernel.activation
+        tokens = max(2, g.mlx_min_tokens)
+        window = kernel.window if kernel.window is not None and kernel.window < arena.context else None
+        if not g.mlx_min_tokens or tokens > self._most_tokens or g.mlx_min_context > (window or arena.context):
+            return (), ()
+        of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
+        if not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
+            return (), ()
+        mlx = [Condition(dim="tokens", minimum=tokens), Condition(dim="seqs", maximum=1)]
+        if window or g.mlx_min_context > tokens:
+            mlx.append(Condition(dim="context", minimum=g.mlx_min_context, maximum=window))
+        ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
+        buffers = dict(ports)
+        context = (1, arena.num_kv_heads, "context", arena.head_dim)
+        self._to.scratch.append(Scratch(buffers["queries"], (1, "tokens", kernel.num_heads, arena.head_dim), dtype))
+        self._to.scratch += [Scratch(buffers[name], context, dtype) for name in ("keys", "values")]
+        prepare = AttentionInputsKernel(
+            "attention_inputs",
+            **self._rope_fields(op),  # type: ignore[arg-type]
+            temperature=kernel.temperature,
+        )
+        self._to.emit(
+            op,
+            prepare,
+            (Extent(dim="context", per=prepare.positions), Extent(times=1 + prepare.positions)),
+            self._arena_buffers(op) | buffers,
+            mlx=tuple(mlx),
+            feeds_mlx=True,
+            chosen=choice.part("mlx_min_tokens", "mlx_min_context"),
+        )
+        return tuple(mlx), ports
+
+    def _choose(self, label: str) -> Choice:
+        return self._to.table.choose(Site.of_arena(label, self._arena))
+
+    def _fitting_prefill(self, fields: dict[str, object], choice: Choice) -> AttendPrefillKernel:
+        """The largest tiles that threadgroup memory holds: full key tiles first, then rows."""
+        g = choice.geometry
+        keys = g.prefill_keys
+        while keys >= 4:
+            rows = g.prefill_rows
+            while rows >= 8:
+                kernel = AttendPrefillKernel(
+                    "attend_prefill",
+                    **fields,  # type: ignore[arg-type]
+                    tile=1,
+                    heads=1,
+                    keys=keys,
+                    rows_per_simdgroup=g.prefill_rows_per_simdgroup,
+                )
+                heads = min(rows, kernel.gqa_ratio)
+                kernel = replace(kernel, tile=rows // heads, heads=heads)
+                if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
+                    return kernel
+                rows //= 2
+            keys //= 2
+        raise PlanError(f"no prefill attention tile of heads of {self._arena.head_dim} fits {THREADGROUP_BYTES} bytes")
+
+    def _norm(self, op: Op) -> None:
+        x, weight, groups = self._to.value(op, "x"), self._to.value(op, "weight"), op.attrs["groups"]
+        width = x.shape[1]
+        assert isinstance(width, int) and isinstance(groups, int), "only rows are symbolic"
+        if width // groups % 4:
+            raise PlanError(
+                f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read 4 at a time: "
+                "compile with --target cpu"
+            )
+        kernel = NormKernel(
+            "norm",
+            width=width,
+            groups=groups,
+            kind=str(op.attrs["kind"]),
+            eps=_float(op, "eps"),
+            shared=groups > 1 and weight.shape != (width,),
+            weight=weight.dtype,
+            bias=self._to.optional_dtype(op, "bias"),
+            residual="residual" in op.inputs,
+            residual_scale=_float(op, "residual_scale"),
+            activation=x.dtype,
+        )
+        self._to.emit(op, kernel, (Extent(times=groups), _rows(x)), {"out": op.out})
+
+    def _qk_norm(self, op: Op) -> None:
+        qkv = self._to.value(op, "qkv")
+        kernel = QkNormKernel(
+            "qk_norm",
+            num_heads=_int(op, "num_heads"),
+            num_kv_heads=_int(op, "num_kv_heads"),
+            head_dim=_int(op, "head_dim"),
+            scope=str(op.attrs["scope"]),
+            kind=str(op.attrs["kind"]),
+            eps=_float(op, "eps"),
+            q_norm=self._to.value(op, "q_norm").dtype,
+            k_norm=self._to.value(op, "k_norm").dtype,
+            q_bias=self._to.optional_dtype(op, "q_norm_bias"),
+            k_bias=self._to.optional_dtype(op, "k_norm_bias"),
+            activation=qkv.dtype,
+        )
+        groups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
+        self._to.emit(op, kernel, (Extent(times=groups), _rows(qkv)), {"out": op.out})
+
+    def _route(self, op: Op) -> None:
+        x = self._to.value(op, "x")
+        assert isinstance(x.shape[1], int), "only rows are symbolic"
+        kernel = RouteKernel(
+            "route",
+            num_experts=x.shape[1],
+            top_k=_int(op, "top_k"),
+            router=str(op.attrs["router"]),
+            bias=self._to.optional_dtype(op, "bias"),
+            normalise=bool(op.attrs["normalise"]),
+            scale=_float(op, "scale"),
+        )
+        self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
+
+
+def _sizes(choice: Choice, kernel: AttendKernel, alone: bool) -> ChosenGeometry:
+    """The sizes of attention that mean something to a kernel, or say which one it is where that is open."""
+    chosen = choice.part("attend_", "partition")
+    less: tuple[str, ...] = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ()
+    if not AttendMmaKernel.takes(kernel):
+        less = ("_mma",)
+    elif not alone:
+        less += ("attend_mma", "partition_mma")
+    return chosen.without([name for name in chosen.sizes if name.endswith(less)])
+
+
+def _by_matrix(kernel: AttendKernel) -> AttendKernel:
+    """The same by matrix instructions, where they can do it."""
+    if not AttendMmaKernel.takes(kernel):
+        return kernel
+    same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    return AttendMmaKernel(**same | {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1})
+
+
+def _rows(value: Value) -> Extent:
+    return Extent(dim=value.shape[0])  # type: ignore[arg-type]
+
+
+def _int(op: Op, name: str) -> int:
+    value = op.attrs[name]
+    assert isinstance(value, int), f"the op table says that {name} of {op.name} is a whole number"
+    return value
+
+
+def _float(op: Op, name: str) -> float:
+    value = op.attrs[name]
+    assert isinstance(value, int | float), f"the op table says that {name} of {op.name} is a number"
+    return float(value)
+
+
+def copy_blocks_draft(arena: ArenaGeometry) -> Draft:
+    """The launch that copies blocks before a step writes into shared ones."""
+    kernel = CopyBlocksKernel("copy_blocks", arena)
+    return Draft(
+        "copy_blocks",
+        kernel,
+        ("copies", "k_arena", "v_arena", "arena_token"),
+        ("copy_blocks.token",),
+        (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
+    )

@@ -1,0 +1,105 @@
+"""Renders kernel contexts into Metal text: the standalone file, and the header and body that MLX takes."""
+
+import hashlib
+from dataclasses import dataclass
+
+import jinja2
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.targets.environment import environment
+from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES, Kernel, Port
+from mlxr.compiler.targets.metal.sections import body_of, header_of
+
+# What MLX appends to a signature when the source holds the name, in MLX's order.
+_ATTRIBUTES = (
+    ("uint", "dispatch_quadgroups_per_threadgroup"),
+    ("uint", "dispatch_simdgroups_per_threadgroup"),
+    ("uint3", "dispatch_threads_per_threadgroup"),
+    ("uint3", "grid_origin"),
+    ("uint3", "grid_size"),
+    ("uint", "quadgroup_index_in_threadgroup"),
+    ("uint", "quadgroups_per_threadgroup"),
+    ("uint", "simdgroup_index_in_threadgroup"),
+    ("uint", "simdgroups_per_threadgroup"),
+    ("uint", "thread_execution_width"),
+    ("uint", "thread_index_in_quadgroup"),
+    ("uint", "thread_index_in_simdgroup"),
+    ("uint", "thread_index_in_threadgroup"),
+    ("uint3", "thread_position_in_grid"),
+    ("uint3", "thread_position_in_threadgroup"),
+    ("uint3", "threadgroup_position_in_grid"),
+    ("uint3", "threadgroups_per_grid"),
+    ("uint3", "threads_per_grid"),
+    ("uint", "threads_per_simdgroup"),
+    ("uint3", "threads_per_threadgroup"),
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the head of a kernel says about its origin: no time, host or path."""
+
+    version: str
+    spec_name: str
+    spec_hash: str
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A rendered kernel: a complete Metal file."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    name: str
+    dtype: object
+
+
+def render(kernel: Kernel, origin: Provenance) -> KernelSource:
+    """Renders a kernel; its name ends in a hash of its code, so that no cache can mistake it for another.
+
+    Raises:
+        PlanError: its template has a mistake, or it would need more than 32 KB of threadgroup memory or 1024 threads.
+    """
+    if kernel.threadgroup_bytes > THREADGROUP_BYTES or kernel.threads > 1024:
+        raise PlanError(
+            f"kernel {kernel.label} needs {kernel.threadgroup_bytes} bytes of threadgroup memory and {kernel.threads} "
+            f"threads; a threadgroup has {THREADGROUP_BYTES} bytes and 1024 threads"
+        )
+    try:
+        return _render(kernel, origin)
+    except jinja2.TemplateError as error:
+        where = f"{error.name}:{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else kernel.template
+        raise PlanError(f"template {where} cannot be rendered: {error.message}") from error
+
+
+def _render(kernel: Kernel, origin: Provenance) -> KernelSource:
+    template = environment().get_template(f"metal/{kernel.template}")
+    values: dict[str, object] = {
+        "k": kernel,
+        "template": kernel.template,
+        "version": origin.version,
+        "spec_name": origin.spec_name,
+        "spec_hash": origin.spec_hash,
+        "inputs": _parameters(kernel.inputs),
+        "outputs": _parameters(kernel.outputs),
+    }
+    draft = template.render(values | {"name": "kernel", "attributes": _ATTRIBUTES})
+    header, body = header_of(draft), body_of(draft)
+    code = repr((kernel.inputs, kernel.outputs, kernel.threads, header, body))
+    name = f"{kernel.label}_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
+    text = template.render(values | {"name": name, "attributes": _attributes(body)})
+    if not text.isascii():
+        raise PlanError(f"kernel {name} holds characters that are not ASCII")
+    return KernelSource(name, text)
+
+
+def _parameters(ports: tuple[Port, ...]) -> list[_Parameter]:
+    return [_Parameter(name, dtype) for name, dtype in ports]
+
+
+def _attributes(body: str) -> list[tuple[str, str]]:
+    return [(kind, name) for kind, name in _ATTRIBUTES if name in body]

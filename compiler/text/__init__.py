@@ -1,0 +1,1 @@
+"""Words for people: numbers of things, and sizes."""

@@ -1,0 +1,1 @@
+"""The KV cache: arena, pager, blocks, and prefixes that are kept."""

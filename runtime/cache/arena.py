@@ -1,0 +1,108 @@
+"""The KV arena: one allocation for K and one for V, made once and never replaced, reshaped or copied.
+
+Kernels write into it through a const-cast input, which MLX does not see. So every launch that reads or writes the arena
+binds `Arena.token` and returns a new one, and the host stores that back: the tokens chain all accesses in order.
+Which block belongs to whom is the pager's business (`mlxr.runtime.cache.pager`); nothing here knows of sequences.
+"""
+
+import os
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import ArenaGeometry
+from mlxr.compiler.errors import ArenaError
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+
+
+class Arena:
+    """K and V of every sequence, in blocks of tokens.
+
+    Mutable state: `token` (replaced by hosts) and the bytes of `k` and `v` (written by kernels).
+
+    Attributes:
+        token: u32[8], the output of the newest access. A host binds it in each access and replaces it with the result.
+        geometry: The plan's arena.
+    """
+
+    def __init__(self, geometry: ArenaGeometry) -> None:
+        """Allocates K and V, filled with zeros.
+
+        Zeros and not garbage: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
+
+        Raises:
+            ArenaError: the arena does not fit in this machine's memory, or MLX refused to allocate it.
+        """
+        _check_memory(geometry)
+        try:
+            self._k = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
+            self._v = mx.zeros(geometry.shape, dtype=MLX_DTYPES[str(geometry.dtype)])
+            self.token = mx.zeros((8,), dtype=mx.uint32)
+            mx.eval(self._k, self._v, self.token)
+        except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
+            raise ArenaError(f"cannot allocate {_describe(geometry)}: {error}; {_FIX}") from error
+        self.geometry = geometry
+        self.check_contiguous()
+
+    @property
+    def k(self) -> mx.array:
+        """Keys: `geometry.shape`."""
+        return self._k
+
+    @property
+    def v(self) -> mx.array:
+        """Values: `geometry.shape`."""
+        return self._v
+
+    def addresses(self) -> tuple[int, int]:
+        """Where the bytes of K and V are, as this process sees them; the same numbers for the arena's whole life.
+
+        Waits for pending work on the arrays. Copies nothing where the memory is shared with the CPU.
+        """
+        return _address(self._k), _address(self._v)
+
+    def check_contiguous(self) -> None:
+        """Checks that K and V are row-major and whole, as kernels bound without a contiguity copy need.
+
+        MLX's CUDA build is not asked: what the CPU looks at, it moves out of the GPU's own memory for good.
+
+        Raises:
+            ArenaError: one of them is not.
+        """
+        if mx.cuda.is_available():
+            return
+        for name, array in (("K", self._k), ("V", self._v)):
+            strides = as_bits(array).strides
+            if not as_bits(array).flags.c_contiguous or array.shape != self.geometry.shape:
+                raise ArenaError(
+                    f"arena {name} has shape {array.shape} and byte strides {strides}, expected row-major "
+                    f"{self.geometry.shape}; kernels would write into a temporary copy"
+                )
+
+
+_FIX = "compile the spec with a smaller model.context, cache.max_sequences, cache.num_blocks or cache.memory_budget"
+
+
+def _describe(geometry: ArenaGeometry) -> str:
+    shape = " x ".join(map(str, geometry.shape))
+    return f"the KV arena of {geometry.size_bytes} bytes (K and V, each {shape} {geometry.dtype!s})"
+
+
+def device_memory_bytes() -> int:
+    """The memory in which MLX keeps arrays: an NVIDIA GPU's own, else this machine's."""
+    if mx.cuda.is_available() and (total := mx.device_info().get("total_memory")):
+        return int(total)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_memory(geometry: ArenaGeometry) -> None:
+    # MLX's CPU allocator does not report a failed allocation: the process dies. So sizes are compared first.
+    memory_bytes = device_memory_bytes()
+    if geometry.size_bytes > memory_bytes:
+        raise ArenaError(f"{_describe(geometry)} exceeds this machine's memory of {memory_bytes} bytes; {_FIX}")
+    buffer_bytes = int(mx.device_info().get("max_buffer_length", memory_bytes))
+    if geometry.size_bytes // 2 > buffer_bytes:
+        raise ArenaError(f"{_describe(geometry)} exceeds the device's largest buffer of {buffer_bytes} bytes; {_FIX}")
+
+
+def _address(array: mx.array) -> int:
+    return int(as_bits(array).__array_interface__["data"][0])

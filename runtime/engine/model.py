@@ -1,0 +1,292 @@
+"""A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError, RequestError, TokenizerError
+from mlxr.runtime.argument_types import PATH, described, expect
+from mlxr.runtime.cache.arena import Arena, device_memory_bytes
+from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.pipeline import launch_step
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.too_long import check_length
+from mlxr.runtime.engine.warm_up import warm_up
+from mlxr.runtime.hosts.batch import BatchRequest
+from mlxr.runtime.hosts.host import Progress
+from mlxr.runtime.hosts.select import check_host, make_host, resolve_host, target_of
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
+from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
+from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.weights.check_metadata import check_metadata
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
+
+Prompt = str | Sequence[int]
+
+
+class Model:
+    """A model that generates. Owns the arena and the pager; not safe for use by several threads at once.
+
+    The end of a `with` block closes it.
+
+    Attributes:
+        types: of activations and cache on its host, each with its reason.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: str | Path,
+        *,
+        host: str = "auto",
+        tokenizer: str | Path | None = None,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads weights and prepares a host.
+
+        Args:
+            artifact: the compiled model.
+            weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
+            host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
+            tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
+                weights.
+            threads: how many threads host cpu runs; None: one for each core that this process may use.
+            progress: told of the loading.
+
+        Raises:
+            WeightsError: the weights are corrupt or of another model.
+            TokenizerError: a tokenizer was named and is missing or corrupt, or has another vocabulary.
+            HostError: the host cannot run here, or this machine has too little memory.
+            ArenaError: the arena does not fit into this machine's memory.
+        """
+        expect("artifact", artifact, Artifact, "an Artifact, as mlxr.compile gives it")
+        expect("weights", weights, PATH, "the path of a file or folder")
+        expect("host", host, str, "a host's name")
+        expect("tokenizer", tokenizer, (*PATH, type(None)), "the path of a file or folder")
+        self._running: WeakSet[Generation] = WeakSet()
+        self._closed = False
+        self.artifact = artifact
+        plan = artifact.plan
+        check_host(host, plan.targets, threads)
+        _check_memory(artifact, resolve_host(host, plan.targets))
+        file = open_weights(weights)
+        check_metadata(file, artifact.spec)
+        self._template_places = [path for path in (tokenizer, weights) if path is not None]
+        self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
+        self.types = plan.types_of(target_of(resolve_host(host, plan.targets), plan.targets))
+        self.arena = Arena(plan.arena_of(self.types.target))
+        self.pager = Pager.from_geometry(plan.arena)
+        self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
+        if self.host.builds_late:
+            warm_up(self.host, self.pager, progress)
+
+    def _find_tokenizer(
+        self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None
+    ) -> tuple[Tokenizer | None, TokenizerError | None]:
+        """The tokenizer, or why there is none. Only text needs it, so its absence is no error until there is text."""
+        try:
+            if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
+                found = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
+            else:
+                found = load_tokenizer(tokenizer or weights)
+        except TokenizerError as error:
+            if tokenizer is not None:
+                raise
+            return None, error
+        if found.required_size > self.artifact.plan.vocab_size:
+            raise TokenizerError(
+                f"the tokenizer has {found.required_size} tokens, the model {self.artifact.plan.vocab_size}; "
+                "it belongs to another model"
+            )
+        return found, None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; text gets a BOS as its tokenizer says, ids are taken as they are.
+
+        Raises:
+            TypeError: it is neither.
+            RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
+        """
+        ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        if not ids:
+            raise RequestError("the prompt has no tokens; give it at least one")
+        for i in ids:
+            if not 0 <= i < self.artifact.plan.vocab_size:
+                raise RequestError(f"token id {i} is outside the vocabulary of {self.artifact.plan.vocab_size}")
+        return ids
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self.tokenizer is None:
+            raise RequestError(f"text needs a tokenizer: {self._no_tokenizer}")
+        return self.tokenizer
+
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+        num_samples: int = 1,
+        ignore_eos: bool = False,
+        kept: KeptSequence | None = None,
+    ) -> Generation:
+        """Starts generating for several prompts at once; iterate over the result for tokens as they come.
+
+        Args:
+            prompts: texts or token ids.
+            max_tokens: most tokens to generate for each.
+            sampling: how tokens are chosen; None: greedily.
+            num_samples: answers to each prompt; they share its blocks of the arena.
+            ignore_eos: go on after an end-of-sequence token.
+            kept: of `keep`, for one prompt: what it begins with is not read again if the sequence holds it.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            PromptTooLongError: a prompt that leaves no token of the context for the answer.
+            RequestError: too many sequences, or a bad option.
+        """
+        self._check_open()
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+            raise TypeError(
+                f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one"
+            )
+        expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
+        prompts = list(prompts)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
+        generation = Generation(
+            self.host,
+            self.pager,
+            self.tokenizer,
+            [self.encode(prompt) for prompt in prompts],
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(),
+            num_samples=num_samples,
+            ignore_eos=ignore_eos,
+            kept=kept,
+        )
+        self._running.add(generation)
+        return generation
+
+    def keep(self) -> KeptSequence:
+        """A sequence of the arena for prompts that go on where the last one and its answer ended."""
+        return KeptSequence(self.pager)
+
+    def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
+        """The model's chat template.
+
+        Args:
+            file: a Jinja2 file to be used instead of the template that came with the model.
+
+        Raises:
+            ChatTemplateError: the model has none.
+            TokenizerError: a file that should hold it cannot be read.
+            RequestError: the model has no tokenizer.
+        """
+        return load_chat_template([Path(path) for path in self._template_places], self.require_tokenizer(), file)
+
+    def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Generation:
+        """One prompt's answer, to be iterated over for tokens as they come; see `start`."""
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling)
+
+    def generate(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Completion:
+        """One prompt's whole answer; see `start`."""
+        return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after each token: [tokens, vocab], f32.
+
+        Raises:
+            RequestError: more tokens than the context, none, or an id outside the vocabulary.
+        """
+        return np.concatenate(list(self.logit_chunks(tokens)))
+
+    def logit_chunks(self, tokens: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
+        """Logits after each token, in order, as many rows at a time as a step gives: [rows, vocab], f32.
+
+        Raises:
+            RequestError: more tokens than the context, none, or an id outside the vocabulary.
+        """
+        self._check_open()
+        ids = self.encode(tokens)
+        plan = self.artifact.plan
+        if len(ids) > plan.arena.context:
+            raise RequestError(f"{len(ids)} tokens are more than the context of {plan.arena.context}")
+        chunk = min(plan.max_tokens, plan.max_rows)
+        seq_id = self.pager.add_sequence()
+        try:
+            for start in range(0, len(ids), chunk):
+                self._check_open()
+                request = BatchRequest(seq_id, ids[start : start + chunk], start, "all")
+                yield self.host.read(launch_step(self.host, self.pager, [request]))
+        finally:
+            self.pager.free(seq_id)
+
+    def close(self) -> None:
+        """Ends what is being generated, and frees weights, arena and threads; then nothing can be asked of it."""
+        if self._closed:
+            return
+        self._closed = True
+        for generation in list(self._running):
+            generation.end_with_model()
+        self.host.close()
+        del self.host, self.arena
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("the model is closed: load it again, or ask before its `with` block ends")
+
+    def __enter__(self) -> "Model":
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        where = "closed" if self._closed else f"host {self.host.name}"
+        arena = self.artifact.plan.arena
+        return f"<Model {self.artifact.spec.name}: {where}, context {arena.context} x {arena.max_sequences}>"
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes hold numbers, not token ids")
+        return [operator.index(i) for i in prompt]
+    except TypeError as error:
+        raise TypeError(
+            f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"
+        ) from error
+
+
+def _check_memory(artifact: Artifact, host: str) -> None:
+    """Refuses a model that this machine cannot hold, before anything is loaded."""
+    machine_bytes = device_memory_bytes()
+    plan = artifact.plan
+    memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
+    if memory.total_bytes > machine_bytes:
+        raise HostError(
+            f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "
+            f"{memory.arena_bytes >> 20}, activations {memory.activation_bytes >> 20}), this machine has "
+            f"{machine_bytes >> 20}: compile the spec with smaller weight formats, model.context or max_sequences"
+        )

@@ -1,0 +1,218 @@
+"""The batch: metadata of one step, token-flat over all its sequences.
+
+Decode, prefill, chunked prefill and any mixture are this one form. Tokens of a sequence are adjacent and in order;
+sequences keep the order of the requests.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.cache.pager import Pager
+
+Int32Array = npt.NDArray[np.int32]
+
+_LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
+_MIN_ELEMENTS = 8
+
+
+class BatchRequest(NamedTuple):
+    """One sequence's part of a step: its next tokens, and the logits wanted of them."""
+
+    seq_id: int
+    tokens: Sequence[int]
+    start: int
+    """Position of the first token: the tokens already in the arena."""
+    rows: Literal["last", "all", "none"] = "last"
+    """Which of the tokens give a row of logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Metadata of one step; arrays are int32, exact in size and read-only.
+
+    `kernel_input` makes the form that kernels take.
+    """
+
+    tokens: Int32Array | mx.array
+    """[tokens]; an `mx.array` may still be computed: who asks for its elements waits"""
+    positions: Int32Array
+    """[tokens], counted from the start of each sequence"""
+    slots: Int32Array
+    """[tokens], block id * block_size + offset: where the token's K and V go"""
+    query_start: Int32Array
+    """[seqs + 1], sequence s has tokens query_start[s] to query_start[s + 1]"""
+    context_lens: Int32Array
+    """[seqs], tokens in the arena including this step's"""
+    block_tables: Int32Array
+    """[seqs, max_blocks], unused entries 0"""
+    logit_rows: Int32Array
+    """[rows], indices into tokens, ascending"""
+    query_tiles: Int32Array
+    """[tiles, 2], (sequence, index of the tile's first token); it ends query_tile tokens on, or with its sequence"""
+    query_tile: int
+    """Most tokens of a tile."""
+
+    def __post_init__(self) -> None:
+        """Freezes the arrays too."""
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    @classmethod
+    def build(
+        cls,
+        requests: Sequence[BatchRequest],
+        pager: Pager,
+        query_tile: int,
+        tokens: mx.array | None = None,
+    ) -> "Batch":
+        """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
+
+        The caller has checked token ids against the vocabulary, of which only int32 is checked here, and next takes the
+        pager's copies (`take_copies`).
+
+        Args:
+            requests: the sequences' parts of the step.
+            pager: of the arena; it grows.
+            query_tile: most tokens of a tile.
+            tokens: [tokens], int32: ids that the device has or is computing; those of the requests then stand for their
+                number only.
+
+        Raises:
+            RequestError: no request or no tokens, a token id beyond int32, a sequence twice, a wrong start, or unknown
+                `rows`.
+            ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+            ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
+        """
+        assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
+        _check(requests, pager)
+        counts = [len(request.tokens) for request in requests]
+        assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
+        slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
+
+        of_seq, starts = np.array(counts, np.int32), np.array([request.start for request in requests], np.int32)
+        query_start = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum(of_seq, out=query_start[1:])
+        return cls(
+            tokens=_int32s(r.tokens for r in requests) if tokens is None else tokens,
+            positions=np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32),
+            slots=_int32s(slots),
+            query_start=query_start,
+            context_lens=starts + of_seq,
+            block_tables=pager.block_tables([request.seq_id for request in requests]),
+            logit_rows=_logit_rows(requests, query_start),
+            query_tiles=_query_tiles(query_start, query_tile),
+            query_tile=query_tile,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self.tokens)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step."""
+        return len(self.context_lens)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits asked for."""
+        return len(self.logit_rows)
+
+    @property
+    def num_tiles(self) -> int:
+        """Query tiles."""
+        return len(self.query_tiles)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has exactly one token."""
+        return self.num_tokens == self.num_seqs
+
+    @property
+    def dims(self) -> npt.NDArray[np.uint32]:
+        """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, 0, 0, 0, 0."""
+        counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles)
+        return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
+
+
+def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
+    """The array as kernels of MLX bind it: with at least 8 elements, of which its own come first.
+
+    One on the device stays where it is: a view of repetitions takes no launch, and kernels see no shapes.
+    """
+    if not isinstance(array, mx.array):
+        return mx.array(padded(array))
+    return array if array.size >= _MIN_ELEMENTS else mx.broadcast_to(array, (_MIN_ELEMENTS, *array.shape))
+
+
+def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array with rows of zeros added until it has at least 8 elements; itself when it has.
+
+    MLX binds smaller inputs in Metal's constant address space, which would be another kernel.
+    """
+    if array.size >= _MIN_ELEMENTS:
+        return array
+    width = int(np.prod(array.shape[1:]))
+    out = np.zeros((-(-_MIN_ELEMENTS // width), *array.shape[1:]), dtype=array.dtype)
+    out[: len(array)] = array
+    return out
+
+
+def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
+    if not requests:
+        raise RequestError("a batch has no requests, expected at least one")
+    seen: set[int] = set()
+    for seq_id, tokens, start, rows in requests:
+        if len(tokens) == 0:
+            raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
+        # NumPy 1 would wrap such an id without a word, NumPy 2 raises OverflowError.
+        low, high = (tokens[0], tokens[0]) if len(tokens) == 1 else (min(tokens), max(tokens))
+        if low < _LOWEST or high > _HIGHEST:
+            beyond = low if low < _LOWEST else high
+            raise RequestError(f"sequence {seq_id} has the token id {beyond}, expected an id of the vocabulary")
+        if seq_id in seen:
+            raise RequestError(f"sequence {seq_id} is in this batch twice; join its tokens into one request")
+        if start != pager.length(seq_id):
+            raise RequestError(
+                f"sequence {seq_id} starts at position {start}, but the arena has {pager.length(seq_id)} tokens of it; "
+                "send the tokens that follow these, or truncate the sequence"
+            )
+        if rows not in ("last", "all", "none"):
+            raise RequestError(f"sequence {seq_id} wants logits {rows!r}, expected 'last', 'all' or 'none'")
+        seen.add(seq_id)
+
+
+def _logit_rows(requests: Sequence[BatchRequest], query_start: Int32Array) -> Int32Array:
+    if all(request.rows == "last" for request in requests):
+        return query_start[1:] - np.int32(1)
+    spans = zip(requests, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True)
+    return _int32s(_rows(request.rows, start, stop) for request, start, stop in spans)
+
+
+def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
+    if rows == "none":
+        return range(0)
+    return range(stop - 1 if rows == "last" else start, stop)
+
+
+def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
+    """[tiles, 2]: each sequence's tiles, one after the other."""
+    tiles = -(-np.diff(query_start) // query_tile)
+    sequence = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
+    before = np.cumsum(tiles) - tiles
+    within = np.arange(len(sequence), dtype=np.int32) - np.repeat(before, tiles)
+    return np.stack([sequence, query_start[sequence] + query_tile * within], axis=1).astype(np.int32)
+
+
+def _int32s(parts: Iterable[Iterable[int]]) -> Int32Array:
+    """The numbers of all parts, one after the other."""
+    return np.fromiter(chain.from_iterable(parts), dtype=np.int32)

@@ -1,0 +1,173 @@
+"""The `cpu` host: the artifact's C program, compiled for this CPU, a whole step per call.
+
+The program's threads live as long as the host. Weights are mapped from their file, or packed once into memory of the
+program's layout; the arena is the same MLX arrays as on the GPU, written in place. Steps are done when `step` returns.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.binding import step_name
+from mlxr.runtime.hosts.cpu.build import Tick, load_library
+from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
+from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
+from mlxr.runtime.hosts.cpu.tensors import FileReader, MemoryReader, TensorReader, place_tensors
+from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.threads import num_threads
+from mlxr.runtime.weights.check_tensors import check_tensors
+from mlxr.runtime.weights.weight_file import WeightFile
+
+
+class CpuHost(Host):
+    """Runs the plan's C program.
+
+    Several Python threads may call it; they take turns. After a fork, the child must load the model anew.
+
+    Attributes:
+        threads: how many threads run a step, the caller's among them.
+        mapped_bytes: of the weights, those read where they lie in a file (or in the arrays given).
+        own_bytes: those in memory of the host's own.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        tensors: Mapping[str, npt.NDArray[Any]] | TensorReader,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compiles the program, or takes it from the cache, puts the weights in place, and starts the threads.
+
+        Args:
+            artifact: the compiled model.
+            tensors: by canonical name (`TensorSource.name`), row-major: f32 or f16 arrays, bf16 as its bits in uint16,
+                or uint8 rows of GGUF blocks. Or what finds them.
+            arena: the KV arena that every step reads and writes.
+            threads: how many threads; None: one for each core that this process may use.
+            progress: told of the loading.
+
+        Raises:
+            WeightsError: a tensor has other blocks than the program's, or cannot be read.
+            HostError: there is no compiler, none can build the program, there is too little memory, or that many
+                threads cannot run here.
+            ArtifactError: the artifact has no target cpu.
+        """
+        super().__init__(artifact, arena)
+        self.threads = num_threads(threads)
+        text = artifact.cpu_source
+        program = self.plan.cpu
+        assert program is not None, "an artifact with C text has its plan"
+        with _CompilingLine(artifact.spec.name, shown=progress is not None) as line:
+            library = Library(load_library(text, artifact.spec.name, line))
+        if (abi := library.abi()) != program.abi:
+            raise HostError(
+                f"cpu: the library's interface is {abi:#x}, the plan's {program.abi:#x}; compile the spec again"
+            )
+        if progress is not None:
+            progress("kernels", 1, 1)
+        read = MemoryReader(tensors) if isinstance(tensors, Mapping) else tensors
+        placed = place_tensors(program, library, read, self.threads, progress and partial(progress, "weights"))
+        self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
+        self._program = OpenProgram(
+            library, placed.addresses, arena.addresses(), self.threads, keep=(placed.owners, arena)
+        )
+        self._names = [kernel.name for kernel in program.kernels]
+        self._counts = [0] * len(self._names)
+        self._logits = LogitsMemory(self.plan.vocab_size)
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """See `Host.from_file`. Tensors that the program reads as they are in the file stay mapped from it."""
+        plan = artifact.plan
+        check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
+        return cls(artifact, FileReader(file), arena, threads=threads, progress=progress)
+
+    def step(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Runs one batch to its end; see `Host.step`.
+
+        Raises:
+            RequestError: the batch is larger than the plan allows.
+            HostError: the host is closed, or this process was forked from the one that made it.
+        """
+        rows = batch.num_rows
+        logits = self._logits.take(rows)
+        arrays = (
+            np.asarray(batch.tokens),
+            batch.positions,
+            batch.slots,
+            batch.query_start,
+            batch.context_lens,
+            batch.block_tables,
+            batch.logit_rows,
+            logits,
+        )
+        program = step_name(self.plan, batch) == "prefill"
+        counts = (program, batch.num_tokens, batch.num_seqs, rows, batch.block_tables.shape[1])
+        self._program.step(CBatch(*counts, *(array.__array_interface__["data"][0] for array in arrays)))
+        self._count_launches()
+        return logits
+
+    def read(self, logits: Logits) -> npt.NDArray[np.float32]:
+        """A step's logits, not copied."""
+        return np.asarray(logits)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies all pairs, in order, in one call."""
+        self._program.copy_blocks(np.array(copies, dtype=np.int32).reshape(-1, 2))
+        self._count_launches()
+
+    def close(self) -> None:
+        """Ends the threads and frees the weights; the host cannot run any more."""
+        self._program.close()
+
+    def _count_launches(self) -> None:
+        """Adds what the program has counted since the last time."""
+        counts = self._program.launches(len(self._names))
+        for name, now, before in zip(self._names, counts, self._counts, strict=True):
+            if now != before:
+                self.count(name, f"x {now - before}", now - before)
+        self._counts = counts
+
+
+class _CompilingLine:
+    """A line on a terminal's standard error that says that the program is being compiled, and for how long."""
+
+    def __init__(self, name: str, *, shown: bool) -> None:
+        self._name = name
+        self._shown = shown and sys.stderr is not None and sys.stderr.isatty()
+        self._used = False
+
+    def __call__(self, compiler: str, seconds: float) -> None:
+        if self._shown:
+            text = f"compiling {self._name} for this CPU with {compiler}: {seconds:.0f} s"
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._used = True
+
+    def __enter__(self) -> Tick:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._used:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

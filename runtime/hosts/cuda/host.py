@@ -1,0 +1,304 @@
+"""The `cuda` host: the artifact's Metal kernels on an NVIDIA GPU.
+
+The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
+graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
+shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
+Prefill is traced likewise; it is filled up to one of few sizes (see runtime/hosts/mlx/padding.py), all of which are
+traced at load. It runs in parts: the GPU begins with the first layers while the CPU is busy with the others.
+
+Weights that MLX's matmul takes unpacked stay so where there is memory to spare (see cuda/kept_weights.py).
+
+Where the plan asks for it, a decode step is one kernel that holds all of the plan's (see cuda/step_kernel.py). Where
+that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
+"""
+
+import functools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Step
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
+from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
+from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
+from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
+from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
+from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
+from mlxr.runtime.hosts.mlx.host import Arrays, Launcher, MlxHost
+from mlxr.runtime.weights.load_weights import Fill
+
+_MOST_TRACES = 128
+AS_LAUNCHES = "step_as_launches"
+"""What steps are counted as that the plan wants as one kernel, and that are launches instead."""
+_PART = 16
+"""Launches of prefill that are given to the GPU at once: few, since all that they unpack of weights is in memory."""
+_PARTS_AHEAD = 6
+"""Parts that wait for the GPU: what they make is in memory too."""
+
+_Key = tuple[str | int | bool, ...]
+_Kept = TypeVar("_Kept")
+
+
+class _Trace(NamedTuple):
+    """A step or a part of one as MLX compiled it, and what it launches."""
+
+    run: Callable[..., Any]
+    launches: Counter[str]
+
+
+class CudaHost(MlxHost):
+    """Runs the plan on an NVIDIA GPU."""
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: Mapping[str, mx.array],
+        arena: Arena,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """See `MlxHost`."""
+        limit_cache()
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled beside the others
+            images = beside.submit(self.build_steps, artifact)
+            super().__init__(artifact, weights, arena, progress)
+        for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
+            self._fixed[name] = on_device(self._fixed[name])
+        mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
+        self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
+        built = images.result()
+        failures = list(built.failures)
+        self._step_kernels: list[StepKernel] = []
+        for image in built.images:
+            try:
+                self._step_kernels.append(StepKernel.load(image, self.launcher_of))
+            except NoStepKernelError as error:
+                failures.append((image.program.counts, error))
+        self._as_launches = [counts for counts, _ in failures]
+        self.notes = tuple(_notes_of(failures))
+        self._first_notes = self.notes
+        decode = self.plan.step("decode")
+        self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
+        self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
+        self._context_matters = any(
+            "context" in buffer.shape for step in self.plan.steps if step.name == "prefill" for buffer in step.buffers
+        )
+        self._inputs = DecodeInputs()
+        self._decodes: _Recent[_Trace] = _Recent()
+        self._prefills: _Recent[list[_Trace] | None] = _Recent()
+        self._kept = KeptWeights()
+
+    @staticmethod
+    def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
+        """See `ArrayHost.make_array`; the weights lie in the GPU's own memory."""
+        return filled_on_device(shape, dtype, fill)
+
+    @classmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Launcher]:
+        """See `MlxHost.make_kernels`; all are compiled, or taken from the cache, before this returns."""
+        sources = {k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.kernels}
+        cubins = build_cubins(sources, architecture(), progress)
+        return {name: launcher(name, cubin) for name, cubin in cubins.items()}
+
+    @staticmethod
+    def build_steps(artifact: Artifact) -> StepImages:
+        """See `step_kernel.build_steps`."""
+        return build_steps(artifact, architecture())
+
+    def _step_kernel(self, dims: Dims) -> StepKernel | None:
+        return next((kernel for kernel in self._step_kernels if kernel.takes(dims)), None)
+
+    @staticmethod
+    def launcher_of(name: str, image: bytes) -> Launcher:
+        """A kernel as MLX launches it; inputs are never copied."""
+        return launcher(name, image)
+
+    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+        """See `MlxHost.launch_step`."""
+        arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
+        others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
+        if step.name == "decode" and not self._tell:  # who is told of launches shall be told of each
+            return self._decode(step, dims, arrays, others)
+        packed = Packed.of(arrays)
+        uploaded = packed.upload()
+        key = (*self._prefill_key(step, dims), *(place.start for place in packed.places.values()), len(others))
+        parts = self._prefills.get(key)
+        if parts is None:
+            # Steps that are filled up have few sizes. The first of another is not traced: it may be the only one.
+            again = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
+            parts = self._parts(step, dims, traced=again)
+            self._prefills.keep(key, parts if again else None)
+        else:
+            self._prefills.keep(key, parts)
+        made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
+        started: list[mx.array] = []
+        with self.failures():
+            for part in parts:
+                mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
+                if len(started) >= _PARTS_AHEAD:
+                    mx.eval(started[-_PARTS_AHEAD])
+                before, made = made, part.run(made)
+                # A last part of a step without logits may make nothing that anyone reads.
+                if new := [made[name] for name in made.keys() - before.keys()]:
+                    started.append(min(new, key=lambda array: array.nbytes))
+                self.launches.update(part.launches)
+        return self.results_of(step, dims, made)
+
+    def _has_few_sizes(self, dims: Dims) -> bool:
+        return bool(self.plan.padded_sizes) and dims["seqs"] == 1 and dims["rows"] <= 1
+
+    def _prefill_key(self, step: Step, dims: Dims) -> _Key:
+        """What a trace of a step of prompts depends on; the context only where launches have its size."""
+        sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
+        conditions = (one.when.holds(dims) for one in step.launches if one.when is not None)
+        return (step.name, *sizes.values(), *conditions)
+
+    def _decode(
+        self, step: Step, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        tokens = others.get("token_ids")
+        tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
+        (moving, moved), (steady, held) = self._inputs.bind(arrays)
+        key = (
+            step.name,
+            *(dims["tokens"], dims["seqs"], dims["rows"]),
+            *(dims[dim] for dim in self._grid_dims),
+            *(one.holds(dims) for one in self._conditions),
+        )
+        trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
+        self._decodes.keep(key, trace)
+        if self._step_kernel(dims) is not None:
+            with StepKernel.order:
+                turn = StepKernel.take_turn()
+                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
+        else:
+            logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
+        self._inputs.advance(moved)
+        self.launches.update(trace.launches)
+        return logits, token
+
+    def copy_to_read(self, result: mx.array) -> mx.array:
+        """See `Host.copy_to_read`. A look moves an array to managed memory: the next step would take a page fault.
+
+        Single numbers are in memory of both from the start.
+        """
+        return result if result.size == 1 else result | 0
+
+    def recover(self) -> None:
+        """See `MlxHost.recover`."""
+        super().recover()
+        self._inputs.forget()
+        with StepKernel.order:
+            StepKernel.turn = None
+
+    def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+        """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""
+        self._keep_unpacked(step, dims)
+
+        def run(
+            tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array, *turn: mx.array
+        ) -> tuple[mx.array, ...]:
+            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(held)
+            if (kernel := self._step_kernel(dims)) is not None:
+                self.launches.update(kernel.counts(dims))
+                logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
+                return logits, token, moved + 1, *turns
+            logits, token = self.run(step, dims, inputs)
+            if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):
+                self.launches[AS_LAUNCHES] += 1
+            return logits, token, moved + 1
+
+        return self._compiled(run)
+
+    def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        if not self._kept.has(launch):
+            super()._run(step, launch, arrays, dims)
+
+    def _keep_unpacked(self, step: Step, dims: Dims) -> None:
+        """Unpacks what the step takes of weights unpacked, and keeps it, as far as there is memory to spare."""
+        shapes = self._shapes[step.name]
+        self._kept.keep(
+            [one for one in step.launches if self._reads_weights_alone(one) and grid_of(one, dims) is not None],
+            self.plan.kernel,
+            lambda name: shape_of(shapes[name], dims),
+            lambda launches: self.run_launches(step, launches, dims, {}),
+        )
+        self._fixed |= self._kept.arrays
+        self.notes = (*self._first_notes, self._kept.note) if self._kept.note else self._first_notes
+
+    def _reads_weights_alone(self, launch: Launch) -> bool:
+        return launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
+
+    def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
+        """The step as functions of all arrays that the launches of a part and later ones read."""
+        self._keep_unpacked(step, dims)
+        launches = [one for one in step.launches if grid_of(one, dims) is not None and not self._kept.has(one)]
+        cuts = [*range(0, len(launches), _PART), len(launches)]
+        parts, needed = [], set(step.outputs)
+        for start, end in reversed(list(pairwise(cuts))):
+            parts.append(self._part(step, launches[start:end], dims, frozenset(needed), traced))
+            needed.update(*(self.names_read(step, launch) for launch in launches[start:end]))
+        return parts[::-1]
+
+    def _part(self, step: Step, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool) -> _Trace:
+        passed = [name for name in needed if name not in self._fixed]
+
+        def run(arrays: Arrays) -> Arrays:
+            made = self.run_launches(step, launches, dims, arrays)
+            return {name: made[name] for name in passed if name in made}
+
+        return self._compiled(run) if traced else _Trace(run, Counter())
+
+    def _compiled(self, run: Callable[..., Any]) -> _Trace:
+        """A function that launches, compiled by MLX; what it launches is counted when it is traced."""
+        launches: Counter[str] = Counter()
+
+        def counted(*arrays: Any) -> Any:
+            kept, self.launches = self.launches, launches
+            launches.clear()
+            try:
+                return run(*arrays)
+            finally:
+                self.launches = kept
+
+        compiled: Any = mx.compile(counted)
+        return _Trace(compiled, launches)
+
+
+class _Recent(OrderedDict[_Key, _Kept]):
+    """What was made for the last sizes of steps."""
+
+    def keep(self, key: _Key, made: _Kept) -> None:
+        """Keeps it, and drops what has not been asked for longest."""
+        self[key] = made
+        self.move_to_end(key)
+        if len(self) > _MOST_TRACES:
+            self.popitem(last=False)
+
+
+def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:
+    """Says which steps are launches that the plan wants as one kernel, and why."""
+    for why in dict.fromkeys(str(error) for _, error in failures):
+        counts = [str(one) for counts, error in failures if str(error) == why for one in counts]
+        several = (
+            f"{', '.join(counts[:-1])} and {counts[-1]} sequences" if len(counts) > 1 else f"{counts[0]} sequence(s)"
+        )
+        yield f"decode steps of {several} are launches and not one kernel: {why}"
+
+
+def launcher(name: str, cubin: bytes) -> Launcher:
+    """A kernel as MLX launches it; inputs are never copied."""
+    return functools.partial(
+        mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False
+    )

@@ -1,0 +1,35 @@
+"""The `metal` host: the artifact's kernels through `mx.fast.metal_kernel` on Apple silicon."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.runtime.hosts.mlx.host import Launcher, MlxHost
+
+
+def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Launcher:
+    """A kernel as MLX takes it. The arena must never be copied, so contiguity copies are off for all inputs."""
+    header, body = artifact.kernel_sections(kernel.name)
+    made: Launcher = mx.fast.metal_kernel(  # type: ignore[assignment]
+        name=kernel.name,
+        input_names=[port.name for port in kernel.inputs],
+        output_names=[port.name for port in kernel.outputs],
+        header=header,
+        source=body,
+        ensure_row_contiguous=False,
+    )
+    return made
+
+
+class MetalHost(MlxHost):
+    """Runs the plan on an Apple GPU; MLX compiles each kernel at its first launch."""
+
+    name = "metal"
+
+    @classmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Launcher]:
+        """See `MlxHost.make_kernels`; nothing is compiled yet."""
+        return {kernel.name: metal_kernel(artifact, kernel) for kernel in artifact.plan.kernels}

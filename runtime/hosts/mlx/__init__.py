@@ -1,0 +1,1 @@
+"""What the hosts share whose kernels MLX launches."""

@@ -1,0 +1,272 @@
+"""What the hosts share whose kernels MLX launches, `metal` and `cuda`: a step as a lazy MLX graph.
+
+A step is built lazily and MLX runs it; nothing here waits for the GPU, so steps may be queued. Order on the arena comes
+from the token that every access binds and makes.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch, kernel_input
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
+from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
+from mlxr.runtime.hosts.mlx.padding import padded_batch
+from mlxr.runtime.hosts.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.weights.weight_file import WeightFile
+
+Arrays = dict[str, mx.array]
+
+
+Launcher = Callable[..., list[mx.array]]
+"""A kernel as MLX makes it: called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
+
+
+class MlxHost(ArrayHost):
+    """Runs the plan on the GPU that MLX computes on."""
+
+    pipelines = True
+    builds_late = True
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: Mapping[str, mx.array],
+        arena: Arena,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """See `ArrayHost`.
+
+        Args:
+            artifact: the compiled model.
+            weights: packed weights.
+            arena: the KV arena.
+            progress: called with (kernels ready, kernels in all) where the host makes them before their first launch.
+        """
+        super().__init__(artifact, weights, arena)
+        launchers = self.make_kernels(artifact, progress)
+        self._kernels = {k.name: (k, launchers[k.name]) for k in self.plan.kernels}
+        self._graphs = {step.name: artifact.graph(step.name) for step in self.plan.steps}
+        self._shapes = {step.name: {b.name: b.shape for b in step.buffers} for step in self.plan.steps}
+        self._read = {s.name: {name for one in s.launches for name in one.inputs} for s in self.plan.steps}
+        self._fixed: Arrays = {
+            f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
+        }
+        self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
+        self._fixed |= {"k_arena": arena.k, "v_arena": arena.v}
+        self._norms = norms_for_mlx(artifact, weights)
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """See `Host.from_file`."""
+        weights = cls.read_arrays(artifact, file, progress)
+        return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
+
+    @classmethod
+    @abstractmethod
+    def make_kernels(
+        cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Launcher]:
+        """The artifact's kernels as MLX launches them, by name.
+
+        The arena must never be copied: a launcher makes no contiguity copies of any input.
+
+        Args:
+            artifact: the compiled model.
+            progress: called with (kernels ready, kernels in all).
+
+        Raises:
+            HostError: a kernel cannot be built.
+        """
+
+    def step(self, batch: Batch) -> mx.array:
+        """Builds one step; the result and the arena's new token are lazy."""
+        step = step_of(self.plan, batch)
+        if step.name == "prefill":
+            batch = padded_batch(batch, self.plan)
+        dims = batch_dims(batch)
+        arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[step.name]}
+        logits, self.arena.token = self.launch_step(step, dims, arrays)
+        if not dims["rows"]:
+            with self.failures():
+                mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
+        return logits
+
+    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+        """Launches a step after the last access of the arena.
+
+        Args:
+            step: of the plan.
+            dims: the batch's.
+            batch: what the step reads of the batch's metadata, by the plan's buffer names.
+
+        Returns:
+            Logits [rows, vocab] f32 and the arena's new token, both lazy.
+        """
+        inputs = {name: kernel_input(array) for name, array in batch.items()}
+        return self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
+
+    def run(self, step: Step, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
+        """Launches a step's kernels.
+
+        Args:
+            step: of the plan.
+            dims: the batch's.
+            inputs: the batch's metadata and the arena's token, by the plan's buffer names.
+
+        Returns:
+            Logits [rows, vocab] f32 and the arena's new token, both lazy.
+        """
+        return self.results_of(step, dims, self.run_launches(step, step.launches, dims, inputs))
+
+    def run_launches(self, step: Step, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+        """Launches some of a step's kernels.
+
+        Args:
+            step: of the plan.
+            launches: of the step, in order.
+            dims: the batch's.
+            inputs: what these launches read, save weights and the arena, by the plan's buffer names.
+
+        Returns:
+            All arrays: weights, arena, the inputs, and what was made of them.
+        """
+        arrays = {**self._fixed, **inputs}
+        for launch in launches:
+            self._run(step, launch, arrays, dims)
+        return arrays
+
+    def results_of(self, step: Step, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
+        """Logits [rows, vocab] f32 and the arena's new token, of all that a step made."""
+        name, token_name = step.outputs
+        shape = (dims["rows"], self.plan.vocab_size)
+        return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
+
+    def names_read(self, step: Step, launch: Launch) -> set[str]:
+        """The buffers that a launch reads, as a kernel or as MLX ops."""
+        op = self._graphs[step.name].op(launch.op)
+        return {*launch.inputs, *op.inputs.values(), *(name for _, name in launch.mlx_inputs)}
+
+    def start(self, *results: mx.array) -> None:
+        """See `Host.start`; MLX compiles Metal kernels here."""
+        with self.failures():
+            super().start(*results)
+
+    def read(self, result: Logits) -> npt.NDArray[Any]:
+        """See `Host.read`."""
+        with self.failures():
+            return super().read(result)
+
+    def recover(self) -> None:
+        """Makes a new arena token after a failure, so that later steps can run.
+
+        Steps that are under way would come before them no more, so they are waited for.
+        """
+        with suppress(RuntimeError, ValueError):
+            mx.synchronize()
+        self.arena.token = mx.zeros((8,), dtype=mx.uint32)
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Reports MLX's errors as the host's, after which later steps can run."""
+        try:
+            yield
+        except HostError:
+            self.recover()
+            raise
+        except (RuntimeError, ValueError) as error:
+            self.recover()
+            raise HostError(f"the step failed on the GPU: {error}") from error
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Launches the copy kernel once for all pairs."""
+        launch = self.plan.copy_blocks
+        assert launch is not None, "the pager forks only when the plan has the kernel"
+        pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
+        pairs[: len(copies)] = copies
+        arrays = {"copies": mx.array(pairs), "k_arena": self.arena.k, "v_arena": self.arena.v}
+        arrays[ARENA_TOKEN] = self.arena.token
+        grid = grid_of(launch, {"copies": len(copies)})
+        assert grid is not None, "there are copies to make"
+        self._launch(launch, arrays, grid, {})
+        self.arena.token = arrays[launch.outputs[0]]
+
+    def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        grid = grid_of(launch, dims)
+        if grid is None:
+            return
+        buffers = self._shapes[step.name]
+        if launch.runs_as_mlx(dims) and not launch.feeds_mlx:
+            op = self._graphs[step.name].op(launch.op)
+            names = {**op.inputs, **dict(launch.mlx_inputs)}
+            inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
+            inputs |= self._norms.get((step.name, launch.op), {})
+            arrays[op.out] = _bindable(LARGE_OPS[op.kind](inputs, op.attrs))
+            self.count(f"mlx.{op.kind}", launch.op)
+            return
+        shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
+        self._launch(launch, arrays, grid, shapes)
+
+    def _exact(self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims) -> mx.array:
+        """An array as MLX's ops take it: without what was added to bind it."""
+        if name in self.weights:
+            return self.weights[name]
+        if name == "logit_rows":
+            return arrays[name][: dims["rows"]]
+        return _of_shape(arrays[name], shape_of(buffers[name], dims)) if name in buffers else arrays[name]
+
+    def _launch(
+        self, launch: Launch, arrays: Arrays, grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        entry, kernel = self._kernels[launch.kernel]
+        options: dict[str, Any] = {
+            "grid": (grid[0] * entry.threads, grid[1], grid[2]),
+            "threadgroup": (entry.threads, 1, 1),
+            "output_shapes": [bindable_shape(shapes.get(name, (8,))) for name in launch.outputs],
+            "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
+        }
+        try:
+            outputs = kernel(inputs=[arrays[name] for name in launch.inputs], **options)
+        except (RuntimeError, ValueError) as error:
+            raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
+        arrays.update(zip(launch.outputs, outputs, strict=True))
+        self.count(launch.kernel, grid)
+
+
+# MLX binds arrays of fewer elements in Metal's constant address space, which would be another kernel.
+_MIN_ELEMENTS = 8
+
+
+def bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape, or that of the smallest buffer which holds it where it has too few elements; kernels see no shapes."""
+    return shape if math.prod(shape) >= _MIN_ELEMENTS else (_MIN_ELEMENTS,)
+
+
+def _bindable(array: mx.array) -> mx.array:
+    """The array, or one of that shape with its elements first."""
+    if array.size >= _MIN_ELEMENTS:
+        return array
+    return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
+
+
+def _of_shape(array: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """What `bindable_shape` stands for, as MLX's ops take it."""
+    return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)

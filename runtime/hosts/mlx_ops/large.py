@@ -1,0 +1,147 @@
+"""Ops of large batches as hosts run them that give them to MLX: its matrix kernels, and as few passes as possible.
+
+As exact as the op functions, save that numbers between two MLX ops are of the type that these take: of 16 bits where
+activations, weight and result all are, with sums in fp32.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated
+from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
+from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, f32
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+
+_PLAIN = {"activation": None, "gated": False, "limit": None, "residual_scale": 1.0, "out_scale": 1.0, "out_cap": None}
+"""Attributes that a linear op lacks."""
+_ELEMENTWISE = ("bias", "gate", "residual")
+
+
+def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
+    """A `linear` or `projection` op.
+
+    Args:
+        inputs: as the op's; a quantised weight as numbers.
+        attrs: the op's.
+
+    Returns:
+        [rows, out], row-major.
+    """
+    attrs = {**_PLAIN, **attrs}
+    x, weight, out = inputs["x"], inputs["weight"], MLX_DTYPES[attrs["dtype"]]
+    compute = compute_type(x.dtype, weight.dtype, out)
+    x = _normalised((x[inputs["rows"]] if "rows" in inputs else x).astype(compute), inputs, attrs)
+    columns = weight.astype(compute).T
+    added = _added_by_matmul(inputs, attrs, compute)
+    if added is not None:
+        return mx.addmm(inputs[added], x, columns, alpha=_factor(attrs, added))
+    y = x @ columns
+    if (
+        all(port not in inputs for port in _ELEMENTWISE)
+        and attrs["activation"] is None
+        and attrs["out_cap"] is None
+        and attrs["out_scale"] == 1
+    ):
+        return y.astype(out)
+    names = ("activation", "limit", "residual_scale", "out_scale", "out_cap", "dtype")
+    finish = _finisher(tuple((name, attrs[name]) for name in names), mx.default_device().type)
+    halves = 2 if attrs["gated"] else 1
+    sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
+    biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
+    return finish(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
+
+
+def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
+    """The type in which a projection normalises x and multiplies it: theirs if all three are of one, else f32."""
+    return x if x == weight == out else mx.float32
+
+
+def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
+    """A `rope_attention` op of one sequence that sees all its context.
+
+    As few MLX ops as there can be, for each is the CPU's time in every layer.
+
+    Args:
+        inputs: queries [1, tokens, heads, head_dim] rotated, not scaled; keys and values
+            [1, kv_heads, context, head_dim], whose last are the queries' own; optional sinks [heads]. All of one type,
+            row-major.
+        attrs: the op's; no soft cap.
+
+    Returns:
+        [tokens, heads * head_dim], row-major.
+    """
+    queries = inputs["queries"]
+    _, tokens, heads, head_dim = queries.shape
+    assert (heads, head_dim) == (attrs["num_heads"], attrs["head_dim"]), f"queries of {heads} heads of {head_dim}"
+    # MLX's kernels take heads at any stride. Its result lies as the queries do, so that turning it back is a view.
+    made = mx.fast.scaled_dot_product_attention(
+        queries.transpose(0, 2, 1, 3),
+        inputs["keys"],
+        inputs["values"],
+        scale=attrs["scale"],
+        mask="causal",
+        sinks=inputs.get("sinks"),
+    )
+    # Row-major however MLX laid it out. Elements of a head are adjacent and nothing lies between heads and tokens, so
+    # one stride joins heads and elements only where a token's heads are adjacent; else this copies.
+    return made.transpose(0, 2, 1, 3).reshape(tokens, heads * head_dim)
+
+
+LARGE_OPS: dict[str, Callable[[Inputs, Attrs], mx.array]] = {
+    "linear": evaluate_projection,
+    "projection": evaluate_projection,
+    "rope_attention": evaluate_attention,
+}
+"""Op kind -> function, which gives the op's `out`."""
+
+
+def _normalised(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+    """The norm of x in one pass, in fp32 and rounded to x's type; its weight and bias are rounded to that before."""
+    if "norm" not in inputs:
+        return x
+    weight = inputs["norm"].astype(x.dtype)  # a host's is of that type: see hosts/mlx_norms.py
+    if attrs["norm_kind"] != "layer":
+        assert "norm_bias" not in inputs, "only a layer norm has a bias"
+        return mx.fast.rms_norm(x, weight, attrs["eps"])
+    bias = inputs["norm_bias"].astype(x.dtype) if "norm_bias" in inputs else None
+    return mx.fast.layer_norm(x, weight, bias, attrs["eps"])
+
+
+def _added_by_matmul(inputs: Inputs, attrs: Attrs, compute: mx.Dtype) -> str | None:
+    """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more."""
+    ports = [port for port in _ELEMENTWISE if port in inputs]
+    if len(ports) != 1 or ports[0] == "gate" or attrs["activation"] is not None or attrs["out_cap"] is not None:
+        return None
+    port = ports[0]
+    # out_scale is a factor of the bias too.
+    same = inputs[port].dtype == compute == MLX_DTYPES[attrs["dtype"]] and (port != "bias" or attrs["out_scale"] == 1)
+    return port if same else None
+
+
+def _factor(attrs: Attrs, added: str) -> float:
+    """The factor of a matmul's sums to which this input is added."""
+    return float(attrs["out_scale"] * attrs["residual_scale"]) if added == "residual" else 1.0
+
+
+Finisher = Callable[[list[mx.array], list[mx.array], dict[str, mx.array]], mx.array]
+"""Called with sums and biases (both of gates, then of ups, where gated) and the other inputs of a projection."""
+
+
+@functools.cache
+def _finisher(attrs: tuple[tuple[str, Any], ...], device: mx.DeviceType) -> Finisher:
+    """What follows a matmul, as one kernel on a GPU (on a CPU MLX would need a C++ compiler for it)."""
+    known = dict(attrs)
+    kind: str | None = known["activation"]
+
+    def finish(sums: list[mx.array], biases: list[mx.array], inputs: dict[str, mx.array]) -> mx.array:
+        y = [f32(one) for one in sums]
+        if biases:
+            y = [one + f32(bias) for one, bias in zip(y, biases, strict=True)]
+        if kind is not None:
+            y[0] = activate_gated(y[0], y[1], kind, known["limit"]) if len(y) > 1 else activate(y[0], kind)
+        return finish_projection(y[0], inputs, known)
+
+    return mx.compile(finish, shapeless=True) if device == mx.gpu else finish

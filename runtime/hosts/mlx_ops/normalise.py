@@ -1,0 +1,54 @@
+"""Norms: of the residual stream, and of queries and keys."""
+
+import mlx.core as mx
+
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, Outputs, f32
+
+
+def norm(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+    """The sum residual + residual_scale * norm of x: x [tokens, width], weight and bias [width] or [width / groups]."""
+    x = inputs["x"]
+    y = normalise(f32(x), inputs["weight"], inputs.get("bias"), attrs["kind"], attrs["eps"], attrs["groups"])
+    return {"out": add_residual(y, inputs, attrs).astype(x.dtype)}
+
+
+def qk_norm(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+    """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised, values as they are."""
+    qkv, head_dim = inputs["qkv"], attrs["head_dim"]
+    parts, start = [], 0
+    for port, heads in (("q_norm", attrs["num_heads"]), ("k_norm", attrs["num_kv_heads"])):
+        x = f32(qkv[:, start : start + heads * head_dim])
+        groups = 1 if attrs["scope"] == "all" else heads
+        bias = inputs.get(f"{port}_bias")
+        parts.append(normalise(x, inputs[port], bias, attrs["kind"], attrs["eps"], groups).astype(qkv.dtype))
+        start += heads * head_dim
+    return {"out": mx.concatenate([*parts, qkv[:, start:]], axis=-1)}
+
+
+def normalise(x: mx.array, weight: mx.array, bias: mx.array | None, kind: str, eps: float, groups: int = 1) -> mx.array:
+    """Norm of x [tokens, width] in fp32, each of `groups` equal pieces of a row by itself.
+
+    A weight [width / groups] is that of every piece.
+    """
+    pieces = x.reshape(x.shape[0], groups, x.shape[1] // groups)
+    if kind == "layer":
+        pieces = pieces - mx.mean(pieces, axis=-1, keepdims=True)
+    pieces = pieces * mx.rsqrt(mx.mean(pieces * pieces, axis=-1, keepdims=True) + eps)
+    shape = (groups, -1) if weight.size == x.shape[1] else (1, -1)
+    pieces = pieces * f32(weight).reshape(shape)
+    if bias is not None:
+        pieces = pieces + f32(bias).reshape(shape)
+    return pieces.reshape(x.shape)
+
+
+def add_residual(y: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+    """The sum residual + residual_scale * y, or y where no residual is bound."""
+    return f32(inputs["residual"]) + attrs["residual_scale"] * y if "residual" in inputs else y
+
+
+def normalise_input(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+    """The norm before a projection, of x [tokens, width] in fp32, where one is bound."""
+    if "norm" not in inputs:
+        return x
+    return normalise(x, inputs["norm"], inputs.get("norm_bias"), attrs["norm_kind"], attrs["eps"])

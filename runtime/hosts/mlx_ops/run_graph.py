@@ -1,0 +1,56 @@
+"""Runs a whole graph as MLX ops, one per op, in program order."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import ARENA_TOKEN, OpGraph
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.mlx_ops.table import evaluate
+
+_BATCH_NAMES = {"token_ids": "tokens"}
+"""Graph inputs that a batch calls otherwise."""
+
+
+def run_graph(
+    graph: OpGraph,
+    weights: Mapping[str, mx.array],
+    batch: Batch,
+    arena: Arena,
+    launches: Counter[str] | None = None,
+) -> dict[str, mx.array]:
+    """Runs a graph of any stage on one batch.
+
+    K and V are written into the arena in place, at once; the rest is lazy. A value is let go after its last use.
+
+    Args:
+        graph: the graph.
+        weights: every weight that the graph binds, by name.
+        batch: the batch; one token a sequence for a graph with decode attention.
+        arena: the arena; its token is replaced when the graph makes a new one.
+        launches: counts the kinds of ops that ran.
+
+    Returns:
+        The graph's outputs by name.
+    """
+    values = {v.name: mx.array(v.data) for v in graph.values if v.role == "constant"}
+    inputs = [v.name for v in graph.values if v.role == "input"]
+    values |= {name: mx.array(getattr(batch, _BATCH_NAMES.get(name, name))) for name in inputs}
+    values |= {v.name: weights[v.name] for v in graph.values if v.role == "weight"}
+    values |= {"k_arena": arena.k, "v_arena": arena.v, ARENA_TOKEN: arena.token}
+    last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}
+    for op in graph.ops:
+        ports = {port: values[name] for port, name in op.inputs.items()}
+        made = evaluate(op.kind, ports, op.attrs, arena if "k_arena" in ports else None)
+        values |= {name: made[port] for port, name in op.outputs.items()}
+        if launches is not None:
+            launches[op.kind] += 1
+        for name in op.inputs.values():
+            if last_use[name] == op.name and name not in graph.outputs:
+                values.pop(name, None)
+    for name in graph.outputs:
+        if graph.value(name).role == "token":
+            arena.token = values[name]
+    return {name: values[name] for name in graph.outputs}

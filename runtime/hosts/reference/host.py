@@ -1,0 +1,83 @@
+"""The `reference` host: the source graph, op by op, as MLX ops. The oracle of the other hosts, not the product."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.host import ArrayHost
+from mlxr.runtime.hosts.mlx_ops import run_graph
+from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
+
+
+class ReferenceHost(ArrayHost):
+    """Runs a graph of the artifact as MLX ops, one per op, in program order.
+
+    Arena accesses happen in place and at once; the logits it returns are evaluated. `launches` counts kinds of ops.
+
+    Attributes:
+        graph: the graph it runs.
+        bound: the weights that the graph binds, by name.
+    """
+
+    name: ClassVar[str] = "reference"
+    reads_buffers: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: Mapping[str, mx.array],
+        arena: Arena,
+        graph: Literal["source", "decode", "prefill"] = "source",
+    ) -> None:
+        """Prepares to execute.
+
+        Args:
+            artifact: the compiled model.
+            weights: packed weights by the names of `artifact.plan.weights`.
+            arena: the KV arena that every step reads and writes.
+            graph: which graph to run; `decode` takes batches of one token a sequence only.
+        """
+        super().__init__(artifact, weights, arena)
+        self.graph_name = graph
+        self.graph = artifact.graph(graph)
+        self.bound = self._unpack(weights)
+
+    def step(self, batch: Batch) -> mx.array:
+        """Runs one batch; see `Host.step`.
+
+        Raises:
+            HostError: the decode graph was given a batch that is no decode batch.
+        """
+        if self.graph_name == "decode" and not batch.is_decode:
+            raise HostError(
+                f"the decode graph takes one token a sequence, got {batch.num_tokens} tokens of {batch.num_seqs} "
+                "sequences; run the graph prefill or source"
+            )
+        outputs = run_graph(self.graph, self.bound, batch, self.arena, self.launches)
+        logits = outputs[self.graph.outputs[0]]
+        mx.eval(logits)
+        return logits
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies whole arena blocks, (source, target), in every layer, before the next step."""
+        copy_blocks(self.arena, copies)
+
+    def _unpack(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        """The weights that the graph binds, of which the source graph has the parts of packed ones."""
+        bound = {v.name for v in self.graph.values if v.role == "weight"}
+        found = {}
+        for plan in self.plan.weights:
+            row = 0
+            for part in plan.parts:
+                if part.name in bound:
+                    found[part.name] = weights[plan.name][row : row + part.shape[0]]
+                row += part.shape[0]
+            if plan.name in bound:
+                found[plan.name] = weights[plan.name]
+        assert found.keys() == bound, f"the plan lacks weights {sorted(bound - found.keys())}"
+        return found

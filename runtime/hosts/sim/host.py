@@ -1,0 +1,167 @@
+"""The `sim` host: the artifact's complete Metal files, executed on the CPU with accesses checked (see sim/).
+
+Activations live in one block of memory at the offsets of the plan, poisoned before each step, so that a wrong lifetime
+shows as NaN. The arena is the same MLX arrays as on the GPU, written in place.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Self
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, BatchDim, Launch, Step
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.host import ArrayHost, Progress
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_MOST_LAYOUTS = 64
+_MOST_INPUTS = 4096
+
+
+class SimHost(ArrayHost):
+    """Runs the plan's kernels one after another, each to its end."""
+
+    name = "sim"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        weights: Mapping[str, mx.array],
+        arena: Arena,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """See `ArrayHost`. Kernels are compiled, or taken from the cache, before this returns.
+
+        Args:
+            artifact: the compiled model.
+            weights: packed weights.
+            arena: the KV arena.
+            progress: called with (kernels ready, kernels in all).
+        """
+        super().__init__(artifact, weights, arena)
+        texts = {k.name: artifact.kernel_text(k.name) for k in self.plan.kernels}
+        self._kernels = prepare(texts, progress)
+        self._threads = {k.name: (k.threads, 1, 1) for k in self.plan.kernels}
+        memory = max(step.activation_bytes for step in self.plan.steps)
+        self._memory = np.zeros(memory + 256, dtype=np.uint8)
+        self._base = -(-self._memory.ctypes.data // 256) * 256
+        self._tokens: dict[str, np.ndarray] = {}
+        self._fixed: dict[str, SimBuffer] = {
+            "k_arena": SimBuffer.of(arena.k, writable=True, name="k_arena"),
+            "v_arena": SimBuffer.of(arena.v, writable=True, name="v_arena"),
+        }
+        for name, array in weights.items():
+            self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
+        for layer in range(self.plan.num_layers):
+            self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
+        # What the sizes of a step's activations depend on.
+        self._sizes: dict[str, list[BatchDim]] = {
+            step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
+            for step in self.plan.steps
+        }
+        self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
+        self._inputs: dict[tuple[int, int], SimBuffer] = {}
+        self._seed = 0
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """See `Host.from_file`."""
+        weights = cls.read_arrays(artifact, file, progress)
+        return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
+
+    def step(self, batch: Batch) -> mx.array:
+        """Runs one batch to its end."""
+        step, dims = step_of(self.plan, batch), batch_dims(batch)
+        self._memory.fill(0xFF)
+        self._begin()
+        arrays = batch_arrays(batch)
+        buffers = self._fixed | self._layout(step, dims)
+        buffers |= {n: SimBuffer.of(array, writable=False, name=n) for n, array in arrays.items()}
+        for launch in step.launches:
+            grid = grid_of(launch, dims)
+            if grid is not None:
+                self._launch(launch, buffers, grid)
+        logits, token = step.outputs
+        self._finish(token)
+        rows = batch.num_rows
+        if not rows:
+            return mx.zeros((0, self.plan.vocab_size))
+        offset = buffers[logits].address - self._memory.ctypes.data
+        size = rows * self.plan.vocab_size * 4
+        found = self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.vocab_size)
+        return mx.array(found)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Launches the copy kernel once for all pairs."""
+        launch = self.plan.copy_blocks
+        assert launch is not None, "the pager forks only when the plan has the kernel"
+        pairs = np.array(copies, dtype=np.int32)
+        grid = grid_of(launch, {"copies": len(copies)})
+        assert grid is not None, "there are copies to make"
+        self._begin()
+        self._launch(launch, self._fixed | {"copies": SimBuffer.of(pairs, writable=False, name="copies")}, grid)
+        self._finish(launch.outputs[0])
+
+    def _launch(self, launch: Launch, buffers: dict[str, SimBuffer], grid: tuple[int, int, int]) -> None:
+        for name in launch.outputs:
+            if name not in buffers:
+                buffers[name] = self._token(name)
+        self._seed += 1
+        bound = [self._reading(buffers[name]) for name in launch.inputs] + [buffers[name] for name in launch.outputs]
+        self._kernels[launch.kernel].launch(bound, grid, self._threads[launch.kernel], seed=self._seed)
+        self.count(launch.kernel, grid)
+
+    def _reading(self, buffer: SimBuffer) -> SimBuffer:
+        """A buffer as an input: only the arena may be written through one."""
+        if not buffer.writable or buffer.name in ("k_arena", "v_arena"):
+            return buffer
+        key = (buffer.address, buffer.size_bytes)
+        if key not in self._inputs:
+            if len(self._inputs) >= _MOST_INPUTS:
+                self._inputs.clear()
+            self._inputs[key] = replace(buffer, writable=False)
+        return self._inputs[key]
+
+    def _begin(self) -> None:
+        """Binds the arena's newest token as the first one of this step."""
+        token = np.array(self.arena.token, dtype=np.uint32)
+        self._fix(ARENA_TOKEN, token, writable=False)
+
+    def _finish(self, last: str) -> None:
+        self.arena.token = mx.array(self._tokens[last])
+
+    def _fix(self, name: str, array: np.ndarray, writable: bool) -> None:
+        self._tokens[name] = array
+        self._fixed[name] = SimBuffer.of(array, writable=writable, name=name)
+
+    def _token(self, name: str) -> SimBuffer:
+        if name not in self._fixed:
+            self._fix(name, np.zeros(8, dtype=np.uint32), writable=True)
+        return self._fixed[name]
+
+    def _layout(self, step: Step, dims: Dims) -> dict[str, SimBuffer]:
+        """The step's activations, each exactly as large as this batch makes it."""
+        key = (step.name, *(dims[dim] for dim in self._sizes[step.name]))
+        found = self._layouts.get(key)
+        if found is None:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            found = {}
+            for b in step.buffers:
+                size = int(np.prod(shape_of(b.shape, dims), dtype=np.int64)) * b.dtype.size_bytes
+                found[b.name] = SimBuffer(self._base + b.offset_bytes, size, True, b.name)
+            self._layouts[key] = found
+        return dict(found)

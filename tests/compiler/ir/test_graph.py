@@ -1,0 +1,130 @@
+"""OpGraph: names, order, edges, rewriting, JSON, and dumps that depend on nothing but the graph."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mlxr.compiler.errors import GraphError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr_tests.graphs import kinds, small_graph, source_graph
+from mlxr_tests.specs import small_spec
+
+
+def value(name: str) -> Value:
+    return Value(name, "activation", ("tokens", 8), DType.F32)
+
+
+def copy(name: str, x: str, out: str) -> Op:
+    return Op(name, "activation", {"x": x}, {"out": out}, {"kind": "silu"})
+
+
+def diamond() -> OpGraph:
+    ops = [copy("left", "x", "a"), copy("right", "x", "b"), Op("sum", "add", {"a": "a", "b": "b"}, {"out": "y"}, {})]
+    return OpGraph([Value("x", "input", ("tokens", 8), DType.F32), *map(value, "aby")], ops, ["y"])
+
+
+def test_edges() -> None:
+    graph = diamond()
+    assert [op.name for op in graph.consumers("x")] == ["left", "right"]
+    assert graph.producer("x") is None and graph.producers("x") == []
+    assert graph.producer("y") is graph.op("sum")
+    assert graph.sole_consumer("a") is graph.op("sum")
+    assert graph.sole_consumer("x") is None, "two consumers"
+    assert graph.sole_consumer("y") is None, "no consumer"
+    assert [graph.index(op.name) for op in graph.ops] == [0, 1, 2] and len(graph) == 3
+    assert "a" in graph and "sum" not in graph
+
+
+def test_a_returned_value_has_no_sole_consumer() -> None:
+    assert diamond().rewrite({}, outputs=["y", "a"]).sole_consumer("a") is None
+
+
+def test_an_op_that_reads_a_value_on_two_ports_is_one_consumer() -> None:
+    twice = Op("sum", "add", {"a": "x", "b": "x"}, {"out": "y"}, {})
+    graph = OpGraph([value("x"), value("y")], [twice], ["y"])
+    assert [op.name for op in graph.consumers("x")] == ["sum"]
+    assert len(graph.nx.edges) == 3
+
+
+def test_value_declared_twice() -> None:
+    with pytest.raises(GraphError, match="value 'x' is declared twice"):
+        OpGraph([value("x"), value("x")], [], [])
+
+
+def test_op_declared_twice() -> None:
+    with pytest.raises(GraphError, match="op 'one' is declared twice"):
+        OpGraph([value("x"), value("y")], [copy("one", "x", "y"), copy("one", "x", "y")], [])
+
+
+@pytest.mark.parametrize(("x", "out", "port"), [("gone", "y", "x"), ("x", "gone", "out")])
+def test_value_that_is_not_declared(x: str, out: str, port: str) -> None:
+    with pytest.raises(GraphError, match=f"op 'one' port '{port}' binds 'gone', which is not declared"):
+        OpGraph([value("x"), value("y")], [copy("one", x, out)], [])
+
+
+def test_rewrite_replaces_in_place_and_drops_what_nothing_binds() -> None:
+    graph = diamond()
+    new = graph.rewrite({"right": [copy("first", "x", "c"), copy("second", "c", "b")], "left": []}, [value("c")])
+    # `a` is still bound, by the sum.
+    assert [op.name for op in new.ops] == ["first", "second", "sum"] and "a" in new
+    new = graph.rewrite({"left": [], "right": [], "sum": []}, outputs=["x"])
+    assert [v.name for v in new.values] == ["x"]
+    assert new.outputs == ("x",) and len(graph) == 3
+
+
+def test_rewrite_keeps_inputs() -> None:
+    assert "x" in diamond().rewrite({"left": [], "right": []}, outputs=[])
+
+
+@pytest.mark.parametrize("step", [None, *STEPS])
+def test_json_round_trip(step: Step | None) -> None:
+    spec = small_spec(model__attention__sliding_window=5, model__attention__qkv_bias=True)
+    graph = source_graph(spec)
+    if step:
+        graph, _ = run_passes(graph, passes_of(step))
+    again = OpGraph.from_json(json.loads(json.dumps(graph.to_json())))
+    assert list(again.values) == list(graph.values)
+    assert list(again.ops) == list(graph.ops)
+    assert again.outputs == graph.outputs
+    assert again.dump() == graph.dump()
+    assert json.dumps(again.to_json()) == json.dumps(graph.to_json())
+
+
+def test_dump_shows_every_op_on_a_line() -> None:
+    graph = small_graph()
+    lines = graph.dump().splitlines()
+    assert len(lines) == len(graph) + 1
+    assert lines[0] == '%embedded: [tokens, 48] f32 = embed(ids=%token_ids, table=%embedding) {dtype="f32" scale=1.0}'
+    assert lines[-1] == "return %logits"
+    for line, kind in zip(lines, kinds(graph), strict=False):
+        assert f"{kind}(" in line
+    (write,) = [line for line in lines if "cache_write(" in line]
+    assert write.startswith("cache_write(k=%layers.0.attention.k_rotated, v=%layers.0.attention.v_projected, slots=")
+    assert "window" not in graph.dump(), "an attribute that is none is not shown"
+    assert "window=5" in small_graph(model__attention__sliding_window=5).dump()
+
+
+_DUMP = """
+import json
+from mlxr_tests.graphs import source_graph
+from mlxr_tests.specs import small_spec
+from mlxr.compiler.passes.pipeline import STEPS, passes_of, run_passes
+graph = source_graph(small_spec(model__attention__qkv_bias=True))
+for one in (graph, *(run_passes(graph, passes_of(step))[0] for step in STEPS)):
+    print(one.dump(), json.dumps(one.to_json()))
+"""
+
+
+def test_dumps_do_not_depend_on_the_hash_seed() -> None:
+    texts = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run([sys.executable, "-c", _DUMP], env=environment, capture_output=True, text=True, check=True)
+        texts.append(run.stdout)
+    assert texts[0].count("return %logits") == 3
+    assert texts[0] == texts[1]

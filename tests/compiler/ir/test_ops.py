@@ -1,0 +1,309 @@
+"""The op table: shape and type rules, and which mistakes they refuse."""
+
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops import OPS, PLAIN_PROJECTION, RuleError, Shape, Tensor
+
+F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
+ARENA = Tensor((9, 2, 4, 2, 40), BF16)
+IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
+ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
+HEADS: dict[str, Any] = {"layer": 1, "num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
+ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None}
+FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None}
+PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
+NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
+CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
+ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "scale": 2.5}
+QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
+
+
+def tokens(width: int, dtype: DType = F32) -> Tensor:
+    return Tensor(("tokens", width), dtype)
+
+
+def matrix(*shape: int, dtype: DType = F32) -> Tensor:
+    return Tensor(shape, dtype)
+
+
+CHOICE = Tensor(("tokens", 2), I32)
+ARENAS = {"k_arena": ARENA, "v_arena": ARENA}
+PACKED = {"qkv": tokens(400, BF16), "frequencies": matrix(8)} | ARENAS
+TOKEN = Tensor((8,), DType.U32)
+
+GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]] = {
+    "embed": (
+        "embed",
+        {"ids": IDS, "table": matrix(61, 48)},
+        {"dtype": "bf16", "scale": 1.0},
+        {"out": tokens(48, BF16)},
+    ),
+    "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
+    "norm, all of it": (
+        "norm",
+        {"x": tokens(48, BF16), "weight": matrix(12), "bias": matrix(12), "residual": tokens(48, BF16)},
+        NORM | {"kind": "layer", "groups": 4},
+        {"out": tokens(48, BF16)},
+    ),
+    "linear": (
+        "linear",
+        {"x": tokens(48, BF16), "weight": matrix(24, 48), "bias": matrix(24)},
+        {"dtype": "f32"},
+        {"out": tokens(24)},
+    ),
+    "activation": ("activation", {"x": tokens(48)}, {"kind": "silu"}, {"out": tokens(48)}),
+    "multiply": ("multiply", {"a": tokens(48), "b": tokens(48)}, {}, {"out": tokens(48)}),
+    "swiglu_oai": ("swiglu_oai", {"a": tokens(48), "b": tokens(48)}, {"limit": None}, {"out": tokens(48)}),
+    "add": ("add", {"a": tokens(48), "b": tokens(48)}, {"alpha": 1.0}, {"out": tokens(48)}),
+    "scale": ("scale", {"x": tokens(48)}, {"factor": 0.5}, {"out": tokens(48)}),
+    "soft_cap": ("soft_cap", {"x": tokens(48)}, {"cap": 30.0}, {"out": tokens(48)}),
+    "gate_rows": ("gate_rows", {"x": tokens(48, BF16), "gate": tokens(1)}, {}, {"out": tokens(48, BF16)}),
+    "temperature": (
+        "temperature",
+        {"x": tokens(240), "positions": IDS},
+        {"beta": 0.1, "original_context": 64},
+        {"out": tokens(240)},
+    ),
+    "qk_norm": (
+        "qk_norm",
+        {
+            "qkv": tokens(400, BF16),
+            "q_norm": matrix(240),
+            "k_norm": matrix(80),
+            "q_norm_bias": matrix(240),
+            "k_norm_bias": matrix(80),
+        },
+        QK,
+        {"out": tokens(400, BF16)},
+    ),
+    "route": (
+        "route",
+        {"x": tokens(4), "bias": matrix(4)},
+        ROUTE,
+        {"experts": CHOICE, "weights": Tensor(("tokens", 2), F32)},
+    ),
+    "expert_linear": (
+        "expert_linear",
+        {"x": tokens(48), "weight": matrix(4 * 24, 48), "experts": CHOICE, "bias": matrix(96)},
+        CHOSEN,
+        {"out": tokens(48, BF16)},
+    ),
+    "expert_linear, of experts' results": (
+        "expert_linear",
+        {"x": tokens(48), "weight": matrix(4 * 40, 24), "experts": CHOICE},
+        CHOSEN,
+        {"out": tokens(80, BF16)},
+    ),
+    "expert_sum": (
+        "expert_sum",
+        {"x": tokens(48, BF16), "weights": Tensor(("tokens", 2), F32)},
+        {},
+        {"out": tokens(24, BF16)},
+    ),
+    "expert_projection": (
+        "expert_projection",
+        {
+            "x": tokens(48),
+            "weight": matrix(4 * 26, 48),
+            "experts": CHOICE,
+            "norm": matrix(48),
+            "norm_bias": matrix(48),
+            "bias": matrix(104),
+        },
+        CHOSEN | {"eps": 0.1, "norm_kind": "layer", "activation": "swiglu_oai", "gated": True, "limit": 7.0},
+        {"out": tokens(26, BF16)},
+    ),
+    "expert_combine": (
+        "expert_combine",
+        {
+            "x": tokens(26),
+            "weight": matrix(4 * 48, 13),
+            "experts": CHOICE,
+            "weights": Tensor(("tokens", 2), F32),
+            "bias": matrix(192),
+            "residual": tokens(48, BF16),
+        },
+        CHOSEN | {"residual_scale": 0.5},
+        {"out": tokens(48, BF16)},
+    ),
+    "gather_rows": ("gather_rows", {"x": tokens(48), "rows": ROWS}, {}, {"out": Tensor(("rows", 48), F32)}),
+    "rope": (
+        "rope",
+        {"x": tokens(240, BF16), "positions": IDS, "frequencies": matrix(8)},
+        {"num_heads": 6, "head_dim": 40} | ROTARY,
+        {"out": tokens(240, BF16)},
+    ),
+    "split": (
+        "split",
+        {"x": tokens(400)},
+        {"q": 240, "k": 80, "v": 80},
+        {"q": tokens(240), "k": tokens(80), "v": tokens(80)},
+    ),
+    "cache_write": (
+        "cache_write",
+        {"k": tokens(80), "v": tokens(80), "slots": IDS} | ARENAS,
+        {"layer": 1, "num_kv_heads": 2, "head_dim": 40},
+        {"token": TOKEN},
+    ),
+    "attention": (
+        "attention",
+        {"q": tokens(240), "sinks": matrix(6)} | ARENAS,
+        ATTEND,
+        {"out": tokens(240), "token": TOKEN},
+    ),
+    "projection": ("projection", {"x": tokens(48), "weight": matrix(24, 48)}, PLAIN, {"out": tokens(24, BF16)}),
+    "projection, all of it": (
+        "projection",
+        {
+            "x": tokens(48, BF16),
+            "weight": matrix(26, 48),
+            "norm": matrix(48),
+            "norm_bias": matrix(48),
+            "bias": matrix(26),
+            "gate": Tensor(("rows", 1), F32),
+            "rows": ROWS,
+            "residual": Tensor(("rows", 13), BF16),
+        },
+        PLAIN | {"eps": 0.1, "norm_kind": "layer", "activation": "silu", "gated": True},
+        {"out": Tensor(("rows", 13), BF16)},
+    ),
+    "rope_write_attention": (
+        "rope_write_attention",
+        PACKED | {"sinks": matrix(6)},
+        FUSED,
+        {"out": tokens(240, BF16), "token": TOKEN},
+    ),
+    "rope_cache_write": ("rope_cache_write", PACKED, HEADS | ROTARY, {"token": TOKEN}),
+    "rope_attention": ("rope_attention", PACKED, FUSED, {"out": tokens(240, BF16), "token": TOKEN}),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_rule(case: str) -> None:
+    kind, inputs, attrs, outputs = GOOD[case]
+    assert OPS[kind].infer(inputs, attrs) == outputs
+    assert tuple(outputs) == OPS[kind].outputs
+    assert set(inputs) <= {*OPS[kind].inputs, *OPS[kind].optional}
+
+
+def test_every_kind_has_a_case() -> None:
+    assert {kind for kind, *_ in GOOD.values()} == set(OPS)
+
+
+ALL = "projection, all of it"
+BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
+    ("embed", {"ids": Tensor(("tokens",), F32)}, {}, "ids are f32; expected i32"),
+    ("embed", {}, {"dtype": "f8"}, "attribute dtype is 'f8'; expected one of f32"),
+    ("embed", {"table": (61,)}, {}, r"table is \[61\]; expected \[rows, columns\]"),
+    ("embed", {}, {"scale": 0}, "attribute scale is 0; expected a number greater than 0"),
+    ("norm", {"weight": (47,)}, {}, r"weight is \[47\]; expected \[48\]"),
+    ("norm", {}, {"kind": "mean"}, "attribute kind is 'mean'; expected one of rms, layer"),
+    ("norm, all of it", {}, {"groups": 5}, "x has 48 columns; expected 5 equal groups"),
+    ("norm, all of it", {"weight": (24,)}, {}, r"weight is \[24\]; expected \[48\] or \[12\]"),
+    ("norm, all of it", {"bias": (48,)}, {}, r"bias is \[48\], weight \[12\]"),
+    ("norm, all of it", {"residual": ("rows", 48)}, {}, r"residual is \['rows', 48\]; expected \['tokens', 48\]"),
+    ("norm, all of it", {"residual": tokens(48)}, {}, "residual is f32, out is bf16"),
+    ("linear", {"weight": (24, 47)}, {}, "weight has 47 columns, x has 48"),
+    ("linear", {"weight": (48, 24)}, {}, "weight has 24 columns, x has 48"),
+    ("linear", {"bias": (23,)}, {}, r"bias is \[23\]; expected \[24\]"),
+    ("linear", {"x": ("tokens", "rows")}, {}, r"x is \['tokens', 'rows'\]"),
+    ("multiply", {"b": ("rows", 48)}, {}, "expected the same"),
+    ("add", {"b": tokens(48, BF16)}, {}, "expected the same"),
+    ("add", {}, {"alpha": True}, "attribute alpha is True; expected a number"),
+    ("swiglu_oai", {"b": tokens(40)}, {}, "expected the same"),
+    ("swiglu_oai", {}, {"limit": -1.0}, "attribute limit is -1.0; expected a number greater than 0"),
+    (
+        "activation",
+        {},
+        {"kind": "tanh"},
+        "attribute kind is 'tanh'; expected one of silu, gelu, gelu_tanh, relu, relu2",
+    ),
+    ("scale", {}, {"factor": "2"}, "attribute factor is '2'; expected a number"),
+    ("soft_cap", {}, {"cap": None}, "attribute cap is None; expected a number"),
+    ("gate_rows", {"gate": ("tokens", 2)}, {}, r"gate is \['tokens', 2\]; expected \['tokens', 1\]"),
+    ("temperature", {}, {"beta": 0}, "attribute beta is 0; expected a number"),
+    ("temperature", {}, {"original_context": 0}, "attribute original_context is 0; expected a number"),
+    ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
+    ("qk_norm", {}, {"scope": "head"}, r"q_norm is \[240\]; expected \[40\]"),
+    ("qk_norm", {"k_norm_bias": (240,)}, {}, r"k_norm_bias is \[240\]; expected \[80\]"),
+    ("qk_norm", {}, {"scope": "each"}, "attribute scope is 'each'; expected one of head, heads, all"),
+    ("route", {}, {"top_k": 5}, "top_k is 5 of 4 experts"),
+    (
+        "route",
+        {},
+        {"router": "random"},
+        "attribute router is 'random'; expected one of softmax_topk, topk_softmax, sigm",
+    ),
+    ("route", {}, {"normalise": 1}, "attribute normalise is 1; expected true or false"),
+    ("route", {"bias": (5,)}, {}, r"bias is \[5\]; expected \[4\]"),
+    ("expert_linear", {}, {"num_experts": 5}, "weight has 96 rows; expected 5 experts of equal size"),
+    ("expert_linear", {"experts": Tensor(("tokens", 2), F32)}, {}, "experts are f32; expected i32"),
+    ("expert_linear", {"experts": ("tokens", 3)}, {}, r"experts are \['tokens', 3\]; expected \['tokens', 2\]"),
+    ("expert_linear", {"x": ("tokens", 144)}, {}, "x has 144 columns; expected 48 or 2 x 48"),
+    ("expert_sum", {"x": ("tokens", 47)}, {}, "x has 47 columns; expected 2 experts of equal size"),
+    ("expert_sum", {"weights": ("rows", 2)}, {}, "weights have rows rows, x has tokens"),
+    ("expert_projection", {"x": ("tokens", 96)}, {}, "weight has 48 columns, x has 96"),
+    ("expert_projection", {"bias": (26,)}, {}, r"bias is \[26\]; expected \[104\]"),
+    ("expert_projection", {}, {"gated": False}, "attribute activation is 'swiglu_oai'; expected one of silu"),
+    ("expert_combine", {"x": ("tokens", 13)}, {}, "x has 13 columns; expected 2 x 13"),
+    ("expert_combine", {"weights": ("tokens", 3)}, {}, r"weights are \['tokens', 3\]"),
+    ("expert_combine", {"residual": tokens(48)}, {}, "residual is f32, out is bf16"),
+    ("gather_rows", {"x": ("tokens",)}, {}, r"x is \['tokens'\]"),
+    ("rope", {}, {"num_heads": 5}, "x has 240 columns; expected 5 x 40"),
+    ("rope", {"frequencies": (16,)}, {}, r"frequencies are \[16\]; expected \[8\]"),
+    ("rope", {}, {"num_heads": "6"}, "attribute num_heads is '6'; expected a whole number"),
+    ("split", {}, {"v": 40}, "x has 400 columns, its parts 360"),
+    ("cache_write", {"v": ("tokens", 40)}, {}, "v has 40 columns; expected 2 x 40"),
+    ("cache_write", {"k": ("tokens", 240)}, {}, "k has 240 columns; expected 2 x 40"),
+    ("cache_write", {"v_arena": (9, 2, 4, 6, 40)}, {}, "v_arena is"),
+    ("attention", {"q": ("tokens", 80)}, {}, "q has 80 columns; expected 6 x 40"),
+    ("attention", {"k_arena": (9, 2, 4, 40, 2)}, {}, "k_arena is"),
+    ("attention", {"k_arena": (9, 4, 2, 40)}, {}, "k_arena is"),
+    ("projection", {"weight": (24, 40)}, {}, "weight has 40 columns, x has 48"),
+    (ALL, {"norm": (26,)}, {}, r"norm is \[26\]; expected \[48\]"),
+    (ALL, {}, {"eps": None}, "norm is bound but eps is none"),
+    (ALL, {}, {"norm_kind": None}, "attribute norm_kind is None; expected one of rms, layer"),
+    (ALL, {"norm_bias": (26,)}, {}, r"norm_bias is \[26\]; expected \[48\]"),
+    (ALL, {}, {"activation": None}, "gated is true but there is no activation"),
+    (ALL, {}, {"limit": 7.0}, "limit is 7.0 but the activation is silu"),
+    (ALL, {}, {"out_scale": 0.0}, "attribute out_scale is 0.0; expected a number greater than 0"),
+    (ALL, {"gate": ("tokens", 1)}, {}, r"gate is \['tokens', 1\]; expected \['rows', 1\]"),
+    ("projection", {}, {"eps": 0.1}, "eps or norm_kind is given but norm is not bound"),
+    (ALL, {"weight": (25, 48), "bias": (25,)}, {}, "gate and up rows are 25; expected an even number"),
+    (ALL, {"residual": Tensor(("tokens", 13), BF16)}, {}, r"residual is \['tokens', 13\]"),
+    (ALL, {"residual": Tensor(("rows", 26), BF16)}, {}, r"residual is \['rows', 26\]"),
+    (ALL, {"residual": Tensor(("rows", 13), F32)}, {}, "residual is f32, out is bf16"),
+    ("rope_write_attention", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
+    ("rope_write_attention", {"frequencies": (20,)}, {}, r"frequencies are \[20\]; expected \[8\]"),
+    ("rope_cache_write", {"v_arena": (9, 2, 4, 2, 32)}, {}, "v_arena is"),
+    ("rope_attention", {}, {"num_kv_heads": 3}, "qkv has 400 columns; expected 12 x 40"),
+    ("rope_attention", {}, {"rotary_dim": 0}, "rotary_dim is 0, and frequencies are bound"),
+    ("rope_attention", {}, {"temperature_beta": 0.1}, "temperature_beta and temperature_context are given together"),
+    ("rope_attention", {}, {"softcap": 0}, "attribute softcap is 0; expected a number greater than 0"),
+    ("rope_write_attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),
+    ("attention", {"sinks": (2,)}, {}, r"sinks is \[2\]; expected \[6\]"),
+]
+
+
+@pytest.mark.parametrize(("case", "inputs", "attrs", "message"), BAD)
+def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[str, Any], message: str) -> None:
+    kind, good_inputs, good_attrs, _ = GOOD[case]
+    tensors = {p: t if isinstance(t, Tensor) else Tensor(t, good_inputs[p].dtype) for p, t in inputs.items()}
+    with pytest.raises(RuleError, match=message):
+        OPS[kind].infer(good_inputs | tensors, good_attrs | attrs)
+
+
+def test_arena_accesses_have_tokens_and_layers() -> None:
+    accesses = {kind.name for kind in OPS.values() if kind.arena != "none"}
+    assert accesses == {name for name, kind in OPS.items() if "k_arena" in kind.inputs and "v_arena" in kind.inputs}
+    assert accesses == {name for name, kind in OPS.items() if "token" in kind.outputs and "token" in kind.optional}
+    assert accesses == {name for name, kind in OPS.items() if "layer" in kind.attrs}
+
+
+def test_stages() -> None:
+    left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
+    attention = {"qk_norm", "rope_write_attention", "rope_cache_write", "rope_attention"}
+    assert left == {"embed", "norm", "linear", "projection", "route", "expert_projection", "expert_combine"} | attention

@@ -1,0 +1,311 @@
+"""Plans: lifetimes, arena order, and the verifier that refuses what breaks them."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import mlxr
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.check import check_plan
+from mlxr.compiler.schedule.draft import Draft
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.memory import place_activations
+from mlxr.compiler.schedule.plan import Condition, Extent, Launch, Plan, Step
+from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.variants import variant
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return mlxr.compile("llama-3.2-1b").plan
+
+
+@pytest.mark.parametrize("step_name", ["decode", "prefill"])
+def test_buffers_alive_together_do_not_overlap(plan: Plan, step_name: str) -> None:
+    step = plan.step(step_name)
+    buffers = {b.name: b for b in step.buffers}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, launch in enumerate(step.launches):
+        for name in launch.outputs:
+            first.setdefault(name, index)
+            last[name] = index
+        for name in launch.inputs:
+            last[name] = index
+    checked = 0
+    for a in buffers.values():
+        for b in buffers.values():
+            if a.name < b.name and first[a.name] <= last[b.name] and first[b.name] <= last[a.name]:
+                first_end, second_end = a.offset_bytes + a.size_bytes, b.offset_bytes + b.size_bytes
+                assert first_end <= b.offset_bytes or second_end <= a.offset_bytes, f"{a.name} and {b.name} overlap"
+                checked += 1
+    assert checked > len(buffers)
+    # Memory is reused: far less than one place for each buffer.
+    assert step.activation_bytes < sum(b.size_bytes for b in buffers.values()) / 4
+    assert all(b.offset_bytes % 256 == 0 for b in buffers.values())
+
+
+def test_placement_reuses_the_lowest_free_place() -> None:
+    def launch(inputs: str, outputs: str) -> Draft:
+        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+
+    drafts = [launch("", "a"), launch("a", "b"), launch("b", "c"), launch("c", "d")]
+    shapes = {name: ((64,), DType.F32) for name in "abcd"}
+    buffers, total = place_activations(drafts, shapes, {}, ["d"])
+    assert {b.name: b.offset_bytes for b in buffers} == {"a": 0, "b": 256, "c": 0, "d": 256}
+    assert total == 512
+
+
+def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
+    def launch(inputs: str, outputs: str) -> Draft:
+        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+
+    drafts = [launch("", "a"), launch("", "b"), launch("b", "c")]
+    shapes = {name: ((64,), DType.F32) for name in "abc"}
+    kept, _ = place_activations(drafts, shapes, {}, ["a"])
+    assert {b.name: b.offset_bytes for b in kept} == {"a": 0, "b": 256, "c": 512}
+
+
+def test_a_fused_decode_layer_is_five_launches(plan: Plan) -> None:
+    dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": 100}
+    run = [la for la in plan.step("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]
+    for layer in range(plan.num_layers):
+        mine = [la for la in run if la.op.startswith(f"layers.{layer}.")]
+        labels = [plan.kernel(la.kernel).label for la in mine]
+        assert labels == ["qkv", "attend", "o", "gate_up", "down"]
+
+
+def edited(plan: Plan, change: Callable[[list[Launch]], None]) -> Plan:
+    launches = list(plan.step("decode").launches)
+    change(launches)
+    step = plan.step("decode").model_copy(update={"launches": tuple(launches)})
+    steps: tuple[Step, ...] = (step, plan.step("prefill"))
+    return plan.model_copy(update={"steps": steps})
+
+
+def first_of(launches: list[Launch], plan: Plan, label: str) -> int:
+    return next(i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label)
+
+
+def test_a_plan_without_token_edges_is_refused(plan: Plan) -> None:
+    check_plan(plan)
+
+    def rewire(launches: list[Launch]) -> None:
+        at = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == "attend"][1]
+        inputs = tuple("arena_token" if name.endswith(".token") else name for name in launches[at].inputs)
+        assert inputs != launches[at].inputs
+        launches[at] = launches[at].model_copy(update={"inputs": inputs})
+
+    with pytest.raises(PlanError, match=r"accesses the arena with token 'arena_token'; .*\[step decode\]"):
+        check_plan(edited(plan, rewire))
+
+
+def test_a_buffer_read_before_it_is_made_is_refused(plan: Plan) -> None:
+    def swap(launches: list[Launch]) -> None:
+        at = first_of(launches, plan, "qkv")
+        launches.insert(0, launches.pop(at))
+
+    with pytest.raises(PlanError, match="reads 'embedded', which nothing made"):
+        check_plan(edited(plan, swap))
+
+
+def test_two_launches_of_one_buffer_must_exclude_each_other(plan: Plan) -> None:
+    def both(launches: list[Launch]) -> None:
+        at = first_of(launches, plan, "attend")
+        launches[at] = launches[at].model_copy(update={"when": None})
+
+    with pytest.raises(PlanError, match="both make"):
+        check_plan(edited(plan, both))
+
+
+@pytest.mark.parametrize(
+    ("label", "change", "message"),
+    [
+        ("attend_partition", {"inputs": {-1: "arena_token"}}, "with token 'arena_token'"),
+        ("attend_partition", None, "no launch makes|nothing made"),
+        ("attend_reduce", None, "which nothing reads|no launch makes"),
+        ("qkv_rows", None, "no launch makes 'layers.1.attention.qkv_projected' for 2 tokens"),
+        ("qkv", None, "no launch makes 'layers.1.attention.qkv_projected' for 1 tokens"),
+        ("attend", {"inputs": {-2: "k_arena"}}, "binds an arena twice"),
+        ("embed", {"inputs": {}}, "binds the wrong number of buffers"),
+    ],
+)
+def test_doctored_plans_are_refused(
+    plan: Plan, label: str, change: dict[str, dict[int, str]] | None, message: str
+) -> None:
+    def doctor(launches: list[Launch]) -> None:
+        found = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label]
+        at = found[-1 if len(found) == 1 else 1]
+        if change is None:
+            del launches[at]
+            return
+        inputs = list(launches[at].inputs)
+        for index, name in change["inputs"].items():
+            inputs[index] = name
+        if not change["inputs"]:
+            inputs.pop()
+        launches[at] = launches[at].model_copy(update={"inputs": tuple(inputs)})
+
+    with pytest.raises(PlanError, match=message):
+        check_plan(edited(plan, doctor))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"mlx_min_tokens": -1}, "mlx_min_tokens is -1; expected at least 0"),
+        ({"partition": 0}, "partition is 0; expected at least 1"),
+        ({"matmul_tile": 16}, "matmul_tile 16 x matmul_outputs 4 must be at most 32"),
+        ({"matvec_outputs": 3}, "matvec_outputs is 3; expected 1, 2, 4"),
+        ({"matvec_simdgroups": 4, "matvec_split": 3}, "matvec_split is 3; expected a divisor"),
+        ({"prefill_keys": 64}, "prefill_keys is 64; expected 4, 8, 16 or 32"),
+    ],
+)
+def test_geometry_that_no_kernel_is_made_for_is_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Geometry(**sizes)
+
+
+@pytest.fixture(scope="module")
+def for_mlx() -> Plan:
+    return variant("for-mlx").plan
+
+
+def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> None:
+    step = for_mlx.step("prefill")
+    buffers = {b.name: b for b in step.buffers}
+    taken = [(la.op, port, buffers[name]) for la in step.launches for port, name in la.mlx_inputs]
+    assert {port for _, port, _ in taken} == {"weight", "queries", "keys", "values"}
+    gate_up = next(b for op, _, b in taken if op == "layers.0.mlp.gated")
+    assert gate_up.shape == (1024, 256) and gate_up.size_bytes == 1024 * 256 * 2 <= step.activation_bytes
+    weights = sorted({b.name: b for _, port, b in taken if port == "weight"}.values(), key=lambda b: b.offset_bytes)
+    assert len(weights) == 4, "alive at once, since one launch makes them"
+    assert all(a.offset_bytes + a.size_bytes <= b.offset_bytes for a, b in pairwise(weights))
+    keys = next(b for _, port, b in taken if port == "keys")
+    assert keys.shape == (1, 2, "context", 32) and keys.size_bytes == for_mlx.arena.context * 2 * 32 * 2
+    for op, _, buffer in taken:
+        outputs = {name for la in step.launches if la.op == op for name in la.outputs} - {buffer.name}
+        for other in (buffers[name] for name in outputs if name in buffers):
+            apart = buffer.offset_bytes + buffer.size_bytes <= other.offset_bytes
+            assert apart or other.offset_bytes + other.size_bytes <= buffer.offset_bytes
+    assert not any(la.feeds_mlx for la in plan.step("prefill").launches), "no generic artifact has them"
+
+
+def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
+    assert not any(la.feeds_mlx or la.mlx for la in for_mlx.step("decode").launches), "of 2 sequences at most"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("unread", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
+        ("unmade", "which nothing made for them"),
+        ("late", "which nothing made for them"),
+        ("unfed", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
+        ("other", r"gives MLX ops \[\], and a launch before it \['layers.0.attention.qkv_projected.unpacked'\]"),
+        ("conditional", "so its conditions must be theirs"),
+        ("twice", r"makes \['layers.0.attention.out.unpacked', .* for MLX ops, as a launch before it does"),
+        ("swapped outputs", "'layers.0.attention.qkv_projected.unpacked', which is not unpacked from its weight"),
+        ("swapped inputs", "'layers.0.attention.out.unpacked', which is not unpacked from its weight"),
+    ],
+)
+def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message: str) -> None:
+    check_plan(for_mlx)
+    step = for_mlx.step("prefill")
+    launches = list(step.launches)
+    fed = next(i for i, la in enumerate(launches) if la.mlx_inputs)
+    feeding = next(i for i, la in enumerate(launches) if la.feeds_mlx)
+    if change == "unmade":
+        del launches[feeding]
+    elif change == "late":
+        launches.insert(fed, launches.pop(feeding))
+    elif change == "other":
+        launches.insert(fed + 1, launches[fed].model_copy(update={"mlx_inputs": ()}))
+    elif change == "twice":
+        launches.insert(feeding, launches[feeding])
+    elif change == "swapped outputs":
+        first, second, *rest = launches[feeding].outputs
+        launches[feeding] = launches[feeding].model_copy(update={"outputs": (second, first, *rest)})
+    elif change == "swapped inputs":
+        other = next(la for la in launches if la.op == "layers.0.attention.out" and la.mlx_inputs)
+        for i, la in enumerate(launches):
+            if la.op == launches[fed].op and la.mlx_inputs:
+                launches[i] = la.model_copy(update={"mlx_inputs": other.mlx_inputs})
+    elif change == "conditional":
+        launches[feeding] = launches[feeding].model_copy(update={"when": Condition(dim="tokens", minimum=2)})
+    else:
+        none = {"mlx_inputs": ()} if change == "unread" else {"mlx_inputs": (), "mlx": ()}
+        launches[fed] = launches[fed].model_copy(update=none)
+    doctored = step.model_copy(update={"launches": tuple(launches)})
+    with pytest.raises(PlanError, match=message):
+        check_plan(for_mlx.model_copy(update={"steps": (for_mlx.step("decode"), doctored)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "projections", "attention"),
+    [
+        ({}, True, True),
+        ({"activation_dtype": "f32"}, False, False),
+        ({"cache": {"dtype": "q8"}}, True, False),
+        ({"cache": {"dtype": "f16"}}, True, False),
+        ({"model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "softcap": 5.0}}, True, False),
+        ({"model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 256}}, True, False),
+        ({"model__attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 128}}, True, True),
+        ({"weights": {"default": "f16"}}, False, True),
+    ],
+)
+def test_what_mlx_would_not_do_as_well_is_not_prepared(
+    changes: dict[str, Any], projections: bool, attention: bool
+) -> None:
+    base = {
+        "model__hidden_size": 256,
+        "model__mlp": {"intermediate_size": 512},
+        "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},
+        "model__tensor_names": "canonical",
+        "activation_dtype": "bf16",
+        "cache": {"dtype": "bf16"},
+        "weights": {"default": "q4_k"},
+    }
+    plan = compiled(small_spec(**base | changes), Geometry(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
+    labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
+    assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "expected"),
+    [
+        ({}, {}, "tokens >= 16; seqs <= 1"),
+        ({}, {"mlx_min_context": 16}, "tokens >= 16; seqs <= 1"),
+        ({}, {"mlx_min_context": 40}, "tokens >= 16; seqs <= 1; context >= 40"),
+        ({}, {"mlx_min_context": 41}, None),
+        ({"model__attention__sliding_window": 24}, {"mlx_min_context": 20}, "tokens >= 16; seqs <= 1; 20..24 context"),
+        ({"model__attention__sliding_window": 24}, {"mlx_min_context": 25}, None),
+        ({"prefill_chunk": 15}, {}, None),
+    ],
+)
+def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[str, int], expected: str | None) -> None:
+    """Where a plan's steps or contexts never get there, nothing is prepared for it."""
+    spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
+    plan = compiled(spec, Geometry(mlx_min_tokens=16, **sizes)).plan
+    found = {"; ".join(map(str, la.mlx)) for la in plan.step("prefill").launches if la.feeds_mlx}
+    assert found == ({expected} if expected else set())
+
+
+def test_a_lost_result_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match="the step returns 'logits', which no launch makes"):
+        check_plan(edited(plan, lambda launches: launches.__delitem__(slice(-2, None))))
+
+
+def test_grids_and_conditions_read_as_people_write_them() -> None:
+    assert str(Extent(times=96)) == "96"
+    assert str(Extent(dim="tokens", per=8)) == "ceil(tokens/8)"
+    assert str(Extent(times=4, dim="seqs")) == "4*seqs"
+    assert Extent(times=3, dim="tokens", per=8).value({"tokens": 17}) == 9
+    assert str(Condition(dim="tokens", minimum=1, maximum=1)) == "tokens == 1"
+    assert str(Condition(dim="context", maximum=1024)) == "context <= 1024"
+    assert str(Condition(dim="context", minimum=1025)) == "context >= 1025"
+    assert Condition(dim="rows", minimum=2).holds({"rows": 2})
+    assert not Condition(dim="rows", maximum=1).holds({"rows": 2})

@@ -1,0 +1,133 @@
+"""The arena's allocation: shapes, zeros, stable addresses, and refusals before memory is touched."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import ArenaGeometry
+from mlxr.compiler.errors import ArenaError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.mlx_arrays import as_bits
+
+GEOMETRY = ArenaGeometry(
+    layout="block",
+    mode="paged",
+    num_blocks=7,
+    num_layers=3,
+    block_size=4,
+    num_kv_heads=2,
+    head_dim=32,
+    dtype=DType.F32,
+    max_blocks_per_sequence=5,
+    max_sequences=2,
+    context=18,
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"), [("block", (7, 3, 4, 2, 32)), ("layer", (3, 7, 4, 2, 32))], ids=["block", "layer"]
+)
+@pytest.mark.parametrize(
+    ("dtype", "mlx_dtype", "item_bytes"),
+    [(DType.F32, mx.float32, 4), (DType.F16, mx.float16, 2), (DType.BF16, mx.bfloat16, 2)],
+)
+def test_shape_dtype_and_zeros(layout, shape, dtype, mlx_dtype, item_bytes):
+    geometry = replace(GEOMETRY, layout=layout, dtype=dtype)
+    arena = Arena(geometry)
+    assert geometry.shape == shape
+    assert geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 32 * item_bytes
+    for array in (arena.k, arena.v):
+        assert array.shape == shape and array.dtype == mlx_dtype
+        assert not mx.any(array != 0).item()
+    assert arena.k.nbytes + arena.v.nbytes == geometry.size_bytes
+    assert arena.token.shape == (8,) and arena.token.dtype == mx.uint32
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_addresses_never_move_while_the_arena_is_read(dtype):
+    arena = Arena(replace(GEOMETRY, dtype=dtype))
+    before = arena.addresses()
+    for _ in range(5):
+        total = mx.sum(arena.k) + mx.sum(arena.v)
+        arena.token = arena.token + 1
+        mx.eval(total, arena.token)
+        assert arena.addresses() == before
+    assert arena.token.tolist() == [5] * 8
+    k, v = before
+    assert abs(k - v) >= arena.k.nbytes, "K and V overlap"
+
+
+@pytest.mark.parametrize(("layout", "shape"), [("block", (7, 3, 4, 2, 36)), ("layer", (3, 7, 4, 2, 36))])
+def test_q8_rows_hold_their_scale(layout, shape):
+    geometry = replace(GEOMETRY, layout=layout, dtype=DType.Q8)
+    arena = Arena(geometry)
+    assert geometry.shape == arena.k.shape == arena.v.shape == shape
+    assert geometry.row_bytes == geometry.row_elements == 36
+    assert arena.k.nbytes + arena.v.nbytes == geometry.size_bytes == 2 * 7 * 3 * 4 * 2 * 36
+    assert as_bits(arena.k).dtype == np.uint8 and as_bits(arena.k).flags.writeable
+
+
+def test_addresses_are_where_the_bytes_are():
+    arena = Arena(GEOMETRY)
+    host = np.asarray(arena.v)
+    assert host.__array_interface__["data"][0] == arena.addresses()[1]
+    host[6, 2, 3, 1, 31] = 5.0
+    assert arena.v[6, 2, 3, 1, 31].item() == 5.0
+
+
+def test_k_and_v_cannot_be_replaced():
+    arena = Arena(GEOMETRY)
+    with pytest.raises(AttributeError):
+        arena.k = mx.zeros(GEOMETRY.shape)  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        arena.v = mx.zeros(GEOMETRY.shape)  # type: ignore[misc]
+
+
+def test_a_strided_array_is_refused():
+    arena = Arena(GEOMETRY)
+    arena.check_contiguous()
+    arena._v = mx.zeros((3, 7, 4, 2, 32)).swapaxes(0, 1)
+    assert arena.v.shape == GEOMETRY.shape
+    with pytest.raises(ArenaError, match=r"arena V has shape .* expected row-major \(7, 3, 4, 2, 32\)"):
+        arena.check_contiguous()
+
+
+def test_an_array_of_another_shape_is_refused():
+    arena = Arena(GEOMETRY)
+    arena._k = mx.zeros((7, 3, 4, 2, 33))
+    with pytest.raises(ArenaError, match="arena K has shape"):
+        arena.check_contiguous()
+
+
+def test_more_than_the_machine_has_is_refused_before_allocating(monkeypatch):
+    def no_zeros(*_args, **_kwargs):
+        pytest.fail("allocated")
+
+    monkeypatch.setattr(mx, "zeros", no_zeros)
+    geometry = replace(GEOMETRY, num_blocks=10**11)
+    with pytest.raises(ArenaError, match="exceeds this machine's memory") as error:
+        Arena(geometry)
+    assert str(geometry.size_bytes) in str(error.value)
+    assert "cache.num_blocks" in str(error.value)
+
+
+def test_more_than_one_buffer_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_buffer_length": GEOMETRY.size_bytes // 2 - 1})
+    with pytest.raises(ArenaError, match=f"largest buffer of {GEOMETRY.size_bytes // 2 - 1} bytes"):
+        Arena(GEOMETRY)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_buffer_length": GEOMETRY.size_bytes // 2})
+    Arena(GEOMETRY)
+
+
+def test_a_refusal_by_mlx_names_the_sizes(monkeypatch):
+    def no_memory(*_args, **_kwargs):
+        raise RuntimeError("[malloc] Unable to allocate")
+
+    monkeypatch.setattr(mx, "eval", no_memory)
+    with pytest.raises(
+        ArenaError, match=r"cannot allocate the KV arena of 43008 bytes .*7 x 3 x 4 x 2 x 32 f32.*malloc"
+    ):
+        Arena(GEOMETRY)
