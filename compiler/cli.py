@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.running import launches_of
+from mlxr.compiler.artifact.target_types import TARGETS, Target
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.command.guard import guarded
 from mlxr.compiler.command.parser import CommandParser
 from mlxr.compiler.command.type_options import add_type_arguments, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
 from mlxr.compiler.passes.pipeline import STEPS
-from mlxr.compiler.schedule.plan import Plan
-from mlxr.compiler.schedule.record import MemoryPlan
-from mlxr.compiler.schedule.running import launches_of
-from mlxr.compiler.schedule.target_types import TARGETS, Target
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from mlxr.compiler.artifact import CHIP, Artifact
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.manifest import CHIP, PLAN, SPEC
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
-from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError
 from mlxr.compiler.ir.graph import OpGraph
@@ -22,8 +25,7 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.make_plan import make_plan
 from mlxr.compiler.schedule.memory import arena_geometry
-from mlxr.compiler.schedule.plan import Plan
-from mlxr.compiler.schedule.target_types import TARGETS, Target, TargetTypes, target_types
+from mlxr.compiler.schedule.target_types import target_types
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.render import Provenance
@@ -63,11 +65,11 @@ def compile_spec(
     """
     start = time.perf_counter()
     chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
-    table = chip.table(geometry)
+    table = GeometryTable(geometry or Geometry(), chip.geometry)
     types = target_types(spec, chip.half, targets)
     plan, sources, graphs, records = _plan(spec, table, types)
     _check_budget(spec, plan, table)
-    files = {"spec.yaml": dump_spec(spec), "plan.json": plan.model_dump_json(indent=1) + "\n"}
+    files = {SPEC: dump_spec(spec), PLAN: plan.model_dump_json(indent=1) + "\n"}
     files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     for name, graph in graphs.items():
         files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"

@@ -4,7 +4,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from mlxr.compiler.chips.chip import Chip, ChipFile
+from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.chips.chip_file import ChipFile
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import nearest, validated

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops import Shape
 from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryTable
-from mlxr.compiler.schedule.plan import Condition, Extent
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.metal.kernels.kernel import Kernel
 
 ONE = Extent()

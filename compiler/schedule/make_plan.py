@@ -4,6 +4,14 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.launch import Launch
+from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
@@ -14,13 +22,9 @@ from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.draft import Draft
-from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryTable, Site
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_choice, chunk_choice, chunk_tokens, place_activations
-from mlxr.compiler.schedule.plan import KernelEntry, KernelPort, Launch, Plan, Step
 from mlxr.compiler.schedule.recipes import recipes
-from mlxr.compiler.schedule.record import MemoryPlan
-from mlxr.compiler.schedule.target_types import TargetTypes
-from mlxr.compiler.schedule.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.names import load_tensor_names
 from mlxr.compiler.targets.cpu.make_program import make_cpu

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.record import Buffer
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry, cache_row_bytes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.ops import Shape
-from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryTable, Site
-from mlxr.compiler.schedule.record import Buffer
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.spec.fields import INT32_MAX
 from mlxr.compiler.spec.model import ModelSpec
 

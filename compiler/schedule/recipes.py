@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from mlxr.compiler.schedule.weights import Recipe, Rows
+from mlxr.compiler.artifact.weight_plan import Recipe, Rows
 from mlxr.compiler.spec.model import Mlp, Model
 from mlxr.compiler.spec.names import FileTensor, Selection, evaluate, load_tensor_names
 

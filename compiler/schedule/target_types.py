@@ -1,53 +1,15 @@
 """Chooses the types of activations and cache for each target, where the spec leaves them open."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
 
-from pydantic import Field
-
+from mlxr.compiler.artifact.chip import HalfType
+from mlxr.compiler.artifact.target_types import Target, TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.schedule.geometry_rules import Origin
-from mlxr.compiler.schedule.record import Record
-from mlxr.compiler.spec.fields import AUTO, Frozen
+from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.model import ModelSpec
 
 _ASKED = "the spec says so"
-
-
-Target = Literal["metal", "cpu"]
-TARGETS: tuple[Target, ...] = ("metal", "cpu")
-
-
-class HalfType(Frozen):
-    """A chip's preference between f16 and bf16, where a model's weights leave it open."""
-
-    type: Literal["f16", "bf16"]
-    """The type."""
-    because: Annotated[str, Field(min_length=1)]
-    """Why, for people."""
-    origin: Origin
-    """Where the choice is from."""
-
-
-class TargetTypes(Record):
-    """The types of one target.
-
-    Attributes:
-        target: `metal` (hosts metal, cuda, sim and reference) or `cpu`.
-        activations: of what passes between kernels; sums are in f32.
-        cache: of keys and values.
-        activations_because, cache_because: why, for people.
-    """
-
-    target: Target
-    activations: DType
-    cache: DType
-    activations_because: str
-    cache_because: str
-
-    def __str__(self) -> str:
-        return f"activations {self.activations} ({self.activations_because}), cache {self.cache} ({self.cache_because})"
 
 
 def target_types(spec: ModelSpec, half: HalfType | None, targets: Sequence[Target]) -> tuple[TargetTypes, ...]:

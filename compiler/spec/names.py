@@ -32,7 +32,7 @@ Size = Annotated[int | str, Field(union_mode="left_to_right")]
 
 
 class Selection(Frozen):
-    """Rows of a file's tensor, in the model's order; see `mlxr.compiler.schedule.weights.Rows`.
+    """Rows of a file's tensor, in the model's order; see `mlxr.compiler.artifact.weight_plan.Rows`.
 
     Sizes are numbers, names of DIMENSIONS, and sums of products of these.
     """

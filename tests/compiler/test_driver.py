@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import BudgetError, MlxrError
-from mlxr.compiler.schedule.geometry_rules import GeometryRule
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr_tests.few import few_of

@@ -8,8 +8,8 @@ import pytest
 from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.cli import main
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.chips.catalog import find_chip
-from mlxr.compiler.chips.chip import Chip
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.roofline import LaunchLimit, StepLimits, roofline

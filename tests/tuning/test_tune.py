@@ -11,10 +11,10 @@ import pytest
 
 from mlxr.cli import main
 from mlxr.compiler.artifact import Artifact, KernelEntry, load_artifact
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, RequestError
-from mlxr.compiler.schedule.geometry_rules import GeometryRule
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.tuning.record import SiteTuning, tuning_text

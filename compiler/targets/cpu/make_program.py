@@ -3,6 +3,9 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from mlxr.compiler.artifact.c_program import CpuKernelEntry, CpuLaunch, CpuProgram, CpuStep, CpuTensor
+from mlxr.compiler.artifact.record import Buffer, MemoryPlan
+from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
@@ -11,10 +14,7 @@ from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
-from mlxr.compiler.schedule.cpu import CpuKernelEntry, CpuLaunch, CpuProgram, CpuStep, CpuTensor
 from mlxr.compiler.schedule.memory import place_activations
-from mlxr.compiler.schedule.record import Buffer, MemoryPlan
-from mlxr.compiler.schedule.weights import TensorSource, WeightPlan
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks, CpuRopeTable
 from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, PANEL_ROWS, CpuKernel

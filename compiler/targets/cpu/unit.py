@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import jinja2
 
+from mlxr.compiler.artifact.c_program import CpuTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.schedule.cpu import CpuTensor
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment

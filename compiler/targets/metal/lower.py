@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.schedule.draft import Draft, Drafting
-from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable, Site
-from mlxr.compiler.schedule.plan import Extent
+from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (

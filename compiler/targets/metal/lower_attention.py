@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.schedule.draft import ONE, Draft, Drafting, Scratch, layer_buffer
-from mlxr.compiler.schedule.geometry_rules import Choice, ChosenGeometry, Site
-from mlxr.compiler.schedule.plan import Condition, Extent
+from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.metal.kernels.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
 from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputsKernel
 from mlxr.compiler.targets.metal.kernels.attention_kernels import (

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
+from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.draft import ONE, Drafting, Scratch
-from mlxr.compiler.schedule.geometry_rules import Choice, Site
-from mlxr.compiler.schedule.plan import BatchDim, Condition, Extent
+from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.mma_kernels import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (

@@ -15,8 +15,8 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.schedule.draft import ONE, Draft
-from mlxr.compiler.schedule.plan import Extent
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 
 MOST_BYTES = 128 * 2**20

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import jinja2
 
+from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES, Kernel, Port
-from mlxr.compiler.targets.metal.sections import body_of, header_of
 
 # What MLX appends to a signature when the source holds the name, in MLX's order.
 _ATTRIBUTES = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
-from mlxr.compiler.schedule.running import runs
+from mlxr.compiler.artifact.running import runs
 from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
 
 _EXPERTS = ("expert_projection", "expert_combine")

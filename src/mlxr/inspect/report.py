@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 
 from mlxr.compiler.artifact import Artifact, BatchDim
-from mlxr.compiler.schedule.running import chunk_dims, decode_dims
+from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.launches import Block, LaunchRow, Program, programs
 from mlxr.inspect.layers import ranges, without_layer

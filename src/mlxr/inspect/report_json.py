@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from mlxr.compiler.artifact import Artifact, KernelEntry
-from mlxr.compiler.schedule.running import chunk_dims
+from mlxr.compiler.artifact.running import chunk_dims
 from mlxr.inspect.launches import LaunchRow, programs
 from mlxr.inspect.report import parameters, scenarios
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.compiler.schedule.geometry_rules import GeometryRule
 from mlxr.tuning.record import Sizes
 
 _VALUES: dict[str, tuple[int, ...]] = {

@@ -22,9 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Artifact, Chip, Launch, Target
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, PlanError
-from mlxr.compiler.schedule.geometry_rules import ChosenGeometry, GeometryRule
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.tuning.candidates import (
     EVERYWHERE,

@@ -4,14 +4,17 @@ import re
 
 import pytest
 
-from mlxr.compiler.chips.chip import Chip
+from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
+from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.compiler.schedule.geometry_rules import GeometryRule, GeometryTable, Site
-from mlxr.compiler.schedule.plan import KernelEntry, Plan
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
 

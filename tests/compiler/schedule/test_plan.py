@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 import mlxr
+from mlxr.compiler.artifact.launch import Condition, Extent, Launch
+from mlxr.compiler.artifact.plan import Plan, Step
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.draft import Draft
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.memory import place_activations
-from mlxr.compiler.schedule.plan import Condition, Extent, Launch, Plan, Step
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import variant
 

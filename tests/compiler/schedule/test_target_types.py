@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact.chip import HalfType
+from mlxr.compiler.artifact.padding import padded
 from mlxr.compiler.chips.catalog import known_chips
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.geometry import padded
-from mlxr.compiler.schedule.target_types import HalfType, cpu_types, metal_types
+from mlxr.compiler.schedule.target_types import cpu_types, metal_types
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr_tests.specs import small_spec
 

@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.plan import KernelEntry, KernelPort
-from mlxr.compiler.targets.metal.sections import body_of, header_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.host import launcher

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.chips.chip import Chip
+from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.geometry_rule import GeometryRule
+from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.draft import ONE, Draft
-from mlxr.compiler.schedule.geometry_rules import GeometryRule
-from mlxr.compiler.schedule.plan import Condition, Extent, Plan
 from mlxr.compiler.targets.metal.kernels.kernel import Kernel
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel

@@ -6,9 +6,9 @@ buffer. All threads run every launch, with a barrier after each.
 
 from typing import Literal
 
+from mlxr.compiler.artifact.record import Buffer, MemoryPlan, Record
+from mlxr.compiler.artifact.weight_plan import TensorSource
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.schedule.record import Buffer, MemoryPlan, Record
-from mlxr.compiler.schedule.weights import TensorSource
 
 
 class CpuTensor(Record):

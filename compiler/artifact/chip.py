@@ -1,12 +1,10 @@
 """A chip: its figures, each with where it is from, and the rules of its launch geometry."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.compiler.schedule.geometry_rules import GeometryRule, GeometryTable, Origin
-from mlxr.compiler.schedule.target_types import HalfType
+from mlxr.compiler.artifact.geometry_rule import GeometryRule, Origin
 from mlxr.compiler.spec.fields import Frozen
 
 
@@ -36,30 +34,15 @@ class ChipFigures(Frozen):
     """Of the last cache before memory; 1 MiB is 2^20 bytes."""
 
 
-class ChipEntry(Frozen):
-    """A chip in its file."""
+class HalfType(Frozen):
+    """A chip's preference between f16 and bf16, where a model's weights leave it open."""
 
-    title: str
-    """Its name for people."""
-    device: str = ""
-    """What the device's own name begins with, in lower case; empty: several chips have that name."""
-    figures: ChipFigures | None = None
-    """How fast it is; null where nothing is assumed."""
-    half: HalfType | None = None
-    """The 16-bit type that it computes best with; null: no preference."""
-    geometry: tuple[GeometryRule, ...] = ()
-    """Rules after those of its file."""
-
-
-class ChipFile(Frozen):
-    """Chips of one family."""
-
-    about: str
-    """What they share, and where their figures are from."""
-    geometry: tuple[GeometryRule, ...] = ()
-    """Rules for all of them."""
-    chips: Annotated[dict[str, ChipEntry], Field(min_length=1)]
-    """By the name that commands take."""
+    type: Literal["f16", "bf16"]
+    """The type."""
+    because: Annotated[str, Field(min_length=1)]
+    """Why, for people."""
+    origin: Origin
+    """Where the choice is from."""
 
 
 class Chip(Frozen):
@@ -77,7 +60,3 @@ class Chip(Frozen):
     """The 16-bit type that it computes best with; null: no preference."""
     geometry: tuple[GeometryRule, ...] = ()
     """In order; later rules win."""
-
-    def table(self, base: Geometry | None = None) -> GeometryTable:
-        """The geometry of every launch: `base`, or else the default, changed by the rules."""
-        return GeometryTable(base or Geometry(), self.geometry)

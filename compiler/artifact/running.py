@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from mlxr.compiler.schedule.plan import BatchDim, Launch, Plan, Step
+from mlxr.compiler.artifact.launch import BatchDim, Launch
+from mlxr.compiler.artifact.plan import Plan, Step
 
 
 def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:

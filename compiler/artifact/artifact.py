@@ -1,0 +1,125 @@
+"""An artifact in memory."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mlxr.compiler.artifact.chip import Chip
+from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PLAN, SPEC, digest_of, sha256
+from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.writer import write_files
+from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.spec.load import parse_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact in memory: relative path to content, manifest excluded."""
+
+    files: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"<Artifact {self.spec.name}: {len(self.files)} files, digest {self.digest[:12]}>"
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The spec as resolved."""
+        return parse_spec(self.files[SPEC], SPEC)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan."""
+        return Plan.model_validate_json(self.files[PLAN])
+
+    @cached_property
+    def chip(self) -> Chip:
+        """The chip that launch geometry was chosen for."""
+        return Chip.model_validate_json(self.files[CHIP])
+
+    def graph(self, name: str) -> OpGraph:
+        """The op graph `source`, `decode` or `prefill`."""
+        return OpGraph.from_json(json.loads(self.files[f"graph.{name}.json"]))
+
+    def kernel_text(self, name: str) -> str:
+        """The complete Metal text of a kernel.
+
+        Raises:
+            ArtifactError: there is no kernel of that name.
+        """
+        return self.files[self.kernel_entry(name).file]
+
+    def kernel_sections(self, name: str) -> tuple[str, str]:
+        """Header and body of a kernel, as MLX's `metal_kernel` takes them."""
+        text = self.kernel_text(name)
+        return header_of(text), body_of(text)
+
+    @property
+    def cpu_source(self) -> str:
+        """The C text.
+
+        Raises:
+            ArtifactError: the artifact was compiled without the cpu target.
+        """
+        if self.plan.cpu is None:
+            raise ArtifactError("the artifact has no target cpu; compile it with mlxr-compile --target cpu")
+        return self.files[self.plan.cpu.file]
+
+    def kernel_entry(self, name: str) -> KernelEntry:
+        """The plan's entry of a kernel, by its full name or by its label when only one kernel has it.
+
+        Raises:
+            ArtifactError: there is no such kernel, or several.
+        """
+        found = [k for k in self.plan.kernels if name in (k.name, k.label)]
+        if len(found) > 1:
+            names = ", ".join(k.name for k in found)
+            raise ArtifactError(f"the artifact has several kernels named {name!r}; give one's full name: {names}")
+        if not found:
+            labels = list(dict.fromkeys(k.label for k in self.plan.kernels))
+            like = difflib.get_close_matches(name, [*labels, *(k.name for k in self.plan.kernels)], 1)
+            hint = f"; did you mean {like[0]!r}?" if like else "."
+            raise ArtifactError(f"the artifact has no kernel named {name!r}{hint} It has {', '.join(labels)}")
+        return found[0]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the names and contents of all files."""
+        return digest_of(self._hashes)
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        return {path: sha256(text.encode()) for path, text in sorted(self.files.items())}
+
+    @property
+    def manifest(self) -> str:
+        """The text of manifest.json."""
+        manifest = {
+            "format": ARTIFACT_FORMAT,
+            "version": VERSION,
+            "name": self.spec.name,
+            "digest": self.digest,
+            "files": self._hashes,
+        }
+        return json.dumps(manifest, indent=1) + "\n"
+
+    def write(self, folder: str | Path, *, whatever_is_there: bool = False) -> None:
+        """Writes the artifact, replacing an artifact that is there. The folder keeps its mode.
+
+        Of several processes that write into one folder each puts its whole artifact there; the last one's stays.
+
+        Args:
+            folder: where to write it.
+            whatever_is_there: whether anything else is replaced too: in a cache, whose entries may be damaged.
+
+        Raises:
+            ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.
+        """
+        write_files({**self.files, MANIFEST: self.manifest}, Path(folder), whatever_is_there=whatever_is_there)

@@ -1,0 +1,65 @@
+"""A rule of launch geometry: the launches that it is for, and the sizes that it gives them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FormatName, Frozen
+
+Origin = Literal["measured", "published", "predicted"]
+"""Where a number is from: we measured it, the maker published it, or it follows from what is known."""
+
+
+class GeometryRule(Frozen):
+    """Sets some sizes of the launches that meet all its conditions; a condition left out is met."""
+
+    sizes: Annotated[dict[str, Annotated[int, Field(ge=0, le=INT32_MAX, strict=True)]], Field(min_length=1)]
+    """Fields of `Geometry`, and what they are."""
+    because: Annotated[str, Field(min_length=1)]
+    """Why, for people; `inspect` shows it."""
+    origin: Origin
+    """Where the choice is from."""
+    sites: tuple[str, ...] = ()
+    """Only these launches, as `Site` writes them: `qkv 2560x2048 bf16`."""
+    labels: tuple[str, ...] = ()
+    """Only launches with one of these labels."""
+    formats: tuple[FormatName | Literal["q8"], ...] = ()
+    """Only where every format of the weight (of attention: the cache's) is one of these."""
+    min_outputs: Count | None = None
+    """Only weights of at least so many rows."""
+    max_outputs: Count | None = None
+    """Only weights of at most so many rows."""
+    min_columns: Count | None = None
+    """Only weights of at least so many columns."""
+    max_columns: Count | None = None
+    """Only weights of at most so many columns."""
+    min_bits: Count | None = None
+    """Only weights of at least so many bits, scales included."""
+    max_bits: Count | None = None
+    """Only weights of at most so many bits, scales included."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "GeometryRule":
+        wrong = Contradictions()
+        for what in ("outputs", "columns", "bits"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low is not None and high is not None and low > high:
+                wrong.add(f"min_{what}", f"{low} is more than max_{what}, {high}: no launch meets both")
+        wrong.refuse()
+        return self
+
+    def holds(self, site: Site) -> bool:
+        """Whether a launch meets all conditions."""
+        return (
+            (not self.sites or str(site) in self.sites)
+            and (not self.labels or site.label in self.labels)
+            and (not self.formats or set(site.formats) <= set(self.formats))
+            and _within(site.outputs, self.min_outputs, self.max_outputs)
+            and _within(site.columns, self.min_columns, self.max_columns)
+            and _within(site.bits, self.min_bits, self.max_bits)
+        )
+
+
+def _within(value: float, low: int | None, high: int | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)

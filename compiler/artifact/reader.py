@@ -1,0 +1,81 @@
+"""Reads an artifact from its folder, and refuses one that is of another version or was changed."""
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from mlxr.compiler.artifact.artifact import Artifact
+from mlxr.compiler.artifact.folder_lock import unchanging
+from mlxr.compiler.artifact.manifest import CHIP, GRAPHS, MANIFEST, PLAN, SPEC, digest_of, is_artifact, sha256
+from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.spec.other_files import other_than_an_artifact
+from mlxr.compiler.text.plural import counted
+from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
+
+
+def load_artifact(path: str | Path) -> Artifact:
+    """Reads an artifact and checks its format, version and every hash.
+
+    Raises:
+        ArtifactError: it is missing, of another version, or changed since it was written.
+    """
+    folder = Path(path)
+    with unchanging(Path(os.path.realpath(folder)).parent):
+        return _load(folder)
+
+
+def _load(folder: Path) -> Artifact:
+    if not is_artifact(folder):
+        raise ArtifactError(other_than_an_artifact(folder))
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{folder / MANIFEST} cannot be read ({error}); compile the spec again") from error
+    try:
+        version, layout, digest = manifest["version"], manifest["format"], manifest["digest"]
+        hashes: dict[str, str] = dict(manifest["files"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / MANIFEST} is not a manifest; compile the spec again") from error
+    if (layout, version) != (ARTIFACT_FORMAT, VERSION):
+        raise ArtifactError(
+            f"{folder} was written by mlxr {version} (format {layout}); this is mlxr {VERSION} (format "
+            f"{ARTIFACT_FORMAT}); compile the spec again"
+        )
+    artifact = Artifact({name: _read(folder, name, expected) for name, expected in hashes.items()})
+    if digest_of(hashes) != digest:
+        raise ArtifactError(f"{folder / MANIFEST} was changed since it was written; compile the spec again")
+    missing = [n for n in (PLAN, SPEC, CHIP, *(f"graph.{g}.json" for g in GRAPHS)) if n not in artifact.files]
+    if missing:
+        raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
+    try:
+        named = [k.file for k in artifact.plan.kernels] + ([artifact.plan.cpu.file] if artifact.plan.cpu else [])
+        absent = [name for name in named if name not in artifact.files]
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{folder / PLAN} is not a plan ({counted(error.error_count(), 'error')}); compile the spec again"
+        ) from error
+    try:
+        _ = artifact.chip
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{folder / CHIP} does not describe a chip ({counted(error.error_count(), 'error')}); compile the spec "
+            "again"
+        ) from error
+    if absent:
+        raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
+    return artifact
+
+
+def _read(folder: Path, name: str, expected: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts:
+        raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is outside the artifact")
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{folder / name} cannot be read ({error.strerror}); compile the spec again") from error
+    if sha256(content) != expected:
+        raise ArtifactError(f"{folder / name} was changed since it was written; compile the spec again")
+    return content.decode("utf-8")
