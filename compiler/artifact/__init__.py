@@ -27,7 +27,8 @@ from mlxr.compiler.artifact.weight_plan import Recipe, Rows, TensorSource, Weigh
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.formats.stored_planes import plane_format, plane_names
+from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.verify import ARENA_TOKEN
@@ -37,6 +38,7 @@ __all__ = [
     "ARENA_TOKEN",
     "TARGETS",
     "TUNING",
+    "Affine",
     "ArenaGeometry",
     "Artifact",
     "BatchDim",
@@ -71,5 +73,7 @@ __all__ = [
     "is_artifact",
     "load_artifact",
     "part_places",
+    "plane_format",
+    "plane_names",
     "plane_row_bytes",
 ]

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import WeightFormat
+from mlxr.compiler.artifact import Affine, WeightFormat
 from mlxr.runtime.weights.element_types import decode, safetensors_type
 
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-_SAFETENSORS = {"f16": "F16", "bf16": "BF16", "f32": "F32"}
 
 
 def decode_planes(planes: Sequence[npt.NDArray[np.uint8]], name: str) -> npt.NDArray[np.float32]:
@@ -25,19 +24,31 @@ def decode_planes(planes: Sequence[npt.NDArray[np.uint8]], name: str) -> npt.NDA
     Returns:
         [rows, columns] float32.
     """
-    held = WeightFormat(name)
-    if held.affine is None:
-        bits, scales = planes
-        nibbles = np.stack([bits & 0xF, bits >> 4], axis=-1).reshape(len(bits), -1, held.block_elements)
-        powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-        return (_FP4[nibbles] * powers[:, :, None]).reshape(len(bits), -1)
-    kind = safetensors_type(_SAFETENSORS[held.affine.scale])
-    assert kind is not None, f"{held.affine.scale} is a type of safetensors"
+    format = WeightFormat(name)
+    if format.affine is not None:
+        return _affine(planes, format.affine)
+    return _DECODERS[format](planes)
+
+
+def _affine(planes: Sequence[npt.NDArray[np.uint8]], affine: Affine) -> npt.NDArray[np.float32]:
+    kind = safetensors_type(affine.scale.upper())
+    assert kind is not None, f"{affine.scale} is a type of safetensors"
     scale, bias = (
         np.asarray(decode(np.ascontiguousarray(plane), kind), np.float32)[:, :, None] for plane in planes[1:]
     )
-    whole = _unpack(planes[0], held.affine.bits).reshape(len(planes[0]), -1, held.affine.group)
-    return (whole * scale + bias).reshape(len(planes[0]), -1)
+    numbers = _unpack(planes[0], affine.bits).reshape(len(planes[0]), -1, affine.group)
+    return (numbers * scale + bias).reshape(len(planes[0]), -1)
+
+
+def _mxfp4(planes: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
+    bits, scales = planes
+    nibbles = np.stack([bits & 0xF, bits >> 4], axis=-1).reshape(len(bits), -1, 32)
+    powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+    return (_FP4[nibbles] * powers[:, :, None]).reshape(len(bits), -1)
+
+
+_DECODERS = {WeightFormat.MXFP4_MLX: _mxfp4}
+"""Of each format in planes that is not affine."""
 
 
 def _unpack(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.float32]:

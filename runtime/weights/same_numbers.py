@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from mlxr.compiler.artifact import plane_names
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.weight_file import WeightFile
 
-_ENDINGS = ("weight", "scales", "biases")
 _SLAB_BYTES = 1 << 24
 
 
@@ -15,14 +15,14 @@ def same_numbers(file: WeightFile, first: str, second: str) -> bool:
     Raises:
         WeightsError: the file cannot be mapped.
     """
-    stems = [name.removesuffix("weight") for name in (first, second)]
-    endings = [ending for ending in _ENDINGS if any(stem + ending in file.tensors for stem in stems)]
-    return all(_same(file, *(stem + ending for stem in stems)) for ending in endings)
+    planes = zip(plane_names(first), plane_names(second), strict=True)
+    return all(_same(file, *names) for names in planes if any(name in file.tensors for name in names))
 
 
 def _same(file: WeightFile, first: str, second: str) -> bool:
-    one, other = file.tensors.get(first), file.tensors.get(second)
-    if one is None or other is None or (one.shape, one.type) != (other.shape, other.type):
+    tensors = file.tensors.get(first), file.tensors.get(second)
+    shapes = [(tensor.shape, tensor.type) for tensor in tensors if tensor is not None]
+    if len(shapes) < 2 or shapes[0] != shapes[1]:
         return False
     mapped = MappedWeights(file)
     ours, theirs = (mapped.rows(name).reshape(-1) for name in (first, second))

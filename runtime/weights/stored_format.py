@@ -1,19 +1,13 @@
-"""The format in which a file has a tensor: one run of bytes, or the planes of MLX's quantised matrices.
+"""The format in which a file has a tensor: one run of bytes, or the planes of a quantised matrix.
 
-MLX keeps the numbers of a quantised matrix in `X.weight`, their scales in `X.scales` and, for affine formats, biases in
-`X.biases`; Hugging Face keeps MXFP4 in `X_blocks` and `X_scales`. What the bits mean follows from the shapes of these
-tensors and the columns of the matrix.
+What the bits of planes mean follows from the shapes of their tensors and the columns of the matrix.
 """
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact import WeightFormat
+from mlxr.compiler.artifact import WeightFormat, plane_format, plane_names
 from mlxr.runtime.weights.element_types import ElementType
-from mlxr.runtime.weights.weight_file import TensorInfo, WeightFile, quoted
-
-_PLANES = {".weight": (".weight", ".scales", ".biases"), "_blocks": ("_blocks", "_scales", "_biases")}
-_SCALE_TYPES = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
-_MXFP4_GROUP = 32
+from mlxr.runtime.weights.weight_file import TensorInfo, WeightFile
 
 
 @dataclass(frozen=True)
@@ -42,15 +36,6 @@ def planes_of(name: str, stored: StoredFormat) -> tuple[str, ...]:
     return plane_names(name)[: len(stored.types)]
 
 
-def plane_names(name: str) -> tuple[str, str, str]:
-    """What numbers, scales and biases are called if the numbers are called `name`."""
-    for ending, (first, second, third) in _PLANES.items():
-        if name.endswith(ending):
-            stem = name.removesuffix(ending)
-            return stem + first, stem + second, stem + third
-    return name, f"{name}.scales", f"{name}.biases"
-
-
 def stored_format(file: WeightFile, name: str, columns: int) -> StoredFormat | str:
     """The format of a tensor with so many columns, or what is wrong with it."""
     info = file.tensors[name]
@@ -71,14 +56,12 @@ def _planar(numbers: TensorInfo, scales: TensorInfo, biases: TensorInfo | None, 
     shapes = f"numbers {list(numbers.shape)} {numbers.type} and scales {list(scales.shape)} {scales.type}"
     if not groups or columns % groups or numbers.size_bytes * 8 != rows * columns * bits:
         return f"has {shapes}, which are not those of {columns} columns"
-    group = columns // groups
-    if biases is None:
-        if scales.type == "U8" and bits == 4 and group == _MXFP4_GROUP:
-            return StoredFormat("mxfp4_mlx", (numbers.element_type, scales.element_type), group)
-        return f"has {shapes} and no biases: {bits} bits in groups of {group}, a quantisation that is not supported"
-    if (biases.shape, biases.type) != (scales.shape, scales.type):
+    if biases is not None and (biases.shape, biases.type) != (scales.shape, scales.type):
         return f"has {shapes} but biases {list(biases.shape)} {biases.type}"
-    name = f"affine{bits}_g{group}_{_SCALE_TYPES.get(scales.type, scales.type)}"
-    if name not in list(WeightFormat):
-        return f"is {quoted(name)}, which is not supported"
-    return StoredFormat(name, (numbers.element_type, scales.element_type, biases.element_type), group)
+    group = columns // groups
+    format = plane_format(bits * group, scales.type, has_biases=biases is not None, group=group)
+    if format is None:
+        and_biases = "biases" if biases is not None else "no biases"
+        return f"has {shapes} and {and_biases}: {bits} bits in groups of {group}, a quantisation that is not supported"
+    planes = (numbers, scales) if biases is None else (numbers, scales, biases)
+    return StoredFormat(str(format), tuple(plane.element_type for plane in planes), group)

@@ -3,6 +3,7 @@
 //
 // Packed: 16 f16 | 16 times 16 upper bits of scales (2 s: those of s) | 16 times 32 low bits (4 s) | 8 x 4 vectors of
 // two groups; all but the order of rows is as in the native bytes.
+// Needs: iq4_nl.h
 enum { IQ4_XS_BYTES = 136, IQ4_XS_STEP = 256 };
 
 MLXR_INLINE void iq4_xs_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

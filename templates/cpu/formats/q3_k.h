@@ -1,6 +1,7 @@
 // Q3_K: 256 columns: 16 times 16 numbers w of 3 bits with a 6-bit scale, over an f16: d * (scale - 32) * (w - 4).
 //
 // Packed (shared lines): 16 f16 | the scales (k_scales.h) | 8 x the numbers.
+// Needs: k_scales.h
 enum { Q3_K_BYTES = 110, Q3_K_STEP = 192, Q3_K_BODY = 192 + 8 * Q3_K_STEP };
 
 MLXR_INLINE void q3_k_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

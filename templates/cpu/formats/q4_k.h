@@ -1,6 +1,7 @@
 // Q4_K: 256 columns: 8 times 32 numbers w of 4 bits with a scale and a minimum: d * w - m.
 //
 // Packed: the scales (k_scales.h) | 8 x 4 vectors of two groups.
+// Needs: k_scales.h
 enum { Q4_K_BYTES = 144, Q4_K_STEP = 256 };
 
 MLXR_INLINE void q4_k_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

@@ -1,6 +1,7 @@
 // Q5_0: 32 columns are an f16 and 32 numbers w of 5 bits: d * (w - 16).
 //
 // Packed (shared lines): 16 f16 | the numbers.
+// Needs: q5_bits.h
 enum { Q5_0_BYTES = 22, Q5_0_BODY = 320 };
 
 MLXR_INLINE void q5_0_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

@@ -1,6 +1,7 @@
 // Q5_1: 32 columns are two f16 and 32 numbers w of 5 bits: d * w + m.
 //
 // Packed: 16 f16 d | 16 f16 m | the numbers.
+// Needs: q5_bits.h
 enum { Q5_1_BYTES = 24 };
 
 MLXR_INLINE void q5_1_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

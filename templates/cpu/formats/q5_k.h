@@ -1,6 +1,7 @@
 // Q5_K: 256 columns: 8 times 32 numbers w of 5 bits with a scale and a minimum: d * w - m.
 //
 // Packed: the scales (k_scales.h) | 8 x the numbers.
+// Needs: k_scales.h
 enum { Q5_K_BYTES = 176, Q5_K_STEP = 256 + 64 };
 
 MLXR_INLINE void q5_k_open(const uint8_t *panel, int blocks, int b, mlxr_block *at) {

@@ -7,6 +7,8 @@ from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_
 from mlxr_tests.cpu_specs import BLOCKS
 from mlxr_tests.specs import compiled, small_spec
 
+NEEDS = {"q5_1": ["q5_bits"], "q3_k": ["k_scales"], "iq4_xs": ["iq4_nl"], "mxfp4_mlx": ["mxfp4"]}
+
 
 def test_floats_need_none() -> None:
     floats = [WeightFormat.F32, WeightFormat.BF16]
@@ -17,8 +19,9 @@ def test_floats_need_none() -> None:
 def test_a_format_comes_after_what_it_builds_on(held: WeightFormat) -> None:
     found = format_headers([held])
     assert found[:3] == ("formats/integer_dot.h", "formats/interleave.h", "formats/panels.h")
-    own = "affine" if held.affine else "mxfp4" if held == "mxfp4_mlx" else str(held)
-    assert found[-1] == f"formats/{own}.h" and len(found) == len(set(found))
+    assert found[-1] == f"formats/{held.template}.h" and len(found) == len(set(found))
+    for needed in NEEDS.get(held, ()):
+        assert f"formats/{needed}.h" in found[3:-1]
     assert affine_definitions([held]).count(f"MLXR_AFFINE_FORMAT({held},") == (held.affine is not None)
 
 

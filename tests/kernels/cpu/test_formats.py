@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mlxr_tests.block_fields import exponent_bytes, half_bytes
 from mlxr_tests.c_harness import address, check_cross_compiles, compilers, marches
 from mlxr_tests.few import covering, few
 from mlxr_tests.packed import (
@@ -12,7 +13,6 @@ from mlxr_tests.packed import (
     EXACT_ROWS,
     FORMATS,
     dequantised,
-    half_bytes,
     headers,
     library,
     pack,
@@ -139,9 +139,9 @@ def test_integer_dot_of_the_greatest_numbers(lib, format):
         if len(format.planes) == 1:
             blocks = native.reshape(16, -1, format.block_bytes)
             kept = blocks.copy()
-            blocks[:, :, 1 if format == "mxfp4" else 0 :] = byte
-            for at in half_bytes(format):
-                blocks[:, :, at : at + 2] = kept[:, :, at : at + 2]
+            blocks[:] = byte
+            for at in (*exponent_bytes(format), *(half + i for half in half_bytes(format) for i in range(2))):
+                blocks[:, :, at] = kept[:, :, at]
         else:
             native[:, : 2 * format.planes[0].block_bytes] = byte
         x = np.where(np.arange(columns) % 64 < 40, 1, -1).astype(np.float32)[None]

@@ -27,3 +27,9 @@ NUMBERS = np.arange(24, dtype=np.float32).reshape(4, 6)
 def test_every_byte_counts(changes: dict[str, np.ndarray], same: bool, tmp_path: Path) -> None:
     save_file({"a.weight": NUMBERS, "b.weight": NUMBERS.copy()} | changes, tmp_path / "model.safetensors")
     assert same_numbers(open_weights(tmp_path), "a.weight", "b.weight") is same
+
+
+def test_tensors_whose_names_do_not_end_in_weight_are_compared(tmp_path: Path) -> None:
+    save_file({"a": NUMBERS, "b": NUMBERS + 1, "c": NUMBERS.copy()}, tmp_path / "model.safetensors")
+    file = open_weights(tmp_path)
+    assert same_numbers(file, "a", "c") and not same_numbers(file, "a", "b")

@@ -2,38 +2,22 @@
 
 from typing import Any
 
-import gguf
 import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import Plan, WeightFormat, WeightPlan, part_places
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.block_fields import dequantised, exponent_bytes, half_bytes, half_sizes
 from mlxr_tests.repetition import varied
 from mlxr_tests.specs import random_weight
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-# The f16 fields of blocks whose other bits may be anything: (byte, size of the weights that it makes, if 1).
-_HALVES = {
-    WeightFormat.Q8_0: ((0, 75.0),),
-    WeightFormat.Q4_0: ((0, 4.6),),
-    WeightFormat.Q4_1: ((0, 4.6), (2, -0.613)),
-    WeightFormat.Q5_0: ((0, 9.2),),
-    WeightFormat.Q5_1: ((0, 9.2), (2, -0.594)),
-    WeightFormat.Q2_K: ((80, 13.0), (82, 8.0)),
-    WeightFormat.Q3_K: ((108, 45.0),),
-    WeightFormat.Q4_K: ((0, 250.0), (2, 35.0)),
-    WeightFormat.Q5_K: ((0, 500.0), (2, 35.0)),
-    WeightFormat.Q6_K: ((208, 1370.0),),
-    WeightFormat.IQ4_NL: ((0, 70.0),),
-    WeightFormat.IQ4_XS: ((0, 1300.0),),
-}
-
 
 def has_minima(format: WeightFormat) -> bool:
     """Whether elements are a code times a scale plus a shift: sums cancel then."""
-    return format.affine is not None or format in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
+    return format.affine is not None or len(half_bytes(format)) > 1
 
 
 def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[int, int], scale: float) -> list[Bytes]:
@@ -47,11 +31,11 @@ def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[i
         return [np.ascontiguousarray(bits).view(np.uint8).reshape(rows, -1)]
     blocks = columns // format.block_elements
     planes = []
-    for index, plane in enumerate(format.planes):
+    for plane in format.planes:
         data = rng.integers(0, 256, (rows, blocks, plane.block_bytes), np.uint8)
-        if format in (WeightFormat.MXFP4, WeightFormat.MXFP4_MLX) and (index == 1 or format is WeightFormat.MXFP4):
-            data[:, :, 0] = rng.integers(-2, 2, (rows, blocks)) + 127 + int(np.round(np.log2(scale / 3)))
-        for byte, size in _HALVES.get(format, ()):
+        for byte in (0,) if plane.dtype == "u8" else exponent_bytes(format):
+            data[:, :, byte] = rng.integers(-2, 2, (rows, blocks)) + 127 + int(np.round(np.log2(scale / 3)))
+        for byte, size in zip(half_bytes(format), half_sizes(format), strict=True):
             numbers = (scale / size * rng.uniform(0.5, 1.5, (rows, blocks))).astype(np.float16)
             data[:, :, byte : byte + 2] = numbers[..., None].view(np.uint8)
         if plane.dtype is not None and plane.dtype != "u8":
@@ -67,25 +51,9 @@ def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[i
 
 def numbers_of(format: WeightFormat, planes: list[Bytes], columns: int) -> Floats:
     """[rows, columns] f32, by the packages that define the formats."""
-    rows = len(planes[0])
-    if format.affine:
-        scales, biases = (_as_f32(plane, str(format.affine.scale)) for plane in planes[1:])
-        words = mx.array(planes[0].view(np.uint32))
-        with mx.stream(mx.cpu):
-            found = mx.dequantize(words, scales, biases, group_size=format.affine.group, bits=format.affine.bits)
-        return np.array(found).reshape(rows, columns)
-    if format is WeightFormat.MXFP4_MLX:
-        blocks = np.concatenate([planes[1][..., None], _gguf_nibbles(planes[0])], axis=-1)
-        return gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType.MXFP4)
     if format.is_quantised:
-        return gguf.quants.dequantize(planes[0], gguf.GGMLQuantizationType[str(format.gguf)])
+        return dequantised(format, planes).reshape(len(planes[0]), columns)
     return np.array(_as_f32(planes[0], str(format)))
-
-
-def _gguf_nibbles(plane: Bytes) -> Bytes:
-    """Consecutive nibbles [rows, 16 * blocks] as GGUF pairs them: element j below, j + 16 above."""
-    nibbles = np.stack([plane & 15, plane >> 4], axis=-1).reshape(len(plane), -1, 32)
-    return nibbles[..., :16] | nibbles[..., 16:] << 4
 
 
 def _as_f32(plane: Bytes, dtype: str) -> mx.array:

@@ -7,12 +7,12 @@ import ctypes
 import functools
 from collections.abc import Collection
 
-import gguf
-import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
+from mlxr_tests import block_fields
+from mlxr_tests.block_fields import exponent_bytes, half_bytes
 from mlxr_tests.c_harness import address, aligned, c_library
 
 AFFINE = [format for format in WeightFormat if format.affine]
@@ -81,13 +81,6 @@ def library(
     return c_library(headers(formats), snippet(formats), march, compiler, flags)
 
 
-def half_bytes(format: WeightFormat) -> tuple[int, ...]:
-    """Where the f16 of a block of one plane begin."""
-    two = {WeightFormat.Q4_1, WeightFormat.Q5_1, WeightFormat.Q4_K, WeightFormat.Q5_K}
-    other = {WeightFormat.Q2_K: (80, 82), WeightFormat.Q3_K: (108,), WeightFormat.Q6_K: (208,), WeightFormat.MXFP4: ()}
-    return (0, 2) if format in two else other.get(format, (0,))
-
-
 def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0, spread: float = 9) -> np.ndarray:
     """Native rows, [rows, bytes] uint8: any bits, except that scales are finite and neither tiny nor huge.
 
@@ -100,12 +93,12 @@ def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0, 
         for start in half_bytes(format):
             halves = _scales(rng, rows, blocks, spread).astype(np.float16)
             data[:, :, start : start + 2] = halves[..., None].view(np.uint8)
-        if format == WeightFormat.MXFP4:
-            data[:, :, 0] = rng.integers(127 - int(spread), 130, (rows, blocks))
-        if format == WeightFormat.MXFP4_MLX:  # its exponents are last
-            data = data.reshape(rows, -1)
-            data[:, 16 * blocks :] = rng.integers(127 - int(spread), 130, (rows, blocks))
-        return data.reshape(rows, -1)
+        for start in exponent_bytes(format):
+            data[:, :, start] = rng.integers(127 - int(spread), 130, (rows, blocks))
+        data = data.reshape(rows, -1)
+        if len(format.planes) > 1:  # its exponents are last
+            data[:, format.planes[0].block_bytes * blocks :] = rng.integers(127 - int(spread), 130, (rows, blocks))
+        return data
     bits = rng.integers(0, 256, (rows, blocks * format.planes[0].block_bytes), np.uint8)
     floats = [_as_type(_scales(rng, rows, blocks, spread), str(format.affine.scale)) for _ in range(2)]
     return np.concatenate([bits, *floats], axis=1)
@@ -131,18 +124,7 @@ def planes_of(format: WeightFormat, native: np.ndarray) -> list[np.ndarray]:
 
 def dequantised(format: WeightFormat, native: np.ndarray) -> np.ndarray:
     """Native rows' numbers, [rows, columns] f32."""
-    if format.gguf is not None:
-        with np.errstate(all="ignore"):
-            return gguf.quants.dequantize(native, gguf.GGMLQuantizationType[format.gguf])
-    bits, *others = planes_of(format, native)
-    words = mx.array(bits.view(np.uint32))
-    if format.affine is None:
-        found = mx.dequantize(words, mx.array(others[0]), group_size=32, bits=4, mode="mxfp4", dtype=mx.float32)
-        return np.array(found)
-    dtype = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}[str(format.affine.scale)]
-    carrier = np.uint32 if dtype == mx.float32 else np.uint16
-    scales, biases = (mx.array(plane.view(carrier)).view(dtype).astype(mx.float32) for plane in others)
-    return np.array(mx.dequantize(words, scales, biases, group_size=format.affine.group, bits=format.affine.bits))
+    return block_fields.dequantised(format, planes_of(format, native))
 
 
 def pack(lib: ctypes.CDLL, format: WeightFormat, native: np.ndarray) -> np.ndarray:

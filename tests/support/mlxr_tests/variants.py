@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from mlxr.compiler.artifact import Artifact, ModelSpec
+from mlxr.compiler.artifact import Artifact, ModelSpec, WeightFormat
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr_tests.specs import small_spec
@@ -20,7 +20,8 @@ _BLOCKS = {
     "prefill_chunk": 64,
 }
 _FORMATS = (
-    *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "iq4_nl", "iq4_xs", "mxfp4", "mxfp4_mlx"),
+    # q4_k and q6_k have a variant of their own
+    *(str(held) for held in WeightFormat if held.is_quantised and not held.affine and held not in ("q4_k", "q6_k")),
     *(
         "affine2_g32_f16",
         "affine3_g64_bf16",

@@ -1,0 +1,44 @@
+"""How safetensors files hold a quantised matrix: one tensor for each plane of its format.
+
+MLX keeps the numbers of a quantised matrix in `X.weight`, their scales in `X.scales` and, for affine formats, biases in
+`X.biases`; Hugging Face keeps MXFP4 in `X_blocks` and `X_scales`.
+"""
+
+from mlxr.compiler.formats.weight_format import WeightFormat
+
+PLANE_ENDINGS = ((".weight", ".scales", ".biases"), ("_blocks", "_scales", "_biases"))
+"""How the names of numbers, scales and biases end: MLX's, and Hugging Face's."""
+
+
+def plane_names(name: str) -> tuple[str, str, str]:
+    """Names of the tensors of numbers, scales and biases, if `name` is that of the numbers."""
+    for endings in PLANE_ENDINGS:
+        if name.endswith(endings[0]):
+            stem = name.removesuffix(endings[0])
+            return stem + endings[0], stem + endings[1], stem + endings[2]
+    return name, f"{name}.scales", f"{name}.biases"
+
+
+def plane_format(
+    block_bits: int, scale_type: str, *, has_biases: bool, group: int | None = None
+) -> WeightFormat | None:
+    """The format of planes like these.
+
+    Args:
+        block_bits: bits of a block's packed numbers, all together.
+        scale_type: type of the scales, as safetensors headers name it.
+        has_biases: whether there is a plane of biases.
+        group: elements of a block; None where the numbers and scales must tell.
+
+    Returns:
+        None where no format is like this, or `group` is None and several are.
+    """
+    formats = [
+        format
+        for format in WeightFormat
+        if len(format.planes) == 2 + has_biases
+        and format.planes[0].block_bytes * 8 == block_bits
+        and format.planes[1].dtype == scale_type.lower()
+        and group in (None, format.block_elements)
+    ]
+    return formats[0] if len(formats) == 1 else None
