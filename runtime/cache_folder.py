@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
+from mlxr.runtime.hosts.registry import hosts
 
-CACHES = {
-    "artifacts": "what specs and model files compile to",
-    "cpu": "libraries of host cpu",
-    "cuda": "kernels of host cuda",
-    "sim": "kernels of host sim",
-}
-"""What is cached: the name of its folder, and what is in it."""
+
+def caches() -> dict[str, str]:
+    """What is cached: the name of each folder, and what is in it."""
+    kept = {host.name: host.cached for host in hosts().values() if host.cached}
+    return {"artifacts": "what specs and model files compile to"} | dict(sorted(kept.items()))
 
 
 def cache_root() -> Path:
@@ -39,7 +38,7 @@ def cache_folder(name: str) -> Path:
     """The folder for one kind of cached files, in `cache_root()`, not yet made.
 
     Args:
-        name: what is cached; see CACHES.
+        name: what is cached; see `caches`.
 
     Raises:
         MlxrError: there is no place for it.

@@ -22,6 +22,7 @@ from gpu.theirs import Theirs, make_model
 from gpu.weights import RandomWeights
 from gpu.work import GROWTH, MODELS, Row, spec_document
 from mlxr.compiler.debug import debug_level
+from mlxr.runtime.hosts.select import check_host
 
 Engine = Callable[[int], float]
 """Does so many steps; seconds of one."""
@@ -43,6 +44,7 @@ class Group:
             log: what workers print.
         """
         self._rows, self._args, self._results, self._log = rows, args, results, log
+        check_host(args.host)  # before the GPU computes anything: MLX reads its settings once
         name, format_name = rows[0].model, rows[0].format
         self._shape = MODELS[name].shape
         say(f"{name} {format_name}: random weights")

@@ -23,7 +23,7 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.select import host_class
+from mlxr.runtime.hosts.select import array_host
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.tuning.pieces import device_name
 
@@ -64,7 +64,7 @@ class Loaded:
         self.artifact, self.plan = artifact, artifact.plan
         self.arena = FilledArena(self.plan.arena)
         self.pager = Pager.from_geometry(self.plan.arena)
-        self.host = host_class(host)(artifact, weights, self.arena)  # type: ignore[call-arg, arg-type]
+        self.host = array_host(host)(artifact, weights, self.arena)
 
     def hold(self, batch: int, tokens: int) -> list[int]:
         """Sequences of so many tokens, of which the arena's random numbers are keys and values."""
@@ -148,9 +148,7 @@ class Ours:
         """What a step in the middle of a turn reads, as MLXR counts it: to be compared with the row's own count."""
         artifact = self._loaded.artifact
         tokens = self._row.batch * (self._row.tokens + GROWTH // 2)
-        return weight_bytes(artifact, self._loaded.host.name, self._row.batch) + cache_bytes(
-            artifact.plan.arena, tokens
-        )
+        return weight_bytes(artifact, "metal", self._row.batch) + cache_bytes(artifact.plan.arena, tokens)
 
     def decode(self, steps: int) -> float:
         """Seconds of a step, by `steps` of them; sequences that have grown too long are started anew."""

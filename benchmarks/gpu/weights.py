@@ -16,7 +16,7 @@ from peers.models import Shape
 
 from gpu.work import FORMATS
 from mlxr.compiler.artifact import TensorSource, WeightPlan, part_places
-from mlxr.runtime.hosts.select import host_class
+from mlxr.runtime.hosts.select import array_host
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 Planes = tuple[mx.array, ...]
@@ -104,8 +104,7 @@ class RandomWeights(Mapping[str, Planes]):
 
     def as_read_by(self, host: str, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
         """The weights as a host takes them."""
-        found = host_class(host)
-        return self.buffers(plan) if getattr(found, "reads_buffers", False) else self.numbers(plan)
+        return self.buffers(plan) if array_host(host).reads_buffers else self.numbers(plan)
 
     def _decode(self, part: TensorSource) -> mx.array:
         """The numbers of a tensor, f32, decoded by other code than what is checked."""

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, Target
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
@@ -22,7 +22,7 @@ from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Progress
-from mlxr.runtime.hosts.select import check_host, make_host, resolve_host, target_of
+from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
@@ -79,13 +79,13 @@ class Model:
         self._closed = False
         self.artifact = artifact
         plan = artifact.plan
-        check_host(host, plan.targets, threads)
-        _check_memory(artifact, resolve_host(host, plan.targets))
+        target = check_host(host, plan.targets, threads).target_among(plan.targets)
+        _check_memory(artifact, target)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
         self._template_places = [path for path in (tokenizer, weights) if path is not None]
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
-        self.types = plan.types_of(target_of(resolve_host(host, plan.targets), plan.targets))
+        self.types = plan.types_of(target)
         self.arena = Arena(plan.arena_of(self.types.target))
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
@@ -279,11 +279,11 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
         ) from error
 
 
-def _check_memory(artifact: Artifact, host: str) -> None:
+def _check_memory(artifact: Artifact, target: Target) -> None:
     """Refuses a model that this machine cannot hold, before anything is loaded."""
     machine_bytes = device_memory_bytes()
     plan = artifact.plan
-    memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
+    memory = plan.cpu.memory if target == "cpu" and plan.cpu else plan.memory
     if memory.total_bytes > machine_bytes:
         raise HostError(
             f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "

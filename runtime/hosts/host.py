@@ -28,6 +28,7 @@ class Host(ABC):
     Attributes:
         launches: how often each kernel (or, on `reference`, each kind of op) was launched, counted where it happens.
         notes: what is not as the plan asks on this machine, for people.
+        threads: how many threads run a step, the caller's among them; None on hosts whose number nobody chooses.
     """
 
     name: ClassVar[str]
@@ -48,6 +49,7 @@ class Host(ABC):
         self.arena = arena
         self.launches: Counter[str] = Counter()
         self.notes: tuple[str, ...] = ()
+        self.threads: int | None = None
         self._tell = debug_level() >= 4
 
     @classmethod

@@ -17,6 +17,8 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache_folder import cache_folder
+from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.hosts.registry import AUTO
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
@@ -64,9 +66,10 @@ def load(
     if threads is not None:
         whole_number("threads", threads)
     where = resolve_host(host)
-    if where == "cpu" and changes.activation_dtype not in (None, "f32"):
+    if where.activations and changes.activation_dtype not in (None, *where.activations):
         raise RequestError(
-            f"activations are {changes.activation_dtype}, but host cpu computes with f32 ones: leave the option out"
+            f"activations are {changes.activation_dtype}, but host {where.name} computes with "
+            f"{' or '.join(where.activations)} ones: leave the option out"
         )
     own, of_files = None, False
     if isinstance(model, Artifact):
@@ -85,25 +88,20 @@ def load(
     return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
 
 
-def chip_of(host: str) -> Chip | None:
-    """The chip that a host runs on, where its launch geometry depends on it and it is known.
-
-    Args:
-        host: a host's name, not `auto`.
-    """
-    if host not in ("metal", "cuda"):
+def chip_of(host: HostEntry) -> Chip | None:
+    """The chip that a host runs on, where its launch geometry depends on it and it is known."""
+    if not (name := host.gpu_name()):
         return None
     from mlxr.compiler.chips.catalog import find_chip_of_device  # noqa: PLC0415 (only where there is a GPU)
-    from mlxr.tuning.pieces import device_name, has_matrix_instructions  # noqa: PLC0415
 
-    return find_chip_of_device(device_name()) if has_matrix_instructions(host) else None
+    return find_chip_of_device(name)
 
 
 def here() -> Chip | None:
     """The chip of this machine's GPU, where there is one and it is known."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
 
-    return chip_of(resolve_host("auto"))
+    return chip_of(resolve_host(AUTO))
 
 
 def resolve_artifact(

@@ -14,7 +14,6 @@ from mlxr.model_source import resolve_artifact
 from mlxr.runtime.engine.pipeline import launch_step
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.cuda import device
-from mlxr.tuning import pieces
 from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 
@@ -28,7 +27,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch, model: Path, **options: Any) -> mlx
     """Loaded by default options on a machine with an H200, which computes nothing sensible."""
     artifact, _ = resolve_artifact(str(model), options.get("changes", Changes()), find_chip("h200"))
     use_card(monkeypatch, artifact, Sums())
-    monkeypatch.setattr(pieces, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(device, "chip_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     return mlxr.load(model, **options)
 

@@ -17,7 +17,7 @@ from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.runtime.hosts.mlx_ops import LARGE_OPS
 from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs
 from mlxr.tuning.measure_launches import measure_launches
-from mlxr.tuning.pieces import Pieces, kernel_maker
+from mlxr.tuning.pieces import Pieces, gpu_host
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.stopwatch import Piece, Stopwatch
 from mlxr_tests.fake_gpu import FakeGpu
@@ -213,4 +213,4 @@ def test_without_a_gpu_measuring_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert main(["inspect", str(tmp_path / "one"), "--measure"]) == 1
     assert "host cpu launches no kernels on a GPU, so there is nothing to time" in capsys.readouterr().err
     with pytest.raises(HostError, match="Apple silicon"):
-        kernel_maker("metal", compiled(small_spec()))
+        gpu_host("metal", compiled(small_spec()))

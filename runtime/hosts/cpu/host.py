@@ -34,7 +34,6 @@ class CpuHost(Host):
     Several Python threads may call it; they take turns. After a fork, the child must load the model anew.
 
     Attributes:
-        threads: how many threads run a step, the caller's among them.
         mapped_bytes: of the weights, those read where they lie in a file (or in the arrays given).
         own_bytes: those in memory of the host's own.
     """
@@ -67,7 +66,7 @@ class CpuHost(Host):
             ArtifactError: the artifact has no target cpu.
         """
         super().__init__(artifact, arena)
-        self.threads = num_threads(threads)
+        self.threads = count = num_threads(threads)
         text = artifact.cpu_source
         program = self.plan.cpu
         assert program is not None, "an artifact with C text has its plan"
@@ -80,11 +79,9 @@ class CpuHost(Host):
         if progress is not None:
             progress("kernels", 1, 1)
         read = MemoryReader(tensors) if isinstance(tensors, Mapping) else tensors
-        placed = place_tensors(program, library, read, self.threads, progress and partial(progress, "weights"))
+        placed = place_tensors(program, library, read, count, progress and partial(progress, "weights"))
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
-        self._program = OpenProgram(
-            library, placed.addresses, arena.addresses(), self.threads, keep=(placed.owners, arena)
-        )
+        self._program = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
         self._names = [kernel.name for kernel in program.kernels]
         self._counts = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.vocab_size)

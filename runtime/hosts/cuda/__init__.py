@@ -1,1 +1,47 @@
-"""Kernels of the `cuda` host: Metal text to CUDA machine code."""
+"""Host cuda: the artifact's Metal kernels, compiled for an NVIDIA GPU.
+
+    device         the GPU, whether MLX can use it, and MLX's settings there
+    build, nvrtc   kernel text -> machine code, cached by content
+    host           launches the plan's kernels through MLX, in traces
+    step_*         a whole decode step as one kernel
+
+The text of a kernel is the same as on Apple silicon: the prelude templates/hosts/metal_on_cuda.cuh makes it CUDA.
+"""
+
+from typing import TYPE_CHECKING
+
+from mlxr.runtime.hosts.entry import HostEntry
+
+if TYPE_CHECKING:
+    from mlxr.runtime.hosts.host import Host
+
+
+def _check() -> None:
+    from mlxr.runtime.hosts.cuda.device import check_cuda  # noqa: PLC0415 (the record must load without MLX)
+
+    check_cuda()
+
+
+def _load() -> "type[Host]":
+    from mlxr.runtime.hosts.cuda.host import CudaHost  # noqa: PLC0415 (imported when wanted)
+
+    return CudaHost
+
+
+def _gpu_name() -> str:
+    from mlxr.runtime.hosts.cuda.device import chip_name  # noqa: PLC0415
+
+    return chip_name()
+
+
+HOST = HostEntry(
+    name="cuda",
+    summary="NVIDIA GPUs",
+    target="metal",
+    load=_load,
+    check=_check,
+    rank=20,
+    auto=True,
+    gpu_name=_gpu_name,
+    cached="kernels of host cuda",
+)

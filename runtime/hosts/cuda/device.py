@@ -1,4 +1,4 @@
-"""The NVIDIA GPU that MLX computes on, and MLX's settings there, which it reads once, when it first uses the GPU."""
+"""The NVIDIA GPU that MLX computes on, and MLX's settings for it."""
 
 import os
 
@@ -6,18 +6,29 @@ import mlx.core as mx
 
 from mlxr.compiler.errors import HostError
 
-# MLX ends a CUDA graph when the arrays that its launches bind have so many MiB. It counts the whole arena at each
-# launch that binds it, so that a large arena would end the graph after every attention.
-os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
-# A CUDA graph for a whole step: each costs the CPU time, and MLX's own would have 20 launches.
-os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
-# Matmuls of f32 in f32, as the spec says, and not in TF32 of 10 bits.
-os.environ.setdefault("MLX_ENABLE_TF32", "0")
+_SETTINGS = {
+    # MLX ends a CUDA graph when the arrays that its launches bind have so many MiB. It counts the whole arena at each
+    # launch that binds it, so that a large arena would end the graph after every attention.
+    "MLX_MAX_MB_PER_BUFFER": str(1 << 30),
+    # A CUDA graph for a whole step: each costs the CPU time, and MLX's own would have 20 launches.
+    "MLX_MAX_OPS_PER_BUFFER": "200",
+    # Matmuls of f32 in f32, as the spec says, and not in TF32 of 10 bits.
+    "MLX_ENABLE_TF32": "0",
+}
+"""Environment variables of MLX; what the user has set stays."""
 
 
 def has_cuda() -> bool:
-    """Whether this is MLX's CUDA build and it sees a card."""
-    return mx.cuda.is_available() and bool(mx.device_info(mx.Device(mx.gpu)).get("architecture"))
+    """Whether this is MLX's CUDA build and it sees a card.
+
+    If it is that build, this also makes MLX's settings: whoever wants the GPU asks here first, and MLX reads them when
+    it first computes.
+    """
+    if not mx.cuda.is_available():
+        return False
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    return bool(mx.device_info(mx.Device(mx.gpu)).get("architecture"))
 
 
 def architecture() -> str:
@@ -32,6 +43,15 @@ def architecture() -> str:
     return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
+def chip_name() -> str:
+    """What the GPU calls itself; empty if it has no matrix instructions (before Ampere).
+
+    The launch geometry of chips uses these instructions, and an older GPU would emulate them.
+    """
+    info = mx.device_info(mx.Device(mx.gpu))
+    return str(info.get("device_name", "")) if int(info.get("compute_capability_major", 8)) >= 8 else ""
+
+
 def limit_cache() -> None:
     """Keeps MLX from holding more than a quarter of the GPU's memory that no array uses.
 
@@ -44,7 +64,7 @@ def limit_cache() -> None:
 
 
 def check_cuda() -> None:
-    """Finds out whether host cuda can run.
+    """Checks that host cuda can run; makes MLX's settings, as `has_cuda` does.
 
     Raises:
         HostError: MLX is another build, or there is no card, or its driver is too old.

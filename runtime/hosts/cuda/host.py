@@ -58,6 +58,7 @@ class CudaHost(MlxHost):
     """Runs the plan on an NVIDIA GPU."""
 
     name = "cuda"
+    has_step_kernels = True
 
     def __init__(
         self,

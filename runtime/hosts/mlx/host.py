@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
@@ -37,6 +37,8 @@ class MlxHost(ArrayHost):
 
     pipelines = True
     builds_late = True
+    has_step_kernels: ClassVar[bool] = False
+    """Whether the host can run a whole decode step as one kernel, where the plan asks for that."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""The sim host: runs standalone Metal kernel text on any CPU, with strict checks.
+"""Host sim: runs the artifact's complete Metal files on any CPU, with strict checks.
 
-Stage: executes the launches of a plan where there is no GPU. Nothing here knows plans: a kernel is text, a launch is
-buffers and a grid.
+Only `host` knows plans. To the other modules a kernel is text, and a launch is buffers and a grid.
 
     signature    reads a kernel's name and parameters from its text
     toolchain    finds clang and says how to compile and link
@@ -11,9 +10,35 @@ buffers and a grid.
     library      the C runtime (fibers, barriers, simdgroup operations, workers) through ctypes
     faults       what a launch reports when a kernel did something illegal
     kernel       SimKernel, SimBuffer, prepare: what the rest of the runtime uses
+    host         the host itself: the launches of a plan, one after another
 """
 
-from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel, prepare
-from mlxr.runtime.hosts.sim.signature import Param
+from typing import TYPE_CHECKING
 
-__all__ = ["Param", "SimBuffer", "SimKernel", "prepare"]
+from mlxr.runtime.hosts.entry import HostEntry
+
+if TYPE_CHECKING:
+    from mlxr.runtime.hosts.host import Host
+
+
+def _check() -> None:
+    from mlxr.runtime.hosts.sim.toolchain import find_toolchain  # noqa: PLC0415 (imported when wanted)
+
+    find_toolchain()
+
+
+def _load() -> "type[Host]":
+    from mlxr.runtime.hosts.sim.host import SimHost  # noqa: PLC0415
+
+    return SimHost
+
+
+HOST = HostEntry(
+    name="sim",
+    summary="the Metal kernels, checked, on any CPU",
+    target="metal",
+    load=_load,
+    check=_check,
+    rank=40,
+    cached="kernels of host sim",
+)

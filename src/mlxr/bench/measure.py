@@ -121,10 +121,10 @@ def measure(model: Model, work: Workload) -> Measurement:
     warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens))[0]))
     steps, launched = running.decode(work.decode_tokens)
     running.close()
-    plan, host, step = model.artifact.plan, model.host.name, statistics.median(steps)
-    read = weight_bytes(model.artifact, host, work.batch)
+    plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
+    read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
-    memory = plan.cpu.memory if host == "cpu" and plan.cpu else plan.memory
+    memory = plan.cpu.memory if target == "cpu" and plan.cpu else plan.memory
     return Measurement(
         prefill_tokens_per_second=statistics.median(rates),
         decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),

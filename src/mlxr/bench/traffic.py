@@ -2,22 +2,22 @@
 
 import re
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec, Target
 
 _EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.")
 
 
-def weight_bytes(artifact: Artifact, host: str, rows: int = 1) -> int:
-    """Bytes of weights that a decode step reads, each once, on a host that runs a target's kernels.
+def weight_bytes(artifact: Artifact, target: Target, rows: int = 1) -> int:
+    """Bytes of weights that a decode step reads, each once, on a host of a target.
 
     Args:
         artifact: the compiled model.
-        host: `cpu` reads the cpu target's tensors; others those of the metal target.
+        target: the target whose program the host runs.
         rows: sequences of the step; of the embedding table it reads their rows alone, unless it is the output too, and
             of experts those that they choose, taken to be different ones.
     """
     plan = artifact.plan
-    if host == "cpu" and plan.cpu is not None:
+    if target == "cpu" and plan.cpu is not None:
         sizes = {tensor.name: (tensor.size_bytes, tensor.shape[0]) for tensor in plan.cpu.tensors}
         launches = [(launch.kernel, launch.inputs) for launch in plan.cpu.step("decode").launches]
     elif plan.steps:

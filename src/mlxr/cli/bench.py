@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     figures: dict[str, object] = {
         "model": spec.name,
         "host": model.host.name,
-        "threads": getattr(model.host, "threads", None),
+        "threads": model.host.threads,
         "compute": spec.compute,
         "weights": spec.weights.default,
         "activations": str(model.types.activations),

@@ -13,7 +13,7 @@ from pathlib import Path
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
-from mlxr.runtime.cache_folder import CACHES, cache_root
+from mlxr.runtime.cache_folder import cache_root, caches
 
 _ABOUT = (
     "MLXR keeps what it compiled, so that the next run finds it. All of it can be made again. It is in MLXR_CACHE_DIR "
@@ -42,11 +42,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing = actions.add_parser("list", help="show where the cache is, and what is in it", description=_ABOUT)
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=run_list)
-    kinds = "; ".join(f"{name} ({about})" for name, about in CACHES.items())
+    kinds = "; ".join(f"{name} ({about})" for name, about in caches().items())
     clearing = actions.add_parser(
         "clear", help="remove what is in the cache", description=f"Remove what is in the cache. Kinds: {kinds}."
     )
-    clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(CACHES)} (default: all)")
+    clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(caches())} (default: all)")
     clearing.add_argument("--json", action="store_true", help="print JSON")
     clearing.set_defaults(run=run_clear)
 
@@ -54,7 +54,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_list(args: argparse.Namespace) -> int:
     """Runs `mlxr cache list`."""
     root = cache_root()
-    found = [_kind(root, name, about) for name, about in CACHES.items()]
+    found = [_kind(root, name, about) for name, about in caches().items()]
     others = [_kind(root, name, "not of mlxr's commands; never cleared") for name in _other_folders(root)]
     if args.json:
         print(json.dumps({"folder": str(root), "kinds": [asdict(kind) for kind in (*found, *others)]}, indent=1))
@@ -68,11 +68,11 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_clear(args: argparse.Namespace) -> int:
     """Runs `mlxr cache clear`: removes the folders of the kinds, and nothing else that lies beside them."""
-    unknown = [name for name in args.kind if name not in CACHES]
+    unknown = [name for name in args.kind if name not in caches()]
     if unknown:
-        raise MlxrError(f"there is no cache {unknown[0]!r}; there are {', '.join(CACHES)}")
+        raise MlxrError(f"there is no cache {unknown[0]!r}; there are {', '.join(caches())}")
     root = cache_root()
-    kinds = [_kind(root, name, about) for name, about in CACHES.items() if not args.kind or name in args.kind]
+    kinds = [_kind(root, name, about) for name, about in caches().items() if not args.kind or name in args.kind]
     for kind in kinds:
         folder = root / kind.name
         try:
@@ -135,6 +135,6 @@ def _bytes_below(folder: Path) -> int:
 
 def _other_folders(root: Path) -> list[str]:
     try:
-        return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in CACHES)
+        return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in caches())
     except OSError:
         return []

@@ -11,7 +11,7 @@ from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import MODEL_HELP, load
-from mlxr.runtime.hosts.names import HOST_NAMES
+from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
@@ -26,10 +26,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host",
-        default="auto",
-        choices=HOST_NAMES,
-        help="where to run: metal (Apple silicon), cuda (NVIDIA GPUs), cpu (C made for this CPU), sim (the Metal "
-        "kernels, checked, on any CPU), reference (MLX ops)",
+        default=AUTO,
+        choices=host_choices(),
+        help="where to run: " + ", ".join(f"{host.name} ({host.summary})" for host in hosts().values()),
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of host cpu (default: one for each core)")
     parser.add_argument(

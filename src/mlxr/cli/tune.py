@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.model_source import MODEL_HELP
-from mlxr.runtime.hosts.names import HOST_NAMES
+from mlxr.runtime.hosts.registry import AUTO, host_choices
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,8 +21,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write the artifact")
     parser.add_argument(
         "--host",
-        default="auto",
-        choices=HOST_NAMES,
+        default=AUTO,
+        choices=host_choices(),
         help="the host whose launches to time; it must have a GPU (default: this machine's)",
     )
     parser.add_argument(

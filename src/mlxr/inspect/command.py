@@ -20,6 +20,7 @@ from mlxr.inspect.roofline import roofline as limits
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
 from mlxr.model_source import here, resolve_artifact
+from mlxr.runtime.hosts.registry import AUTO
 
 _DEFAULT_SIZE = (120, 24)
 DEFAULT_CONTEXT = 512
@@ -90,18 +91,18 @@ def _predicted(artifact: Artifact, name: str, context: int, batch: int) -> Roofl
 
 def _measured(artifact: Artifact, name: str | None, context: int, batch: int) -> Roofline:
     from mlxr.tuning.measure_launches import measure_launches  # noqa: PLC0415 (loads MLX)
-    from mlxr.tuning.pieces import device_name, kernel_maker  # noqa: PLC0415
+    from mlxr.tuning.pieces import device_name, gpu_host  # noqa: PLC0415
     from mlxr.tuning.stopwatch import Stopwatch  # noqa: PLC0415
 
-    host, make_kernels = kernel_maker("auto", artifact)
+    host = gpu_host(AUTO, artifact)
     device = device_name()
     chip = find_chip(name) if name else find_chip_of_device(device)
     if chip is None:
         raise ArtifactError(f"the chip {device} is not known: name one like it with --chip")
     found = limits(artifact, chip, context, batch)
     cache_bytes = round(chip.figures.cache_mib.value * 2**20) if chip.figures else 0
-    times = measure_launches(artifact, make_kernels, cache_bytes, context, batch, Stopwatch())
-    return Roofline(artifact, chip, found, host, device, times)
+    times = measure_launches(artifact, host.make_kernels, cache_bytes, context, batch, Stopwatch())
+    return Roofline(artifact, chip, found, host.name, device, times)
 
 
 def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:

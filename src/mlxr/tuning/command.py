@@ -8,7 +8,7 @@ from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
-from mlxr.tuning.pieces import device_name, kernel_maker
+from mlxr.tuning.pieces import device_name, gpu_host
 from mlxr.tuning.record import tuning_json, tuning_text
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
@@ -24,20 +24,27 @@ def tune(args: argparse.Namespace) -> int:
         MlxrError: there is no such model or chip, no GPU, or the artifact cannot be written.
     """
     artifact, _ = resolve_artifact(args.model, type_changes(args), find_chip(args.chip) if args.chip else here())
-    host, make_kernels = kernel_maker(args.host, artifact)
+    host = gpu_host(args.host, artifact)
     device = device_name()
     chip = _chip(args.chip, artifact, device)
     context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
     with ProgressLine() as line:
         tuner = Tuner(
-            artifact, chip, make_kernels, Stopwatch(), device, line.show, StepTimes(host), step_kernels=host == "cuda"
+            artifact,
+            chip,
+            host.make_kernels,
+            Stopwatch(),
+            device,
+            line.show,
+            StepTimes(host.name),
+            step_kernels=host.has_step_kernels,
         )
         tuning = tuner.tune(context)
     about = {
         "artifact": artifact.digest,
         "chip": chip.name,
         "device": device,
-        "host": host,
+        "host": host.name,
         "mlx": metadata.version("mlx"),
         "context": context,
     }

@@ -11,10 +11,11 @@ from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Step
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.norms import NORM_PORTS
 from mlxr.runtime.hosts.mlx_ops import LARGE_OPS, MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.large import compute_type
-from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
+from mlxr.runtime.hosts.select import check_host, resolve_host
 from mlxr.tuning.random_inputs import Input, RandomInputs
 from mlxr.tuning.stopwatch import Piece
 
@@ -34,31 +35,31 @@ class KernelMaker(Protocol):
         ...
 
 
-def kernel_maker(host: str, artifact: Artifact) -> tuple[str, KernelMaker]:
-    """The host that times launches, by name (`auto`: this machine's), and what makes its kernels.
+def gpu_host(name: str, artifact: Artifact) -> type[MlxHost]:
+    """The class of the host that times launches, once it is certain that it can run here.
+
+    Args:
+        name: the name of a host; `auto`: this machine's.
+        artifact: whose launches are to be timed.
 
     Raises:
-        HostError: it is none that launches kernels on a GPU, or it cannot run here.
+        HostError: the host launches no kernels on a GPU, or it cannot run here.
     """
-    name = resolve_host(host, artifact.plan.targets)
-    make: KernelMaker | None = getattr(host_class(name), "make_kernels", None)
-    if make is None:
+    targets = artifact.plan.targets
+    entry = resolve_host(name, targets)
+    host = entry.load()
+    if not issubclass(host, MlxHost):
         raise HostError(
-            f"host {name} launches no kernels on a GPU, so there is nothing to time; this needs an Apple silicon Mac "
-            "or an NVIDIA GPU" + ("" if "metal" in artifact.plan.targets else ", and an artifact with target metal")
+            f"host {entry.name} launches no kernels on a GPU, so there is nothing to time; this needs an Apple silicon "
+            "Mac or an NVIDIA GPU" + ("" if "metal" in targets else ", and an artifact with target metal")
         )
-    check_host(name, artifact.plan.targets)
-    return name, make
+    check_host(entry.name, targets)
+    return host
 
 
 def device_name() -> str:
     """What the GPU calls itself: `Apple M3 Max`, `NVIDIA H200`."""
     return str(mx.device_info().get("device_name", "a GPU of unknown name"))
-
-
-def has_matrix_instructions(host: str) -> bool:
-    """Whether tables of chips suit the GPU of a host: on NVIDIA's before Ampere their kernels would be emulated."""
-    return host != "cuda" or int(mx.device_info(mx.Device(mx.gpu)).get("compute_capability_major", 8)) >= 8
 
 
 def running(artifact: Artifact, batch: Batch) -> list[Launch]:

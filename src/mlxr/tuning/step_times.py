@@ -17,7 +17,7 @@ from mlxr.runtime.cache.arena import Arena, device_memory_bytes
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
-from mlxr.runtime.hosts.select import host_class
+from mlxr.runtime.hosts.select import array_host
 from mlxr.tuning.random_inputs import at_least_8
 
 THREADS = (0, 256, 384, 512, 640, 768, 1024)
@@ -77,7 +77,7 @@ class StepTimes:
             try:
                 geometry = artifact.plan.arena
                 arenas[geometry] = arenas.get(geometry) or Arena(geometry)
-                host = host_class(self._host)(artifact, weights, arenas[geometry])  # type: ignore[call-arg, arg-type]
+                host = array_host(self._host)(artifact, weights, arenas[geometry])
                 if host.notes:
                     raise HostError("; ".join(host.notes))
                 running[number] = Sequences(_Loaded(artifact, host, Pager.from_geometry(artifact.plan.arena)), 1)

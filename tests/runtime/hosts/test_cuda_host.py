@@ -4,6 +4,7 @@ Kernels are not compiled for a GPU here (tests/kernels/test_cuda_texts.py does);
 because the sim must see numbers.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.model_source import chip_of
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.pipeline import Draws
@@ -25,6 +27,7 @@ from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
 from mlxr_tests.format_planes import random_buffers
@@ -195,6 +198,28 @@ def test_few_parts_of_a_prompt_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch)
     assert np.isfinite(host.read(logits)).all()
 
 
+def test_mlx_gets_its_settings_before_the_card_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("MLX_MAX_MB_PER_BUFFER", "MLX_MAX_OPS_PER_BUFFER", "MLX_ENABLE_TF32")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+    assert not device.has_cuda() and not any(name in os.environ for name in names)
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
+    seen: list[list[str | None]] = []
+    monkeypatch.setattr(mx, "device_info", lambda *_: seen.append([os.environ.get(name) for name in names]) or {})
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    assert not device.has_cuda() and seen == [[str(1 << 30), "7", "0"]], "what the user has set stays"
+
+
+def test_the_chips_of_older_cards_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for major, name in ((9, "NVIDIA H200"), (8, "NVIDIA H200"), (7, "")):
+        info = {"device_name": "NVIDIA H200", "compute_capability_major": major}
+        monkeypatch.setattr(mx, "device_info", lambda *_, info=info: info)
+        assert hosts()["cuda"].gpu_name() == name
+        assert (chip_of(hosts()["cuda"]) is not None) == bool(name)
+    assert chip_of(hosts()["cpu"]) is None
+
+
 def test_mlx_keeps_no_more_than_a_quarter_of_the_gpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
     monkeypatch.setattr(mx, "set_cache_limit", limits.append)
@@ -246,4 +271,4 @@ def test_without_a_card_the_cuda_host_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     with pytest.raises(HostError, match="no NVIDIA GPU"):
         mlxr.load(mlxr.compile("storyteller"), Q8_0, host="cuda")
-    assert resolve_host("auto") in ("metal", "cpu")
+    assert resolve_host("auto").name in ("metal", "cpu")

@@ -3,29 +3,35 @@
 import mlx.core as mx
 import pytest
 
+from mlxr.compiler.artifact import TARGETS, Target
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.cpu import toolchain
-from mlxr.runtime.hosts.names import HOST_NAMES, HOSTS
-from mlxr.runtime.hosts.select import check_host, host_class, resolve_host
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.select import array_host, check_host, resolve_host
 
 NO_METAL = pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU here")
 
 
-def test_every_name_has_its_host() -> None:
-    assert set(HOST_NAMES) == {"auto", *HOSTS}
-    assert all(host_class(name).name == name for name in HOSTS)
-
-
 def test_auto_is_metal_or_cuda_else_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxr.runtime.hosts.select.has_cuda", lambda: False)
+    def auto(*targets: Target) -> str:
+        return resolve_host("auto", targets or TARGETS).name
+
+    monkeypatch.setattr(device, "has_cuda", lambda: False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    assert resolve_host("auto") == "metal"
-    assert resolve_host("auto", ["cpu"]) == "cpu"
+    assert auto() == "metal"
+    assert auto("cpu") == "cpu"
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    assert resolve_host("auto") == resolve_host("auto", ["metal"]) == "cpu"
-    monkeypatch.setattr("mlxr.runtime.hosts.select.has_cuda", lambda: True)
-    assert resolve_host("auto") == "cuda"
-    assert resolve_host("auto", ["cpu"]) == "cpu"
+    assert auto() == auto("metal") == "cpu"
+    monkeypatch.setattr(device, "has_cuda", lambda: True)
+    assert auto() == "cuda"
+    assert auto("cpu") == "cpu"
+
+
+def test_a_host_that_takes_arrays() -> None:
+    assert array_host("reference").name == "reference"
+    with pytest.raises(HostError, match="host cpu takes its weights from files only"):
+        array_host("cpu")
 
 
 def test_unknown_hosts() -> None:

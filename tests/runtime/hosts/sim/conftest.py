@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxr.runtime.hosts.sim import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., Array]

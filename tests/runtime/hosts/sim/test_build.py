@@ -12,7 +12,8 @@ import pytest
 
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.cache_folder import cache_folder
-from mlxr.runtime.hosts.sim import SimBuffer, SimKernel, build, prepare, toolchain
+from mlxr.runtime.hosts.sim import build, toolchain
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel, prepare
 from mlxr.runtime.hosts.sim.signature import parse_signature
 from mlxr_tests.few import few_of
 
@@ -209,7 +210,7 @@ def test_a_changed_prelude_or_compiler_is_another_entry(cache, monkeypatch):
 def test_two_processes_build_the_same_kernels_at_once(cache):
     script = textwrap.dedent("""
         import sys, numpy as np
-        from mlxr.runtime.hosts.sim import SimBuffer, prepare
+        from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
         kernels = prepare({f"copy{i}": sys.argv[1].format(i) for i in range(4)})
         x, y = np.ones(1, np.float32), np.zeros(1, np.float32)
         buffers = [SimBuffer.of(x, writable=False), SimBuffer.of(y, writable=True)]

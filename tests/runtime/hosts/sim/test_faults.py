@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.errors import HostError, KernelFault
-from mlxr.runtime.hosts.sim import SimBuffer, SimKernel
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 from mlxr.runtime.hosts.sim.toolchain import find_toolchain, private_checks
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"

@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.runtime.hosts.sim import SimBuffer, SimKernel, build
+from mlxr.runtime.hosts.sim import build
+from mlxr.runtime.hosts.sim.kernel import SimBuffer, SimKernel
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 

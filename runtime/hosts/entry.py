@@ -1,0 +1,51 @@
+"""What is known about a host before it is loaded: the record that each host's package exports as `HOST`.
+
+Records are light. They import neither MLX nor their host's module until somebody calls `check`, `load` or `gpu_name`.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlxr.compiler.artifact import Target
+    from mlxr.runtime.hosts.host import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostEntry:
+    """A host: what users call it, what it runs, whether it can run here, and how to get its class.
+
+    Attributes:
+        name: the name that users give; also the name of the host's folder.
+        summary: where or how it runs, in a few words, for `--help`.
+        target: the target whose program it runs; None: it interprets the graph of any artifact.
+        load: imports and returns the host's class.
+        check: raises a HostError that says why this machine cannot run the host; returns where it can.
+        rank: the host's place in lists, lowest first. Hosts of equal rank are listed by name.
+        auto: whether `auto` may choose this host. It takes the first one in the list that can run, else the last one.
+        takes_threads: whether the user may choose the number of its threads.
+        activations: the only element types of activations that it computes with; empty: any that the spec asks for.
+        gpu_name: what the GPU calls itself that the launch geometry should suit; empty: no GPU that chips are known of.
+        cached: what the host keeps in its own folder of the cache, for `mlxr cache`; empty: nothing.
+    """
+
+    name: str
+    summary: str
+    target: "Target | None"
+    load: "Callable[[], type[Host]]"
+    check: Callable[[], None] = lambda: None
+    rank: int = 100
+    auto: bool = False
+    takes_threads: bool = False
+    activations: tuple[str, ...] = ()
+    gpu_name: Callable[[], str] = lambda: ""
+    cached: str = ""
+
+    def runs(self, targets: "Collection[Target]") -> bool:
+        """Whether the host runs artifacts that have these targets."""
+        return self.target is None or self.target in targets
+
+    def target_among(self, targets: "Collection[Target]") -> "Target":
+        """The target whose types the host computes with: its own, or the first one of an artifact if it has none."""
+        return next(iter(targets)) if self.target is None else self.target
