@@ -29,13 +29,14 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
-from mlxr.compiler.formats.weight_layout import Segment, WeightLayout, part_places, plane_row_bytes
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.verify import ARENA_TOKEN
 from mlxr.compiler.spec.model import ModelSpec
 
 __all__ = [
     "ARENA_TOKEN",
+    "PANEL_ROWS",
     "TARGETS",
     "TUNING",
     "Affine",

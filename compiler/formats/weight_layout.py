@@ -13,6 +13,8 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 
 ALIGNMENT = 16
 """Of parts and planes: what the widest loads ask for."""
+PANEL_ROWS = 16
+"""Rows of a weight that target cpu packs and computes together: the 32-bit lanes of a 512-bit vector."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ MLXR_INLINE void attend_cap(float *scores, int stride, int count, int columns, c
 
 // A sink as a score.
 MLXR_INLINE float attend_sink(float sink) {
-    const float score = sink * 1.44269504f;
+    const float score = sink * MLXR_LOG2_E;
     return score > MLXR_LOWEST ? score : MLXR_LOWEST;
 }
 

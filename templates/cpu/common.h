@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define MLXR_INLINE static inline __attribute__((always_inline))
+#define MLXR_LOG2_E 1.44269504f  // LOG2_E of compiler/targets/scores.py
 
 // One step, laid out as in runtime/hosts/batch.py.
 typedef struct {

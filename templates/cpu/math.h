@@ -6,7 +6,7 @@
 MLXR_INLINE f32v f32_exp(f32v x) {
     const float least = -86.6f;
     f32v in = f32_min(f32_set1(89.0f), f32_max(f32_set1(least), x));
-    f32v shifted = in * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: n stands in the low bits
+    f32v shifted = in * MLXR_LOG2_E + 12582912.0f;  // 1.5 * 2^23: n stands in the low bits
     f32v whole = shifted - 12582912.0f;
     f32v r = in - whole * 0.693145752f;
     r = r - whole * 1.42860677e-6f;

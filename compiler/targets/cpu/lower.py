@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops import AttrValue
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.kernels.attention import CpuAttendDecode, CpuAttendPrefill, CpuCacheWrite, CpuRopeTable
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
-from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, PANEL_ROWS, CpuKernel
+from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, CpuKernel
 from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection, Segment
 from mlxr.compiler.targets.cpu.kernels.rows import MOST_EXPERTS, CpuNorm, CpuQkNorm, CpuRoute
 

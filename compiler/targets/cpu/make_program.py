@@ -10,6 +10,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops import Shape
 from mlxr.compiler.passes.pipeline import STEPS
@@ -17,7 +18,7 @@ from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.schedule.memory import place_activations
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks, CpuRopeTable
-from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, PANEL_ROWS, CpuKernel
+from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, CpuKernel
 from mlxr.compiler.targets.cpu.lower import CpuDraft, CpuLowering
 from mlxr.compiler.targets.cpu.unit import Call, Program, Unit, name_kernels, render_unit
 from mlxr.compiler.targets.metal.render import Provenance

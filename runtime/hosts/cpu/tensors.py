@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import CpuProgram, CpuTensor, TensorSource, WeightFormat
+from mlxr.compiler.artifact import PANEL_ROWS, CpuProgram, CpuTensor, TensorSource, WeightFormat
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
@@ -28,7 +28,6 @@ from mlxr.runtime.weights.weight_file import WeightFile
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-PANEL_ROWS = 16
 _PIECE_BYTES = 4 << 20
 """Of a tensor at once: much against the cost of a task, little against memory."""
 _MAX_LISTED = 8

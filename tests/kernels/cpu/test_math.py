@@ -1,11 +1,13 @@
 """exp and the activations against double precision, and what they make of infinities and NaN."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 
-from mlxr_tests.c_harness import address, c_library, compilers, marches
+from mlxr.compiler.targets.scores import LOG2_E
+from mlxr_tests.c_harness import address, c_library, compilers, marches, text_of
 
 HEADERS = ("common.h", "simd.h", "math.h")
 NAMES = ("exp", "silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -78,3 +80,8 @@ def test_past_the_range(lib):
         assert np.array_equal(call(lib, name, [INF, 200, 1e30, -200, -1e30])[1][:5], np.float32([*large, 0, 0]))
     for name in NAMES:
         assert np.isnan(call(lib, name, [NAN, 1.0])[1][0])
+
+
+def test_headers_have_the_log2_e_of_the_templates():
+    (number,) = re.findall(r"#define MLXR_LOG2_E (\S+)f ", text_of(["common.h"], ""))
+    assert np.float32(number) == np.float32(LOG2_E)

@@ -14,8 +14,8 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernels.matrix import CpuHelper
 from mlxr.compiler.targets.metal.kernels.kernel import round_up
+from mlxr.compiler.targets.scores import cap_log2, query_scale
 
-LOG2_E = 1.4426950408889634
 _LANES = 16
 _CACHE_LINE = 64
 _TILE_FLOATS = 4096  # of K or of V: a third of a usual first level cache
@@ -228,12 +228,12 @@ class CpuAttend(CpuRotaryKernel):
     @property
     def query_scale(self) -> float:
         """What queries are multiplied by: scores are for exp2, or, with a cap, for tanh."""
-        return self.scale / self.softcap if self.softcap else self.scale * LOG2_E
+        return query_scale(self.scale, self.softcap)
 
     @property
     def cap(self) -> float:
         """The cap of scores for exp2; 0: none."""
-        return self.softcap * LOG2_E if self.softcap else 0.0
+        return cap_log2(self.softcap)
 
     @property
     def rows_in_place(self) -> bool:

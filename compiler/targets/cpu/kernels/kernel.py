@@ -19,8 +19,6 @@ _C_TYPES: dict[ParamKind, str] = {
     "output_indices": "int32_t *",
     "layer": "int ",
 }
-PANEL_ROWS = 16
-"""Rows of a weight that are computed together: the 32-bit lanes of a 512-bit vector."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.cpu.kernels.kernel import PANEL_ROWS
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.targets.environment import float_literal
 
 Compute = Literal["exact", "fast"]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.cpu.kernels.kernel import PANEL_ROWS, CpuKernel, Param
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernels.matrix import Compute, CpuHelper, Finish, Matrix
 from mlxr.compiler.targets.metal.kernels.kernel import round_up
 

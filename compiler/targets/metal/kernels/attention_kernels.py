@@ -6,8 +6,8 @@ from functools import cached_property
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeKernel
 from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, round_up
+from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
 
-LOG2_E = 1.4426950408889634
 MMA_HEADS, MMA_KEYS, MMA_ROWS = 8, 16, 16
 """Query heads and keys of a matrix instruction in decode, and rows of one in prefill."""
 _TILE_ELEMENTS = 4096  # of K, and of V
@@ -35,13 +35,13 @@ class AttentionKernel(RopeKernel):
     @property
     def query_scale(self) -> float:
         """Factor of the queries: it makes scores ready for exp2, or for tanh where they are capped."""
-        return self.scale / self.softcap if self.softcap else self.scale * LOG2_E
+        return query_scale(self.scale, self.softcap)
 
     @property
     def cap_log2(self) -> float:
         """The cap for exp2."""
         assert self.softcap, "asked for where scores are capped"
-        return self.softcap * LOG2_E
+        return cap_log2(self.softcap)
 
     @property
     def log2_e(self) -> float:

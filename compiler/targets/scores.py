@@ -1,0 +1,14 @@
+"""Attention scores as the kernels of every target keep them: in base 2, ready for exp2, which is cheaper than exp."""
+
+LOG2_E = 1.4426950408889634
+"""log2(e): e^x = 2^(x * LOG2_E). Sinks are multiplied by it; C headers have it as MLXR_LOG2_E."""
+
+
+def query_scale(scale: float, softcap: float | None) -> float:
+    """Factor of the queries: it makes scores ready for exp2, or for tanh where they are capped."""
+    return scale / softcap if softcap else scale * LOG2_E
+
+
+def cap_log2(softcap: float | None) -> float:
+    """What the tanh of a score is multiplied by, ready for exp2; 0 where scores are not capped."""
+    return softcap * LOG2_E if softcap else 0.0
