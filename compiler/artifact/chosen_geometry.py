@@ -1,6 +1,6 @@
 """The launch geometry that was chosen for a kernel, with the reasons."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from mlxr.compiler.artifact.record import Record
 
@@ -10,15 +10,10 @@ class ChosenGeometry(Record):
 
     Attributes:
         site: the launches it is for, as rules name them.
-        sizes: the sizes of `Geometry` that its kind of kernel depends on.
+        sizes: the sizes that its kind of kernel depends on, by flat name (`matvec_outputs`).
         why: the reasons of those that are not the default.
     """
 
     site: str
     sizes: Mapping[str, int]
     why: Mapping[str, str] = {}
-
-    def without(self, unused: Collection[str]) -> "ChosenGeometry":
-        """The same but for sizes that mean nothing to the kernel."""
-        sizes = {name: size for name, size in self.sizes.items() if name not in unused}
-        return self.model_copy(update={"sizes": sizes, "why": {n: why for n, why in self.why.items() if n in sizes}})

@@ -15,7 +15,7 @@ class GeometryRule(Frozen):
     """Sets some sizes of the launches that meet all its conditions; a condition left out is met."""
 
     sizes: Annotated[dict[str, Annotated[int, Field(ge=0, le=INT32_MAX, strict=True)]], Field(min_length=1)]
-    """Fields of `Geometry`, and what they are."""
+    """Sizes of the geometry by flat name (`matvec_outputs`), and their values."""
     because: Annotated[str, Field(min_length=1)]
     """Why, for people; `inspect` shows it."""
     origin: Origin

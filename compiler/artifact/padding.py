@@ -4,7 +4,7 @@ _LEAST_PADDED = 8
 
 
 def padded(tokens: int, padding: int, most: int) -> int:
-    """The next of the sizes that `Geometry.chunk_padding` says, at most `most`."""
+    """The next of the sizes that `chunk_padding` of the geometry gives, at most `most`."""
     if not padding:
         return tokens
     if tokens <= padding:

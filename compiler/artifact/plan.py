@@ -90,7 +90,7 @@ class Plan(Record):
         return replace(self.arena, dtype=self.types_of(target).cache)
 
     def padded_tokens(self, tokens: int) -> int:
-        """How many tokens a step of prompts has once it is filled up; see `Geometry.chunk_padding`."""
+        """How many tokens a step of prompts has once it is filled up; see `ChunkSizes.padding`."""
         return padded(tokens, self.chunk.sizes["chunk_padding"], self.max_tokens)
 
     @property

@@ -1,167 +1,308 @@
-"""Launch geometry: the numbers that a tuner may change without changing what is computed."""
+"""Launch geometry: the sizes that a tuner may change without changing what is computed.
 
-from dataclasses import dataclass, fields
+One record for each kind of launch. Each size states the flat name by which users know it (`matvec_outputs`), its limits
+and what the tuner tries. "By matrix instructions" (MMA) means those of NVIDIA GPUs for 16 x 8 x 16 numbers.
+"""
+
+from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.schedule.size_record import RowThreshold, SizeRecord, Values, Variants, size
 
 MULTIPROCESSOR_THREADS = 2048
 """Threads that an NVIDIA multiprocessor runs at once, at most."""
 
+_POWERS_TO_32 = (1, 2, 4, 8, 16, 32)
+_OFF_ON = (0, 1)
+
 
 @dataclass(frozen=True)
-class Geometry:
-    """Sizes of threadgroups and tiles.
+class OneRow(SizeRecord):
+    """Projections of one row, as in decode of one sequence: each simdgroup multiplies some rows of the weight."""
 
-    Attributes:
-        matvec_outputs: weight rows of a simdgroup in one-row projections (gated ones keep this many of each half).
-        matvec_simdgroups: simdgroups of a threadgroup there.
-        matvec_split: how many of them share the columns of their rows.
-        matvec_unroll: steps of a simdgroup's loop over columns whose loads are on the way at once.
-        matvec_mma: 1: by matrix instructions, for quantised weights on chips that have them for 16 x 8 x 16 numbers of
-            f16; matvec_outputs is 16 or 32 then (gated ones: of each half 16), matvec_unroll at most 4 (for q4_k
-            and q5_k, which take four steps at once, 1 means as much as 2).
-        matmul_outputs, matmul_simdgroups: the same for several rows.
-        matmul_tile: input rows that share one read of the weight; tile x outputs is at most 32, one lane each.
-        gemm_min_rows: rows from which quantised weights are unpacked into threadgroup memory, for 32 rows at once.
-        gemm_mma: 1: by matrix instructions there, for 64 rows at once, where activations are of 16 bits.
-        mma_min_rows, mma_max_rows: rows from and up to which a projection is made by matrix instructions, where
-            activations are of 16 bits, and the weight of their type or quantised; mma_min_rows 0: never.
-        mma_simdgroups: simdgroups there that share the columns of a threadgroup's rows of the weight.
-        mma_outputs: these rows, of quantised weights: 16, 32 or 64 (of others they are 64).
-        attend_simdgroups: simdgroups that share the context of one KV head in decode.
-        attend_heads: most query heads of a threadgroup there; 0: all on its KV head.
-        attend_unroll: keys of a lane group that are loaded and scored at once.
-        attend_whole: contexts up to this long are not split; 0: as long as the shortest partition.
-        attend_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type, heads of 64 or
-            128 elements and at most 8 on a KV head: then attend_heads and attend_unroll mean nothing.
-        attend_many: sequences (two or more) from which decode attention is one launch whatever the contexts, since
-            there are threadgroups enough; 0: never.
-        attend_many_simdgroups, attend_many_heads, attend_many_unroll, attend_many_mma: as in attend_, there.
-        partition: positions of the shortest split-KV partition.
-        partitions: most partitions of a context; longer ones have longer partitions.
-        partition_simdgroups, partition_heads, partition_unroll: as in attend_, of a partition; 0: the same.
-        partition_mma: as in attend_, of a partition.
-        prefill_rows: (token, query head) rows of a prefill attention threadgroup, if threadgroup memory allows.
-        prefill_keys: keys of one of its tiles, likewise.
-        prefill_rows_per_simdgroup: rows of one simdgroup there.
-        prefill_mma: 1: by matrix instructions there, where activations and cache are of one 16-bit type and heads of 64
-            or 128 elements: then prefill_rows are a multiple of 16 up to 128, and the other two mean nothing.
-        mlx_min_rows: rows from which hosts that have MLX's ops give it a projection whose weight has the activations'
-            type; 0: never.
-        mlx_quantised_min_rows: the same where the weight is quantised, and is unpacked for MLX; 0: never.
-        unpack_unroll: pieces that a thread unpacks for it, whose loads are on the way at once.
-        mlx_min_tokens: tokens of one sequence from which they give it attention; 0: never.
-        mlx_min_context: contexts from which they do that, with those tokens.
-        chunk_tokens: most prompt tokens of a step, where the spec leaves it open.
-        chunk_padding: hosts whose kernels MLX launches fill a step of prompts up to one of a few numbers of tokens, so
-            that they meet no new shapes: powers of two up to this, then steps of this or of an eighth of the next lower
-            power of two, whichever is more; 0: they fill nothing up.
-        contiguous_context: context up to which `mode: auto` gives one sequence a contiguous arena; 0: never.
-        step_threads: threads of a block where host cuda runs a decode step as one kernel; 0: a launch for each kernel.
-        step_sequences: most sequences of a decode step that is one kernel.
-        step_blocks: blocks of it that a multiprocessor holds at once, which bounds their registers.
-        step_prefetch: KiB of the next launch's weights that each block asks for while it waits for the others; 0: none.
+    outputs: int = size("matvec_outputs", 4, one_of=_POWERS_TO_32, tuning=Values((1, 2, 4, 8, 16, 32)))
+    """Weight rows of a simdgroup. Of gated projections one half of them are gates."""
+    simdgroups: int = size("matvec_simdgroups", 2, tuning=Values((1, 2, 4, 8, 16)))
+    """Simdgroups of a threadgroup."""
+    split: int = size("matvec_split", 1, tuning=Values((1, 2, 4, 8)))
+    """How many of them share the columns of the same rows: a divisor of `simdgroups`."""
+    unroll: int = size("matvec_unroll", 1, tuning=Values((1, 2, 4)))
+    """Steps of a simdgroup's loop over columns whose loads are in flight at once. By matrix instructions at most 4; for
+    q4_k and q5_k, which take four steps at once, 1 means as much as 2."""
+    mma: int = size(
+        "matvec_mma",
+        0,
+        one_of=_OFF_ON,
+        tuning=Variants(
+            (
+                {"mma": 0, "outputs": 4, "simdgroups": 4, "split": 4, "unroll": 2},
+                {"mma": 1, "outputs": 16, "simdgroups": 8, "split": 8, "unroll": 1},
+            )
+        ),
+    )
+    """1: by matrix instructions, for quantised weights. Then `outputs` is 16 or 32, of gated projections 16 of each
+    half."""
+
+    def check_together(self) -> None:
+        """The columns are shared evenly, and matrix instructions have sizes of their own."""
+        if self.simdgroups % self.split:
+            raise PlanError(
+                f"geometry: matvec_split is {self.split}; expected a divisor of matvec_simdgroups, {self.simdgroups}"
+            )
+        if self.mma and (self.outputs < 16 or self.unroll not in (1, 2, 4)):
+            raise PlanError(
+                f"geometry: matvec_mma is {self.mma} with matvec_outputs {self.outputs} and matvec_unroll "
+                f"{self.unroll}; expected 0, or 1 with 16 or 32 outputs and 1, 2 or 4 steps"
+            )
+
+
+@dataclass(frozen=True)
+class SeveralRows(SizeRecord):
+    """Projections of a few rows: a tile of them shares one read of the weight."""
+
+    outputs: int = size("matmul_outputs", 4, one_of=_POWERS_TO_32, tuning=Values((1, 2, 4, 8)))
+    """Weight rows of a simdgroup, as in `OneRow`."""
+    simdgroups: int = size("matmul_simdgroups", 2, tuning=Values((1, 2, 4, 8)))
+    """Simdgroups of a threadgroup."""
+    tile: int = size("matmul_tile", 8, tuning=Values((2, 4, 8, 16)))
+    """Input rows that share one read of the weight: 2 or more; tile x outputs is at most 32, one lane each."""
+
+    def check_together(self) -> None:
+        """Each result of a tile has a lane."""
+        if self.tile < 2 or self.tile * self.outputs > 32:
+            raise PlanError(
+                f"geometry: matmul_tile {self.tile} x matmul_outputs {self.outputs} must be at most 32, one lane each, "
+                "and a tile at least 2 rows"
+            )
+
+
+@dataclass(frozen=True)
+class UnpackedTiles(SizeRecord):
+    """Projections of many rows by quantised weights, which are unpacked into threadgroup memory."""
+
+    min_rows: int = size("gemm_min_rows", 17, tuning=RowThreshold())
+    """Rows from which this is done, for 32 rows at once."""
+    mma: int = size("gemm_mma", 0, one_of=_OFF_ON)
+    """1: by matrix instructions, for 64 rows at once, where activations are of 16 bits."""
+
+
+@dataclass(frozen=True)
+class MatrixTiles(SizeRecord):
+    """Projections of several rows by matrix instructions.
+
+    They need activations of 16 bits, and a weight of their type or a quantised one.
     """
 
-    matvec_outputs: int = 4
-    matvec_simdgroups: int = 2
-    matvec_split: int = 1
-    matvec_unroll: int = 1
-    matvec_mma: int = 0
-    matmul_outputs: int = 4
-    matmul_simdgroups: int = 2
-    matmul_tile: int = 8
-    gemm_min_rows: int = 17
-    gemm_mma: int = 0
-    mma_min_rows: int = 0
-    mma_max_rows: int = 64
-    mma_simdgroups: int = 8
-    mma_outputs: int = 64
-    attend_simdgroups: int = 8
-    attend_heads: int = 0
-    attend_unroll: int = 1
-    attend_whole: int = 0
-    attend_mma: int = 0
-    attend_many: int = 0
-    attend_many_simdgroups: int = 8
-    attend_many_heads: int = 0
-    attend_many_unroll: int = 1
-    attend_many_mma: int = 0
-    partition: int = 1024
-    partitions: int = 32
-    partition_simdgroups: int = 0
-    partition_heads: int = 0
-    partition_unroll: int = 0
-    partition_mma: int = 0
-    prefill_rows: int = 32
-    prefill_keys: int = 32
-    prefill_rows_per_simdgroup: int = 4
-    prefill_mma: int = 0
-    mlx_min_rows: int = 32
-    mlx_quantised_min_rows: int = 0
-    unpack_unroll: int = 4
-    mlx_min_tokens: int = 0
-    mlx_min_context: int = 0
-    chunk_tokens: int = 512
-    chunk_padding: int = 0
-    contiguous_context: int = 4096
-    step_threads: int = 0
-    step_sequences: int = 1
-    step_blocks: int = 1
-    step_prefetch: int = 0
+    min_rows: int = size("mma_min_rows", 0, least=0)
+    """Rows from which this is done; 0: never."""
+    max_rows: int = size("mma_max_rows", 64)
+    """Rows up to which this is done."""
+    simdgroups: int = size("mma_simdgroups", 8, most=14, reason="whose sums fit", tuning=Values((4, 6, 8, 12)))
+    """Simdgroups that share the columns of a threadgroup's weight rows."""
+    outputs: int = size("mma_outputs", 64, one_of=(16, 32, 64))
+    """These weight rows, of quantised weights; of others they are 64."""
 
-    def __post_init__(self) -> None:
-        """Refuses sizes that no kernel is made for.
+    def check_together(self) -> None:
+        """There are rows for which this is done, or none are meant to be."""
+        if self.min_rows > self.max_rows:
+            raise PlanError(f"geometry: mma_min_rows {self.min_rows} must be at most mma_max_rows, {self.max_rows}")
 
-        Raises:
-            PlanError: naming the size and what it may be.
-        """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.default == 0 or field.name.startswith(("mlx_", "contiguous_")) else 1
-            if value < least:
-                raise PlanError(f"geometry: {field.name} is {value}; expected at least {least}")
-        for name in ("matvec_outputs", "matmul_outputs"):
-            if getattr(self, name) not in (1, 2, 4, 8, 16, 32):
-                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 1, 2, 4, 8, 16 or 32")
-        if self.matvec_simdgroups % self.matvec_split:
-            raise PlanError(
-                f"geometry: matvec_split is {self.matvec_split}; expected a divisor of matvec_simdgroups, "
-                f"{self.matvec_simdgroups}"
-            )
-        for name in ("gemm_mma", "attend_mma", "attend_many_mma", "partition_mma", "prefill_mma"):
-            if getattr(self, name) > 1:
-                raise PlanError(f"geometry: {name} is {getattr(self, name)}; expected 0 or 1")
-        if self.attend_many == 1:
+
+@dataclass(frozen=True)
+class LibraryMatmul(SizeRecord):
+    """Projections by MLX's matmul, on hosts that have MLX's ops."""
+
+    min_rows: int = size("mlx_min_rows", 32, least=0, tuning=RowThreshold())
+    """Rows from which it takes a projection whose weight has the activations' type; 0: never."""
+    quantised_min_rows: int = size("mlx_quantised_min_rows", 0, least=0, tuning=RowThreshold(shared=True))
+    """Rows from which it takes one whose weight is quantised, and is unpacked for it; 0: never."""
+    unpack_unroll: int = size("unpack_unroll", 4)
+    """Pieces of a weight that one thread unpacks for it, whose loads are in flight at once."""
+
+
+@dataclass(frozen=True)
+class ManyRows(SizeRecord):
+    """Projections of more than one row: which of four ways takes how many rows, and the sizes of each way."""
+
+    several: SeveralRows = SeveralRows()
+    unpacked: UnpackedTiles = UnpackedTiles()
+    matrix: MatrixTiles = MatrixTiles()
+    library: LibraryMatmul = LibraryMatmul()
+
+
+@dataclass(frozen=True)
+class AttendWhole(SizeRecord):
+    """Decode attention to a whole context in one launch: threadgroups for each sequence and KV head."""
+
+    simdgroups: int = size("attend_simdgroups", 8, tuning=Values((1, 2, 4, 8, 16)))
+    """Simdgroups that share the context of one KV head."""
+    heads: int = size("attend_heads", 0, least=0, tuning=Values((1, 2, 4, 8)))
+    """Most query heads of a threadgroup; 0: all on its KV head."""
+    unroll: int = size("attend_unroll", 1, tuning=Values((1, 2, 4)))
+    """Keys that a group of lanes loads and scores at once."""
+    max_context: int = size("attend_whole", 0, least=0, tuning=Values((0, 256, 1024, 2048)))
+    """Contexts up to so many tokens are not split; 0: up to the shortest partition."""
+    mma: int = size("attend_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0}, {"mma": 1})))
+    """1: by matrix instructions, where activations and cache are of one 16-bit type, heads of 64 or 128 elements and at
+    most 8 on a KV head. Then `heads` and `unroll` mean nothing."""
+
+
+@dataclass(frozen=True)
+class AttendMany(SizeRecord):
+    """Decode attention of so many sequences that there are threadgroups enough: one launch whatever the contexts."""
+
+    min_sequences: int = size("attend_many", 0, least=0)
+    """Sequences from which this is done: two or more; 0: never."""
+    simdgroups: int = size("attend_many_simdgroups", 8)
+    """As in `AttendWhole`."""
+    heads: int = size("attend_many_heads", 0, least=0)
+    """As in `AttendWhole`."""
+    unroll: int = size("attend_many_unroll", 1)
+    """As in `AttendWhole`."""
+    mma: int = size("attend_many_mma", 0, one_of=_OFF_ON)
+    """As in `AttendWhole`."""
+
+    def check_together(self) -> None:
+        """One sequence is not many."""
+        if self.min_sequences == 1:
             raise PlanError("geometry: attend_many is 1; expected 0, or at least 2 sequences")
-        if self.mma_min_rows > self.mma_max_rows:
+
+
+@dataclass(frozen=True)
+class AttendPartition(SizeRecord):
+    """Decode attention to a part of a long context (split-KV): a second launch merges the parts."""
+
+    length: int = size("partition", 1024, tuning=Values((32, 64, 128, 256, 512, 1024, 2048, 4096)))
+    """Positions of the shortest partition."""
+    most: int = size("partitions", 32, tuning=Values((8, 16, 32, 64)))
+    """Most partitions of a context; longer contexts have longer partitions."""
+    simdgroups: int = size("partition_simdgroups", 0, least=0, tuning=Values((2, 4, 8)))
+    """As in `AttendWhole`; 0: the same as there."""
+    heads: int = size("partition_heads", 0, least=0, tuning=Values((1, 2, 4, 8)))
+    """As in `AttendWhole`; 0: the same as there."""
+    unroll: int = size("partition_unroll", 0, least=0, tuning=Values((1, 2, 4)))
+    """As in `AttendWhole`; 0: the same as there."""
+    mma: int = size("partition_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0}, {"mma": 1})))
+    """As in `AttendWhole`."""
+
+
+@dataclass(frozen=True)
+class DecodeAttention(SizeRecord):
+    """Attention of one new token of each sequence."""
+
+    whole: AttendWhole = AttendWhole()
+    many: AttendMany = AttendMany()
+    partition: AttendPartition = AttendPartition()
+
+
+@dataclass(frozen=True)
+class AttendTile(SizeRecord):
+    """Attention of a tile of queries, in a step of prompts; tiles shrink until threadgroup memory holds them."""
+
+    rows: int = size("prefill_rows", 32, tuning=Values((16, 32, 64)))
+    """Pairs of a token and a query head in a threadgroup."""
+    keys: int = size("prefill_keys", 32, one_of=(4, 8, 16, 32), reason="a lane each", tuning=Values((8, 16, 32)))
+    """Keys of a tile."""
+    rows_per_simdgroup: int = size("prefill_rows_per_simdgroup", 4, tuning=Values((2, 4, 8, 16)))
+    """Rows of one simdgroup."""
+    mma: int = size("prefill_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0, "rows": 32}, {"mma": 1, "rows": 64})))
+    """1: by matrix instructions, where activations and cache are of one 16-bit type and heads of 64 or 128 elements.
+    Then `rows` is a multiple of 16 up to 128, and `keys` and `rows_per_simdgroup` mean nothing."""
+
+    def check_together(self) -> None:
+        """Matrix instructions take rows by 16."""
+        if self.mma and (self.rows % 16 or self.rows > 128):
             raise PlanError(
-                f"geometry: mma_min_rows {self.mma_min_rows} must be at most mma_max_rows, {self.mma_max_rows}"
+                f"geometry: prefill_rows is {self.rows} with prefill_mma; expected a multiple of 16 up to 128"
             )
-        if self.mma_outputs not in (16, 32, 64):
-            raise PlanError(f"geometry: mma_outputs is {self.mma_outputs}; expected 16, 32 or 64")
-        if not 1 <= self.mma_simdgroups <= 14:
-            raise PlanError(f"geometry: mma_simdgroups is {self.mma_simdgroups}; expected 1 to 14, whose sums fit")
-        if self.matvec_mma and (self.matvec_mma > 1 or self.matvec_outputs < 16 or self.matvec_unroll not in (1, 2, 4)):
+
+
+@dataclass(frozen=True)
+class LibraryAttention(SizeRecord):
+    """Attention of one sequence by MLX's op, on hosts that have MLX's ops."""
+
+    min_tokens: int = size("mlx_min_tokens", 0, least=0)
+    """New tokens from which it takes a step; 0: never."""
+    min_context: int = size("mlx_min_context", 0, least=0)
+    """Tokens of the context, the new ones too, from which it takes such a step."""
+
+
+@dataclass(frozen=True)
+class PrefillAttention(SizeRecord):
+    """Attention in a step of prompts."""
+
+    tile: AttendTile = AttendTile()
+    library: LibraryAttention = LibraryAttention()
+
+
+@dataclass(frozen=True)
+class ChunkSizes(SizeRecord):
+    """Steps of prompts as a whole."""
+
+    tokens: int = size("chunk_tokens", 512)
+    """Most prompt tokens of a step, where the spec leaves it open."""
+    padding: int = size("chunk_padding", 0, least=0)
+    """Hosts whose kernels MLX launches fill a step up to one of a few numbers of tokens, so that they meet no new
+    shapes: powers of two up to this, then steps of this or of an eighth of the next lower power of two, whichever is
+    more; 0: they fill nothing up."""
+
+
+@dataclass(frozen=True)
+class ArenaSizes(SizeRecord):
+    """The KV arena."""
+
+    contiguous_context: int = size("contiguous_context", 4096, least=0)
+    """Context, in tokens, up to which `mode: auto` gives one sequence a contiguous arena; 0: never."""
+
+
+@dataclass(frozen=True)
+class StepKernel(SizeRecord):
+    """A decode step that host cuda runs as one kernel."""
+
+    threads: int = size(
+        "step_threads",
+        0,
+        least=0,
+        most=1024,
+        multiple_of=32,
+        tuning=Values((0, 256, 384, 512, 640, 768, 1024)),
+    )
+    """Threads of a block; 0: each launch is a kernel of its own."""
+    sequences: int = size("step_sequences", 1)
+    """Most sequences of such a step."""
+    blocks: int = size("step_blocks", 1)
+    """Blocks that a multiprocessor holds at once, which bounds their registers."""
+    prefetch: int = size("step_prefetch", 0, least=0)
+    """KiB of the next launch's weights that each block asks for while it waits for the others; 0: none."""
+
+    def check_together(self) -> None:
+        """A multiprocessor can hold the blocks."""
+        if self.threads * self.blocks > MULTIPROCESSOR_THREADS:
             raise PlanError(
-                f"geometry: matvec_mma is {self.matvec_mma} with matvec_outputs {self.matvec_outputs} and "
-                f"matvec_unroll {self.matvec_unroll}; expected 0, or 1 with 16 or 32 outputs and 1, 2 or 4 steps"
-            )
-        if self.matmul_tile < 2 or self.matmul_tile * self.matmul_outputs > 32:
-            raise PlanError(
-                f"geometry: matmul_tile {self.matmul_tile} x matmul_outputs {self.matmul_outputs} must be at most 32, "
-                "one lane each, and a tile at least 2 rows"
-            )
-        if self.step_threads % 32 or self.step_threads > 1024:
-            raise PlanError(f"geometry: step_threads is {self.step_threads}; expected a multiple of 32 up to 1024")
-        if self.step_threads * self.step_blocks > MULTIPROCESSOR_THREADS:
-            raise PlanError(
-                f"geometry: step_threads {self.step_threads} x step_blocks {self.step_blocks} must be at most "
+                f"geometry: step_threads {self.threads} x step_blocks {self.blocks} must be at most "
                 f"{MULTIPROCESSOR_THREADS}, the threads of a multiprocessor"
             )
-        if self.prefill_mma and (self.prefill_rows % 16 or self.prefill_rows > 128):
-            raise PlanError(
-                f"geometry: prefill_rows is {self.prefill_rows} with prefill_mma; expected a multiple of 16 up to 128"
-            )
-        if self.prefill_keys not in (4, 8, 16, 32):
-            raise PlanError(f"geometry: prefill_keys is {self.prefill_keys}; expected 4, 8, 16 or 32, a lane each")
+
+
+@dataclass(frozen=True)
+class Geometry(SizeRecord):
+    """The sizes of all launches of one site."""
+
+    one_row: OneRow = OneRow()
+    many_rows: ManyRows = ManyRows()
+    decode_attention: DecodeAttention = DecodeAttention()
+    prefill_attention: PrefillAttention = PrefillAttention()
+    chunk: ChunkSizes = ChunkSizes()
+    arena: ArenaSizes = ArenaSizes()
+    step: StepKernel = StepKernel()
+
+    @classmethod
+    def of(cls, **sizes: int) -> "Geometry":
+        """The default geometry but for these sizes, by their flat names: `Geometry.of(partition=16)`.
+
+        Raises:
+            PlanError: no kernel is made for these sizes.
+        """
+        unknown = set(sizes) - set(cls.names())
+        assert not unknown, f"the geometry has no {', '.join(sorted(unknown))}"
+        return cls().changed(sizes)

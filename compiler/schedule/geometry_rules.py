@@ -1,15 +1,17 @@
 """Chooses the geometry of each launch: rules match launches and set numbers, and every number keeps its reason."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.spec.fields import Contradictions
 
-_SIZES = tuple(size.name for size in fields(Geometry))
+_SIZES = Geometry.names()
 
 
 def known_sizes(rule: GeometryRule) -> GeometryRule:
@@ -34,14 +36,24 @@ class Choice:
     geometry: Geometry
     why: Mapping[str, str]
 
-    def part(self, *prefixes: str) -> ChosenGeometry:
-        """The sizes whose names begin with one of the prefixes, such as `matvec_`."""
-        names = [name for name in _SIZES if name.startswith(prefixes)]
-        return ChosenGeometry(
-            site=str(self.site),
-            sizes={name: getattr(self.geometry, name) for name in names},
-            why={name: self.why[name] for name in names if name in self.why},
-        )
+    @cached_property
+    def _flat(self) -> Mapping[str, int]:
+        return self.geometry.flat()
+
+    def sizes(self, *wanted: type[SizeRecord] | str, without: Collection[str] = ()) -> ChosenGeometry:
+        """The sizes that a kernel depends on, to be recorded with it.
+
+        Args:
+            wanted: records, whose sizes all count, or flat names of single sizes.
+            without: flat names of sizes that mean nothing to this kernel.
+        """
+        names: set[str] = set()
+        for entry in wanted:
+            names.update((entry,) if isinstance(entry, str) else entry.names())
+        assert names <= set(_SIZES), f"the geometry has no {', '.join(sorted(names - set(_SIZES)))}"
+        sizes = {name: value for name, value in self._flat.items() if name in names and name not in without}
+        why = {name: self.why[name] for name in sizes if name in self.why}
+        return ChosenGeometry(site=str(self.site), sizes=sizes, why=why)
 
 
 @dataclass(frozen=True)
@@ -50,17 +62,20 @@ class GeometryTable:
 
     base: Geometry = field(default_factory=Geometry)
     rules: tuple[GeometryRule, ...] = ()
+    _choices: dict[Site, Choice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def choose(self, site: Site) -> Choice:
-        """The geometry of a site.
+        """The geometry of a site, computed once: all layers ask for the same sites.
 
         Raises:
             PlanError: the rules together give sizes that no kernel is made for.
         """
-        sizes: dict[str, int] = {}
-        why: dict[str, str] = {}
-        for rule in self.rules:
-            if rule.holds(site):
-                sizes |= rule.sizes
-                why |= dict.fromkeys(rule.sizes, f"{rule.because} ({rule.origin})")
-        return Choice(site, replace(self.base, **sizes), why)
+        if site not in self._choices:
+            sizes: dict[str, int] = {}
+            why: dict[str, str] = {}
+            for rule in self.rules:
+                if rule.holds(site):
+                    sizes |= rule.sizes
+                    why |= dict.fromkeys(rule.sizes, f"{rule.because} ({rule.origin})")
+            self._choices[site] = Choice(site, self.base.changed(sizes), why)
+        return self._choices[site]

@@ -22,6 +22,7 @@ from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.draft import Draft
+from mlxr.compiler.schedule.geometry import StepKernel
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_choice, chunk_choice, chunk_tokens, place_activations
 from mlxr.compiler.schedule.recipes import recipes
@@ -80,7 +81,7 @@ def make_plan(
         activation_bytes=max((step.activation_bytes for step in metal.steps), default=0),
         budget_bytes=spec.memory_budget,
     )
-    geometry = table.choose(Site.of_arena("attend", arena)).geometry
+    attention = table.choose(Site.of_arena("attend", arena)).geometry.decode_attention
     plan = Plan(
         targets=tuple(one.target for one in types),
         types=tuple(types),
@@ -97,7 +98,7 @@ def make_plan(
         vocab_size=spec.model.vocab_size,
         num_layers=spec.model.num_layers,
         query_tile=metal.query_tile,
-        whole_context=min(arena.context, geometry.attend_whole or geometry.partition),
+        whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
         max_tokens=max_tokens,
         max_rows=max_rows,
     )
@@ -129,7 +130,7 @@ def _make_metal(
     matrices = [weight.layout for weight in weights if len(weight.shape) == 2]
     whole = table.choose(Site.of_step(spec.model.num_layers, spec.model.hidden_size, matrices))
     lowerings = {
-        name: Lowering(graphs[name], name, arena, table, layouts, limits[name], whole.geometry.step_threads > 0)
+        name: Lowering(graphs[name], name, arena, table, layouts, limits[name], whole.geometry.step.threads > 0)
         for name in STEPS
     }
     drafts: dict[str, list[Draft]] = {name: lowering.run() for name, lowering in lowerings.items()}
@@ -154,7 +155,7 @@ def _make_metal(
                 buffers=tuple(buffers),
                 activation_bytes=total,
                 outputs=graphs[name].outputs,
-                chosen=whole.part("step_") if name == "decode" else None,
+                chosen=whole.sizes(StepKernel) if name == "decode" else None,
             )
         )
     copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None

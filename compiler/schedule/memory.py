@@ -12,6 +12,7 @@ from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry, cache_row_bytes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.spec.fields import INT32_MAX
 from mlxr.compiler.spec.model import ModelSpec
@@ -70,15 +71,13 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
     sized = cache.num_blocks is not None or cache.memory_budget is not None
     if cache.mode != "auto" or cache.max_sequences > 1 or sized:
         return None
-    return table.choose(Site.of_arena("arena", arena)).part("contiguous_")
+    return table.choose(Site.of_arena("arena", arena)).sizes(ArenaSizes)
 
 
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
     """The most prompt tokens of a step, where that is open, and how steps of prompts are filled up."""
-    chosen = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size)).part("chunk_")
-    if spec.prefill_chunk is None:
-        return chosen
-    return chosen.without(["chunk_tokens"])
+    choice = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size))
+    return choice.sizes(ChunkSizes) if spec.prefill_chunk is None else choice.sizes("chunk_padding")
 
 
 def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:

@@ -65,7 +65,7 @@ def test_tokens_do_not_depend_on_how_mlx_sends_launches(
 def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
     golden: list[dict[str, Any]], threads: int, blocks: int
 ) -> None:
-    geometry = Geometry(step_threads=threads, step_blocks=blocks)
+    geometry = Geometry.of(step_threads=threads, step_blocks=blocks)
     artifact = compile_spec(storyteller_spec(compute="exact"), geometry, ("metal",)).artifact
     model = mlxr.load(artifact, Q8_0, host="cuda")
     for recorded in golden:
@@ -79,7 +79,7 @@ def test_tokens_are_the_recorded_ones_when_a_step_is_one_kernel(
 
 def test_weights_that_stay_unpacked_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of several sizes again and again, and decode of many sequences, bit by bit."""
-    artifact = compile_spec(small_spec(**UNPACKED), Geometry(mlx_quantised_min_rows=17), ("metal",)).artifact
+    artifact = compile_spec(small_spec(**UNPACKED), Geometry.of(mlx_quantised_min_rows=17), ("metal",)).artifact
     weights, found = random_buffers(artifact.plan)[0], []
     for setting in ("0", "100"):
         monkeypatch.setenv("MLXR_UNPACKED_MIB", setting)
@@ -144,7 +144,7 @@ def test_prompts_that_are_filled_up_give_the_logits_of_exact_ones() -> None:
     sizes = {"prefill_mma": 1, "prefill_rows": 64, "mlx_quantised_min_rows": 33, "mma_min_rows": 2, "mma_max_rows": 32}
     found = []
     for padding in (0, 32):
-        artifact = compile_spec(small_spec(**changes), Geometry(chunk_padding=padding, **sizes), ("metal",)).artifact
+        artifact = compile_spec(small_spec(**changes), Geometry.of(chunk_padding=padding, **sizes), ("metal",)).artifact
         host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
         logits = []
         for parts in ((5,), (37,), (299,), (150, 3), (17, 18, 2), (299,), (37,)):

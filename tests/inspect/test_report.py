@@ -50,7 +50,7 @@ def test_rows_times_what_they_stand_for_are_all_launches(storyteller: Artifact) 
 
 
 def test_long_contexts_are_counted_apart() -> None:
-    artifact = compiled(small_spec(), Geometry(partition=16))
+    artifact = compiled(small_spec(), Geometry.of(partition=16))
     text = report(artifact, 200, PLAIN)
     assert "1 sequence or 3 sequences: 12 launches" in text
     assert "1 sequence of more than 16 tokens: 14 launches (6 in each of 2 layers, 2 outside)" in text

@@ -80,7 +80,7 @@ def test_a_window_hides_keys() -> None:
 
 
 def test_split_attention_writes_and_merges_the_partitions_in_use() -> None:
-    step = steps(compiled(small_spec(), Geometry(partition=8)), context=20)["decode"]
+    step = steps(compiled(small_spec(), Geometry.of(partition=8)), context=20)["decode"]
     partial = 4 * 3 * HEADS * (HEAD_DIM + 4)
     assert launch(step, "attend_partition").work.size_bytes == 4 * (QKV + 20 * 2 * KV_HEADS * HEAD_DIM) + partial
     merge = launch(step, "attend_reduce").work
@@ -127,7 +127,7 @@ def test_the_largest_of_three_bounds(on: Chip, bound: str) -> None:
 
 def test_what_mlx_runs_has_the_rate_of_its_matmul() -> None:
     spec = small_spec(weights={"default": "bf16"}, activation_dtype="bf16", model__hidden_size=64)
-    step = steps(compiled(spec, Geometry(mlx_min_rows=8)), on=chip(f32=1, matmul=100))["prefill"]
+    step = steps(compiled(spec, Geometry.of(mlx_min_rows=8)), on=chip(f32=1, matmul=100))["prefill"]
     gate_up = launch(step, "gate_up_rows")
     assert gate_up.runs_as == "MLX matmul"
     assert gate_up.compute_us == pytest.approx(gate_up.work.flops / 100 / 1e6)

@@ -110,7 +110,7 @@ def test_far_positions(scaling):
 @pytest.mark.parametrize("case", few(CASES[:2], CASES[1:2]), ids=str)
 def test_sizes_of_scores(case, scale):
     """Scores of hundreds overflow exp2 unless the maximum is taken off; scores of nothing average."""
-    bench = OpBench(compiled(case.spec, Geometry(partition=32)), scale=scale, sum_error=2e-3)
+    bench = OpBench(compiled(case.spec, Geometry.of(partition=32)), scale=scale, sum_error=2e-3)
     decode(bench, 30, 12, 0)
     decode(bench, 169, 3, 64)
     prefill(bench, (100, 40), (0, 20), (7, 1))

@@ -40,7 +40,7 @@ def attend(bench, *histories):
 @pytest.mark.parametrize(("case", "simdgroups"), few_of(CASES, [1, 3, 16]), ids=str)
 def test_whole_contexts(kernel_host, case, simdgroups):
     """Of no keys, of less than one turn of a simdgroup, of one and of several; heads are merged in turns."""
-    bench = mma_bench(compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=simdgroups)), kernel_host)
+    bench = mma_bench(compiled(case.spec, Geometry.of(attend_mma=1, attend_simdgroups=simdgroups)), kernel_host)
     for length in (0, 1, 16, 17, 48, 49, case.context - 1):
         assert attend(bench, length) == {"attend_mma"}
     if case.mode == "paged":
@@ -52,7 +52,7 @@ def test_whole_contexts(kernel_host, case, simdgroups):
 def test_partitions(kernel_host, case, partition):
     """At their borders; with three of them they become longer."""
     sizes = {"partition": partition, "partitions": 3, "partition_simdgroups": 2, "partition_mma": 1}
-    bench = mma_bench(compiled(case.spec, Geometry(attend_mma=1, **sizes)), kernel_host)
+    bench = mma_bench(compiled(case.spec, Geometry.of(attend_mma=1, **sizes)), kernel_host)
     for length in sorted(n * partition + d for n in (1, 2, 3, 6) for d in (-1, 0, 1)):
         whole = length < partition
         assert attend(bench, length) == ({"attend_mma"} if whole else {"attend_partition_mma", "attend_reduce"})
@@ -64,7 +64,7 @@ def test_partitions(kernel_host, case, partition):
 def test_many_sequences(kernel_host, case):
     """Of any lengths, in one launch."""
     sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_mma": 1}
-    bench = mma_bench(compiled(case.spec, Geometry(partition=16, **sizes)), kernel_host)
+    bench = mma_bench(compiled(case.spec, Geometry.of(partition=16, **sizes)), kernel_host)
     assert attend(bench, 150, 0, 33) == {"attend_many_mma"}
 
 
@@ -90,7 +90,7 @@ def test_mistake_is_noticed(kernel_host, old, new, kind):
         pytest.skip("a card may not show a race or a read out of bounds")
     case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
     sizes = {"attend_mma": 1, "attend_simdgroups": 2} if kind == 1 else {"partition": 24, "partition_mma": 1}
-    artifact = compiled(case.spec, Geometry(**sizes))
+    artifact = compiled(case.spec, Geometry.of(**sizes))
     entry = artifact.kernel_entry("attend_mma" if kind == 1 else "attend_partition_mma")
     text = artifact.kernel_text(entry.name)
     assert old in text, "the mistake must be possible"
@@ -116,7 +116,7 @@ def attend_beside_a_large_score(artifact, seed):
 
 def test_weights_too_small_for_f16_count(kernel_host):
     case = Case(1, 1, 64, "f16", "f16", "layer", "contiguous", 16, None, "none")
-    artifact = compiled(case.spec, Geometry(attend_mma=1, attend_simdgroups=1))
+    artifact = compiled(case.spec, Geometry.of(attend_mma=1, attend_simdgroups=1))
     for seed in range(8):
         attend_beside_a_large_score(artifact, seed)
     if kernel_host == "cuda":
@@ -135,5 +135,5 @@ def test_weights_too_small_for_f16_count(kernel_host):
 )
 def test_others_are_not(case):
     """Where there is no such kernel, there is the ordinary one."""
-    bench = OpBench(compiled(case.spec, Geometry(attend_mma=1)))
+    bench = OpBench(compiled(case.spec, Geometry.of(attend_mma=1)))
     assert attend(bench, 20) == {"attend"}

@@ -43,7 +43,7 @@ SEVERAL = {"attend_many": 16, "mma_min_rows": 2, "mma_max_rows": 32}
 
 
 def geometry(threads: int, blocks: int) -> Geometry:
-    return Geometry(partition=16, step_threads=threads, step_blocks=blocks, step_sequences=SEQUENCES, **SEVERAL)
+    return Geometry.of(partition=16, step_threads=threads, step_blocks=blocks, step_sequences=SEQUENCES, **SEVERAL)
 
 
 def steps_of(host: CudaHost) -> int:
@@ -70,7 +70,7 @@ def test_families_give_the_references_logits(name: str) -> None:
 def test_launches_and_one_kernel_agree_again_and_again(quantised: bool, threads: int, blocks: int) -> None:
     """Random tokens; in 200 steps over borders of blocks, the longest context that is not split, and partitions."""
     spec = QUANTISED if quantised else small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 1})
-    artifacts = [compiled(spec, one) for one in (geometry(threads, blocks), Geometry(partition=16, **SEVERAL))]
+    artifacts = [compiled(spec, one) for one in (geometry(threads, blocks), Geometry.of(partition=16, **SEVERAL))]
     weights = random_buffers(artifacts[0].plan)[0]
     hosts = [CudaHost(artifact, weights, Arena(artifact.plan.arena)) for artifact in artifacts]
     assert not hosts[0].notes
@@ -113,7 +113,7 @@ def test_steps_of_several_sequences_are_one_kernel_too(quantised: bool) -> None:
     """Their number changes from step to step, and with it the kernels inside."""
     cache = {"mode": "paged", "block_size": 4, "max_sequences": SEQUENCES}
     spec = small_spec(**QUANTISED_CHANGES, cache={"dtype": "bf16", **cache}) if quantised else small_spec(cache=cache)
-    artifacts = [compiled(spec, one) for one in (geometry(512, 1), Geometry(partition=16, **SEVERAL))]
+    artifacts = [compiled(spec, one) for one in (geometry(512, 1), Geometry.of(partition=16, **SEVERAL))]
     weights = random_buffers(artifacts[0].plan)[0]
     hosts = [CudaHost(artifact, weights, Arena(artifact.plan.arena)) for artifact in artifacts]
     assert not hosts[0].notes

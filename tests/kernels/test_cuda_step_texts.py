@@ -38,7 +38,7 @@ def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: i
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_steps_of_families_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry(partition=16))), FLAGS)
+    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry.of(partition=16))), FLAGS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -50,7 +50,7 @@ def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
     """As a chip's table has them: 1, 2 to 8, 9 to 15, 16 and more sequences take other kernels."""
     cache = {"dtype": "bf16", "max_sequences": 20}
     spec = small_spec(activation_dtype="bf16", cache=cache, weights={"default": "bf16"}, **WIDE)
-    artifact = compiled(spec, Geometry(partition=16, mma_min_rows=2, mma_max_rows=16, attend_many=16))
+    artifact = compiled(spec, Geometry.of(partition=16, mma_min_rows=2, mma_max_rows=16, attend_many=16))
     classes = classes_of(artifact.plan, 20)
     assert len(classes) > 3
     for counts in classes:
@@ -70,7 +70,7 @@ def test_grids_in_the_text_are_those_of_the_plan(extent: Extent) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "experts-shared", "gemma-like"])
 def test_steps_that_ask_for_weights_ahead_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry(partition=16)), 512, 1, 32), FLAGS)
+    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry.of(partition=16)), 512, 1, 32), FLAGS)
 
 
 def test_what_is_asked_for_ahead_is_whole_weights() -> None:

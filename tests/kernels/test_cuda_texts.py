@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC; pip install n
 
 def artifacts(group: str) -> Iterator[Artifact]:
     if group == "families":
-        yield from (compiled(family_spec(name), Geometry(partition=16)) for name in ALL_SPECS)
+        yield from (compiled(family_spec(name), Geometry.of(partition=16)) for name in ALL_SPECS)
     elif group == "variants":
         yield from (variant(name) for name in VARIANTS)
     else:

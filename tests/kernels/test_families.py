@@ -17,7 +17,7 @@ from mlxr_tests.tolerances import Mismatch
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
-SPLIT = Geometry(partition=16)
+SPLIT = Geometry.of(partition=16)
 
 
 def generate(pair):

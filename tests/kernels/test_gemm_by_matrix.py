@@ -97,7 +97,7 @@ def test_ops(op, case, rows):
     changes = {**SIZES, **CASES[case]}
     if "model__mlp__activation" in changes:
         changes["model__mlp"] = SIZES["model__mlp"] | {"activation": changes.pop("model__mlp__activation")}
-    artifact = compiled(small_spec(**changes), Geometry(gemm_mma=1, gemm_min_rows=2))
+    artifact = compiled(small_spec(**changes), Geometry.of(gemm_mma=1, gemm_min_rows=2))
     bench = OpBench(artifact, sum_error=8e-3)
     if op == "logits":
         launches = artifact.plan.step("prefill").launches
@@ -115,7 +115,7 @@ def test_ops(op, case, rows):
 def test_mlx_takes_what_it_takes_without_a_norm_before():
     """Rows from its threshold on have the kernel without matrix instructions, where there is no MLX."""
     spec = small_spec(**SIZES, activation_dtype="bf16", weights={"default": "q4_0"})
-    plan = compiled(spec, Geometry(gemm_mma=1, mlx_quantised_min_rows=48)).plan
+    plan = compiled(spec, Geometry.of(gemm_mma=1, mlx_quantised_min_rows=48)).plan
     of_qkv = [one for one in plan.step("prefill").launches if one.op == "layers.0.attention.qkv_projected"]
 
     def running(tokens, has_mlx):
@@ -136,11 +136,11 @@ def test_mlx_takes_what_it_takes_without_a_norm_before():
 
 def test_numbers_of_32_bits_have_no_such_kernel():
     with_them, without = (
-        compiled(small_spec(**SIZES, weights={"default": "q4_0"}), Geometry(gemm_mma=mma)).plan for mma in (1, 0)
+        compiled(small_spec(**SIZES, weights={"default": "q4_0"}), Geometry.of(gemm_mma=mma)).plan for mma in (1, 0)
     )
     assert {kernel.name for kernel in with_them.kernels} == {kernel.name for kernel in without.kernels}
     with pytest.raises(PlanError, match="gemm_mma is 2; expected 0 or 1"):
-        Geometry(gemm_mma=2)
+        Geometry.of(gemm_mma=2)
 
 
 MISTAKES = [
@@ -170,7 +170,7 @@ def test_mistake_is_noticed(monkeypatch, kernel_host, old, new):
 
 def test_as_many_columns_at_once_as_divide_the_rows():
     spec = small_spec(**SIZES, activation_dtype="bf16", weights={"default": "q4_0"})
-    artifact = compiled(spec, Geometry(gemm_mma=1))
+    artifact = compiled(spec, Geometry.of(gemm_mma=1))
     sizes = {
         k.label: k.threadgroup_bytes for k in artifact.plan.kernels if k.label in ("qkv_gemm_mma", "down_gemm_mma")
     }

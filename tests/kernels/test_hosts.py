@@ -13,7 +13,7 @@ from mlxr_tests.specs import compiled, small_spec
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
-SPLIT = Geometry(partition=16)
+SPLIT = Geometry.of(partition=16)
 PAGED = {"dtype": "f32", "block_size": 4, "max_sequences": 4, "mode": "paged"}
 SPECS = {
     "f32": (small_spec(cache=PAGED), SPLIT),
@@ -37,7 +37,7 @@ SPECS = {
             model__attention={"num_heads": 4, "num_kv_heads": 4, "head_dim": 80},
             model__rope={"layout": "interleaved", "fraction": 0.5},
         ),
-        Geometry(partition=32),
+        Geometry.of(partition=32),
     ),
     "mixed-types": (
         small_spec(

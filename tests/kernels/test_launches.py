@@ -32,7 +32,7 @@ def weights_file(tmp_path_factory):
 
 @pytest.fixture
 def model(weights_file) -> Model:
-    artifact = compiled(small_spec(prefill_chunk=8), Geometry(partition=16))
+    artifact = compiled(small_spec(prefill_chunk=8), Geometry.of(partition=16))
     return load(artifact, weights_file, host="sim")
 
 
@@ -97,7 +97,7 @@ def test_reference_generates_the_same(model, weights_file):
 
 def test_more_sequences_than_tokens_of_a_step(weights_file):
     """Sequences take turns when a step cannot hold them all."""
-    artifact = compiled(small_spec(prefill_chunk=2, cache__max_sequences=5), Geometry(partition=16))
+    artifact = compiled(small_spec(prefill_chunk=2, cache__max_sequences=5), Geometry.of(partition=16))
     prompts = [[7, 8, 9], [1], [4, 4, 4, 4], [60, 2], [5]]
     ours, theirs = (
         load(artifact, weights_file, host=host).start(prompts, max_tokens=4).finish() for host in ("sim", "reference")

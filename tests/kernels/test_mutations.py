@@ -18,7 +18,7 @@ from mlxr_tests.op_bench import OpBench
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import SUM_ERROR, Mismatch
 
-SPLIT = Geometry(partition=16)
+SPLIT = Geometry.of(partition=16)
 SMALL = compiled(small_spec(cache__dtype="f32"), SPLIT)
 pytestmark = pytest.mark.long
 NOTICED = (Mismatch, KernelFault)  # not AssertionError: the harness's own faults notice nothing
@@ -92,22 +92,22 @@ BY_MATRIX = {
 OF_GEOMETRIES = {
     "codes-by-matrix": (
         {"weights": {"default": "affine4_g32_f16"}},
-        Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
+        Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
         ("qkv", "o", "gate_up", "down", "logits"),
     ),
     "rows-by-matrix": (
         {"weights": {"default": "bf16"}, "activation_dtype": "bf16"},
-        Geometry(mma_min_rows=2, mma_simdgroups=2),
+        Geometry.of(mma_min_rows=2, mma_simdgroups=2),
         ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
     ),
-    "many-sequences": ({}, Geometry(attend_many=2), ("attend_many",)),
+    "many-sequences": ({}, Geometry.of(attend_many=2), ("attend_many",)),
     "attention-by-matrix": (
         BY_MATRIX,
-        Geometry(attend_mma=1, attend_many=2, attend_many_mma=1),
+        Geometry.of(attend_mma=1, attend_many=2, attend_many_mma=1),
         ("attend_mma", "attend_many_mma"),
     ),
-    "prefill-by-matrix": (BY_MATRIX, Geometry(prefill_mma=1), ("attend_prefill_mma",)),
-    "partitions-by-matrix": (BY_MATRIX, Geometry(partition_mma=1, partition=4), ("attend_partition_mma",)),
+    "prefill-by-matrix": (BY_MATRIX, Geometry.of(prefill_mma=1), ("attend_prefill_mma",)),
+    "partitions-by-matrix": (BY_MATRIX, Geometry.of(partition_mma=1, partition=4), ("attend_partition_mma",)),
 }
 
 

@@ -48,7 +48,7 @@ CHUNKED = [(case, rows) for case in CASES for rows in (16, 48, 64)]
 @pytest.mark.parametrize(("case", "rows"), few(CHUNKED, CHUNKED[::7]), ids=str)
 def test_chunks(kernel_host, case, rows):
     """First and later ones, of one token, less than a tile, a tile, several; 48 rows do not divide the tile of keys."""
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=rows)), kernel_host, EXACTNESS)
+    bench = mma_bench(compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=rows)), kernel_host, EXACTNESS)
     tile = bench.plan.query_tile
     assert tile == max(1, rows // (case.heads // case.kv_heads))
     chunks = [
@@ -68,7 +68,7 @@ def test_chunks(kernel_host, case, rows):
 @pytest.mark.parametrize("case", few(PAGED, PAGED[-1:]), ids=str)
 def test_many_sequences(kernel_host, case):
     """Prompts beside sequences that decode."""
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64)), kernel_host, EXACTNESS)
+    bench = mma_bench(compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=64)), kernel_host, EXACTNESS)
     assert prefill(bench, (15, 1), (0, 30), (35, 7)) == {LABEL}
     assert prefill(bench, (0, 3), (77, 1), (case.context - 2, 2)) == {LABEL}
 
@@ -99,7 +99,7 @@ def test_mistake_is_noticed(kernel_host, old, new):
     if kernel_host == "cuda":
         pytest.skip("a card may not show a race or a read out of bounds")
     case = Case(8, 2, 64, "bf16", "bf16", "layer", "paged", 4, None, "half")
-    artifact = compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=64))
+    artifact = compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=64))
     entry = artifact.kernel_entry(LABEL)
     text = artifact.kernel_text(entry.name)
     assert old in text, "the mistake must be possible"
@@ -112,7 +112,7 @@ def test_mistake_is_noticed(kernel_host, old, new):
 def test_rows_that_see_no_key_of_the_first_tile(kernel_host):
     """64 query tokens with a window of 2: the last ones see nothing of the first 64 keys."""
     case = Case(2, 2, 64, "bf16", "bf16", "layer", "paged", 16, 2, "half")
-    bench = mma_bench(compiled(case.spec, Geometry(prefill_mma=1, prefill_rows=128)), kernel_host, EXACTNESS)
+    bench = mma_bench(compiled(case.spec, Geometry.of(prefill_mma=1, prefill_rows=128)), kernel_host, EXACTNESS)
     assert bench.plan.query_tile == 128
     assert prefill(bench, (60, 64)) == {LABEL}
 
@@ -120,5 +120,5 @@ def test_rows_that_see_no_key_of_the_first_tile(kernel_host):
 @pytest.mark.parametrize("case", NOT_FOR_MATRICES, ids=str)
 def test_others_are_not(case):
     """Where there is no such kernel, there is the ordinary one."""
-    bench = OpBench(compiled(case.spec, Geometry(prefill_mma=1)))
+    bench = OpBench(compiled(case.spec, Geometry.of(prefill_mma=1)))
     assert prefill(bench, (20, 9)) == {"attend_prefill"}

@@ -54,9 +54,11 @@ FORMATS = {
 MMA_LABELS = ("qkv", "o", "gate_up", "down", "logits")
 MMA_FORMATS = ("affine4_g32_bf16", "affine4_g64_f16", "affine4_g128_f32", "q4_0", "q4_k", "q5_k", "q6_k")
 MMA = {
-    "one-simdgroup": Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=1, matvec_unroll=4),
-    "shared-columns": Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_unroll=1),
-    "more-outputs": Geometry(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
+    "one-simdgroup": Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=1, matvec_unroll=4),
+    "shared-columns": Geometry.of(
+        matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=4, matvec_unroll=1
+    ),
+    "more-outputs": Geometry.of(matvec_mma=1, matvec_outputs=32, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
 }
 
 
@@ -67,10 +69,10 @@ def run_rows(bench, step, op, num_tokens, rows="last"):
 
 
 GEOMETRIES = [
-    Geometry(matvec_outputs=1, matvec_simdgroups=4, matvec_unroll=2),
-    Geometry(matvec_outputs=2, matvec_simdgroups=4, matvec_split=4, matvec_unroll=8),
-    Geometry(matvec_outputs=4, matvec_simdgroups=6, matvec_split=3),
-    Geometry(matvec_outputs=8, matvec_simdgroups=8, matvec_split=2),
+    Geometry.of(matvec_outputs=1, matvec_simdgroups=4, matvec_unroll=2),
+    Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matvec_split=4, matvec_unroll=8),
+    Geometry.of(matvec_outputs=4, matvec_simdgroups=6, matvec_split=3),
+    Geometry.of(matvec_outputs=8, matvec_simdgroups=8, matvec_split=2),
 ]
 
 
@@ -140,8 +142,8 @@ def test_one_row_in_the_middle_of_a_decode_batch():
 @pytest.mark.parametrize(
     "geometry",
     [
-        Geometry(matvec_outputs=2, matvec_simdgroups=4, matmul_outputs=8, matmul_tile=4, matmul_simdgroups=1),
-        Geometry(matvec_outputs=8, matvec_simdgroups=1, matmul_outputs=2, matmul_tile=16, matmul_simdgroups=3),
+        Geometry.of(matvec_outputs=2, matvec_simdgroups=4, matmul_outputs=8, matmul_tile=4, matmul_simdgroups=1),
+        Geometry.of(matvec_outputs=8, matvec_simdgroups=1, matmul_outputs=2, matmul_tile=16, matmul_simdgroups=3),
     ],
     ids=["wide", "tall"],
 )
@@ -190,10 +192,10 @@ def test_matrix_instructions_need_codes():
     with pytest.raises(PlanError, match=r"matvec_mma is 1 for qkv 384x256 q8_0, .* q6_k and affine4_\*; set it to 0"):
         compiled(small_spec(**FORMATS, weights={"default": "q8_0"}), MMA["one-simdgroup"])
     with pytest.raises(PlanError, match="expected 0, or 1 with 16 or 32 outputs"):
-        Geometry(matvec_mma=1, matvec_outputs=8)
+        Geometry.of(matvec_mma=1, matvec_outputs=8)
 
 
-ROWS_BY_MATRIX = Geometry(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
+ROWS_BY_MATRIX = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
 MATRIX_CASES = {
     "bf16": {"weights": {"default": "bf16", "norm": "f32"}, "activation_dtype": "bf16", **BIASES},
     "f16": {"weights": {"default": "f16", "norm": "f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
@@ -231,7 +233,7 @@ def test_several_rows_of_quantised_weights_by_matrix_instructions(op, case, rows
     """The weight is rounded to 16 bits, as where it is unpacked for MLX."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | QUANTISED[case]
     outputs = 64 if case == "affine" else 16
-    geometry = Geometry(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=3, mma_outputs=outputs)
+    geometry = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=3, mma_outputs=outputs)
     bench = OpBench(compiled(small_spec(**changes), geometry), sum_error=4e-3)
     labels = {k.label for k in bench.plan.kernels}
     assert {f"{label}_mma{tile}" for label in ("qkv", "o", "gate_up", "down", "logits") for tile in (8, 64)} <= labels
@@ -241,7 +243,7 @@ def test_several_rows_of_quantised_weights_by_matrix_instructions(op, case, rows
 def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions():
     weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
     changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}
-    plan = compiled(small_spec(**changes), Geometry(mma_min_rows=2, mma_max_rows=90)).plan
+    plan = compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_max_rows=90)).plan
     labels = {kernel.label for kernel in plan.kernels}
     assert "gate_up_rows" in labels and "gate_up_mma8" not in labels and "down_mma8" in labels
 
@@ -249,14 +251,14 @@ def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions(
 @pytest.mark.parametrize("rows", [3, 30])
 def test_more_simdgroups_than_columns_for_them(rows):
     changes = FORMATS | types("bf16", "bf16", hidden=64, intermediate=96)
-    bench = OpBench(compiled(small_spec(**changes), Geometry(mma_min_rows=2, mma_simdgroups=12)), sum_error=4e-3)
+    bench = OpBench(compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_simdgroups=12)), sum_error=4e-3)
     assert {"o_mma8", "down_mma32"} <= {kernel.label for kernel in bench.plan.kernels}
     for op in (QKV, OUT, GATED, DOWN):
         run_rows(bench, "prefill", op, rows)
 
 
 def test_matrix_instructions_take_only_their_rows():
-    plan = compiled(small_spec(**FORMATS | MATRIX_CASES["bf16"]), Geometry(mma_min_rows=4, mma_max_rows=6)).plan
+    plan = compiled(small_spec(**FORMATS | MATRIX_CASES["bf16"]), Geometry.of(mma_min_rows=4, mma_max_rows=6)).plan
     taken = {
         rows: [
             plan.kernel(one.kernel).label

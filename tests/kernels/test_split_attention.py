@@ -44,7 +44,7 @@ def attend(bench, *histories):
 
 @pytest.mark.parametrize(("partition", "case"), few(CASES, FEW), ids=str)
 def test_partition_borders(partition, case):
-    bench = OpBench(compiled(case.spec, Geometry(partition=partition)))
+    bench = OpBench(compiled(case.spec, Geometry.of(partition=partition)))
     window = case.window or 1
     lengths = {n + d for n in (partition, 2 * partition, partition + window) for d in (-1, 0, 1)} | {case.context - 1}
     for length in sorted(n for n in lengths if partition <= n < case.context):
@@ -54,7 +54,7 @@ def test_partition_borders(partition, case):
 @pytest.mark.parametrize(("partition", "case"), few(PAGED, [CASES[3], CASES[7], CASES[9], CASES[10]]), ids=str)
 def test_only_some_sequences_are_long(partition, case):
     """A sequence shorter than a partition, or new, has empty ones; so has the head of a long one with a window."""
-    bench = OpBench(compiled(case.spec, Geometry(partition=partition)))
+    bench = OpBench(compiled(case.spec, Geometry.of(partition=partition)))
     attend(bench, 3, case.context - 1, 0)
     attend(bench, partition, partition - 1, 2 * partition)
     attend(bench, 0, 0, partition)
@@ -64,7 +64,7 @@ def test_only_some_sequences_are_long(partition, case):
 @pytest.mark.parametrize(("partition", "case"), few(CASES, FEW), ids=str)
 def test_partitions_lengthen_when_there_are_no_more(partition, case, heads, unroll):
     """At the borders, with all or some query heads of a KV head in a threadgroup, one key or several at once."""
-    geometry = Geometry(partition=partition // 4, partitions=3, attend_heads=heads, attend_unroll=unroll)
+    geometry = Geometry.of(partition=partition // 4, partitions=3, attend_heads=heads, attend_unroll=unroll)
     bench = OpBench(compiled(case.spec, geometry))
     most = 3 * geometry.partition
     for length in sorted(n + d for n in (most, 2 * most, case.context - 2) for d in (-1, 0, 1)):
@@ -78,7 +78,7 @@ def test_partitions_lengthen_when_there_are_no_more(partition, case, heads, unro
 def test_equals_unsplit(partition, case):
     lengths = (150, partition - 1, partition) if case.mode == "paged" else (150,)
     split, whole = (
-        attend(OpBench(compiled(case.spec, Geometry(partition=p)), seed=5), *lengths) for p in (partition, 1024)
+        attend(OpBench(compiled(case.spec, Geometry.of(partition=p)), seed=5), *lengths) for p in (partition, 1024)
     )
     check_op("split and unsplit attention", split, whole, case.activation)
 
@@ -86,14 +86,14 @@ def test_equals_unsplit(partition, case):
 def test_more_partitions_than_a_simdgroup_has_lanes():
     """Lane l of the reduction weighs partitions l, l + 32, ..."""
     case = CASES[0][1]
-    bench = OpBench(compiled(case.spec, Geometry(partition=4, partitions=64)))
+    bench = OpBench(compiled(case.spec, Geometry.of(partition=4, partitions=64)))
     for length in (127, 128, 131, case.context - 1):
         attend(bench, length)
 
 
 def test_short_contexts_are_not_split():
     """The condition that chooses the variant: contexts up to a partition take the one-launch kernel."""
-    plan = compiled(CASES[0][1].spec, Geometry(partition=16)).plan
+    plan = compiled(CASES[0][1].spec, Geometry.of(partition=16)).plan
     labels = {
         context: [
             plan.kernel(launch.kernel).label
@@ -109,7 +109,7 @@ def test_short_contexts_are_not_split():
 def test_window_leaves_whole_partitions_empty():
     """With a window shorter than the gap, the first partitions contribute nothing, and exactly nothing."""
     case = Case(4, 2, 32, "f32", "f32", "block", "paged", 4, 6, "half")
-    narrow = OpBench(compiled(case.spec, Geometry(partition=16)), seed=9)
+    narrow = OpBench(compiled(case.spec, Geometry.of(partition=16)), seed=9)
     seq_ids = narrow.sequences(100)
     batch = narrow.batch([(seq_ids[0], 1)])
     state = narrow.rng.bit_generator.state
@@ -131,7 +131,7 @@ def test_window_leaves_whole_partitions_empty():
 def test_many_sequences_are_one_launch(partition, case, heads, unroll):
     """From some number of sequences on contexts are not split; below it they are as ever."""
     sizes = {"attend_many": 3, "attend_many_simdgroups": 2, "attend_many_heads": heads, "attend_many_unroll": unroll}
-    bench = OpBench(compiled(case.spec, Geometry(partition=partition, **sizes)))
+    bench = OpBench(compiled(case.spec, Geometry.of(partition=partition, **sizes)))
     attends = ("attend", "attend_partition", "attend_many")
     for histories, expected in (
         ((partition, 3), "attend_partition"),

@@ -201,7 +201,7 @@ def test_many_rows_need_whole_tiles_of_columns():
 @pytest.mark.parametrize("gemm_min_rows", few([1, 2, 100], [1]))
 def test_tiles_may_take_fewer_rows_or_never_run(gemm_min_rows):
     spec = small_spec(weights={"default": "q4_0"}, **LARGE)
-    pair = HostPair(compiled(spec, Geometry(gemm_min_rows=gemm_min_rows)))
+    pair = HostPair(compiled(spec, Geometry.of(gemm_min_rows=gemm_min_rows)))
     a, b = pair.add(), pair.add()
     pair.step([(a, [1, 2, 3])])
     pair.step([(a, [4]), (b, [5])])

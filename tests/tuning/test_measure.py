@@ -27,7 +27,7 @@ from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import variant
 
 SPECS = {
-    "f32": (small_spec(), Geometry(partition=16)),
+    "f32": (small_spec(), Geometry.of(partition=16)),
     "q8_0": (
         small_spec(
             model__hidden_size=64,

@@ -23,7 +23,7 @@ def test_launches_and_step_kernels_take_turns(monkeypatch: pytest.MonkeyPatch, w
     attention = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
     sizes = {"model__hidden_size": 64, "model__attention": attention, "model__mlp": {"intermediate_size": 96}}
     spec = small_spec(**sizes, weights={"default": weights})
-    artifacts = [compiled(spec, Geometry(step_threads=threads)) for threads in (0, 512, 32)]
+    artifacts = [compiled(spec, Geometry.of(step_threads=threads)) for threads in (0, 512, 32)]
     launcher = SimLauncher(artifacts[0])
     called: list[str] = []
     use_card(monkeypatch, artifacts[0], lambda **options: called.append(options["name"]) or launcher(**options))
@@ -57,7 +57,7 @@ def test_memory_for_one_call_is_memory_for_the_next(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("host", few(["cuda", "sim"], ["cuda"]))
 def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     spec = small_spec(cache={"block_size": 4, "max_sequences": 1})
-    artifacts = [compiled(spec, Geometry(contiguous_context=context)) for context in (0, 40, 0)]
+    artifacts = [compiled(spec, Geometry.of(contiguous_context=context)) for context in (0, 40, 0)]
     assert [artifact.plan.arena.mode for artifact in artifacts] == ["paged", "contiguous", "paged"]
     texts = {kernel.name: one for one in artifacts for kernel in one.plan.kernels}
     any_of_them: Any = SimpleNamespace(

@@ -1,7 +1,8 @@
 """`mlxr tune`: with a GPU whose costs are known, the winners are known too, and what is written says so."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal.host import MetalHost
+from mlxr.tuning.candidates import CANDIDATES, Candidates
 from mlxr.tuning.record import SiteTuning, tuning_text
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
@@ -33,13 +35,19 @@ WANTED = {
     "o_rows": {"matmul_tile": 4},
     "attend_prefill": {"prefill_rows": 16},
 }
-VALUES = {
-    "matvec_outputs": (2, 8),
-    "matvec_simdgroups": (2, 8),
-    "attend_simdgroups": (4,),
-    "matmul_tile": (4,),
-    "prefill_rows": (16,),
-}
+THREADS = {"step_threads": CANDIDATES.values["step_threads"]}
+FEW = replace(
+    CANDIDATES,
+    values=THREADS
+    | {
+        "matvec_outputs": (2, 8),
+        "matvec_simdgroups": (2, 8),
+        "attend_simdgroups": (4,),
+        "matmul_tile": (4,),
+        "prefill_rows": (16,),
+    },
+    threshold_rows=(2, 3, 4, 16, 32),
+)
 """Few of those that are tried elsewhere: each is a compilation."""
 
 
@@ -51,7 +59,13 @@ def cost_us(entry: KernelEntry) -> float:
 
 
 def tuned(
-    gpu: FakeGpu, spec: ModelSpec, *, steps: StepTimes | None = None, told: list[str] | None = None, **rule: Any
+    gpu: FakeGpu,
+    spec: ModelSpec,
+    *,
+    steps: StepTimes | None = None,
+    told: list[str] | None = None,
+    candidates: Candidates = FEW,
+    **rule: Any,
 ) -> Tuning:
     """What is found for 20 tokens, on a chip of no rules or of this one."""
     chip = find_chip("generic")
@@ -61,23 +75,16 @@ def tuned(
     artifact = compile_spec(spec, targets=("metal",), chip=chip).artifact
     watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
     tell = (told if told is not None else []).append
-    return Tuner(artifact, chip, gpu.make_kernels, watch, "Toy", tell, steps, step_kernels=True).tune(20)
+    tuner = Tuner(artifact, chip, gpu.make_kernels, watch, "Toy", tell, steps, step_kernels=True, candidates=candidates)
+    return tuner.tune(20)
 
 
 def of(tuning: Tuning, label: str, scenario: str) -> SiteTuning:
     return next(one for one in tuning.sites if one.site.startswith(f"{label} ") and scenario in one.scenario)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_candidates() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlxr.tuning.candidates._VALUES", VALUES)
-        patch.setattr("mlxr.tuning.tune.THRESHOLD_ROWS", (2, 3, 4, 16, 32))
-        yield
-
-
 @pytest.fixture(scope="module")
-def tuning(few_candidates: None) -> Tuning:
+def tuning() -> Tuning:
     return tuned(FakeGpu(cost_us, compute=False), SPEC)
 
 
@@ -100,7 +107,7 @@ def test_kernels_of_all_candidates_are_built_before_one_is_timed() -> None:
         return gpu.make_kernels(one)
 
     watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
-    Tuner(artifact, find_chip("generic"), make, watch, "Toy", told.append).tune(20)
+    Tuner(artifact, find_chip("generic"), make, watch, "Toy", told.append, candidates=FEW).tune(20)
     launched = [count for text, count in built if text.endswith("pass 1: matvec_outputs")]
     assert len(launched) == 5 and len(set(launched)) == 1, "the present one, both candidates ahead, and both in turn"
 
@@ -141,7 +148,7 @@ def test_a_busy_machine_changes_nothing() -> None:
     artifact, told = compile_spec(SPEC, targets=("metal",)).artifact, list[str]()
     gpu = Busy(lambda entry: 20.0, compute=False)
     watch = Stopwatch(gpu.clock, gpu.evaluate, rounds=7, longest=8)
-    found = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", told.append).tune(20)
+    found = Tuner(artifact, find_chip("generic"), gpu.make_kernels, watch, "Toy", told.append, candidates=FEW).tune(20)
     assert not [one.site for one in found.sites if one.changed]
     forgotten = [text for text in told if "not clearly faster" in text]
     assert len(forgotten) > 3, "by their first times alone these would have been chosen"
@@ -217,6 +224,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     monkeypatch.setattr(
         "mlxr.tuning.command.Stopwatch", lambda: Stopwatch(gpu.clock, gpu.evaluate, rounds=1, longest=8)
     )
+    monkeypatch.setattr("mlxr.tuning.command.CANDIDATES", FEW)
     assert main(["tune", str(tmp_path / "one"), "-o", str(tmp_path / "two"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     found = load_artifact(tmp_path / "two")
@@ -258,11 +266,11 @@ ONE_LAYER = small_spec(**OF_16_BITS | {"model__num_layers": 1, "weights": {"defa
 VARIANTS = ("matvec_mma", "attend_mma", "partition_mma", "prefill_mma")
 
 
-def test_variants_are_tried_with_sizes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_are_tried_with_sizes_of_their_own() -> None:
     """On chips whose table knows of them; what is made by matrix instructions needs 16 rows of the weight and more."""
-    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"matvec_unroll": (1, 4), "attend_heads": (2,)})
+    few_values = replace(FEW, values=THREADS | {"matvec_unroll": (1, 4), "attend_heads": (2,)})
     gpu = FakeGpu(by_matrix_us, compute=False)
-    found = tuned(gpu, ONE_LAYER, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
+    found = tuned(gpu, ONE_LAYER, candidates=few_values, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
     one = of(found, "down", "1 sequence")
     sizes = {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8, "matvec_unroll": 4}
     assert one.changed == sizes
@@ -273,30 +281,30 @@ def test_variants_are_tried_with_sizes_of_their_own(monkeypatch: pytest.MonkeyPa
     assert {"attend_mma", "attend_prefill_mma"} <= labels
     down = next(kernel.name for kernel in found.artifact.plan.kernels if kernel.label == "down")
     assert "mma_f16(" in found.artifact.kernel_text(down)
-    plain = tuned(FakeGpu(by_matrix_us, compute=False), ONE_LAYER)
+    plain = tuned(FakeGpu(by_matrix_us, compute=False), ONE_LAYER, candidates=few_values)
     tried = [trial.sizes for one in plain.sites for trials in one.rounds for trial in trials]
     assert tried and not any(sizes.get(name) for sizes in tried for name in VARIANTS)
 
 
-def test_variants_are_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_are_left_again() -> None:
     """And then sizes are tried that mean nothing to matrix instructions."""
-    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {"attend_heads": (2,)})
 
     def cost_us(entry: KernelEntry) -> float:
         return 5.0 if entry.chosen and entry.chosen.sizes.get("attend_heads") == 2 else 30.0 - by_matrix_us(entry)
 
     sizes = {"matvec_mma": 1, "matvec_outputs": 16, "attend_mma": 1, "prefill_mma": 1, "prefill_rows": 64}
-    found = tuned(FakeGpu(cost_us, compute=False), ONE_LAYER, sizes=sizes)
+    few_values = replace(FEW, values=THREADS | {"attend_heads": (2,)})
+    found = tuned(FakeGpu(cost_us, compute=False), ONE_LAYER, candidates=few_values, sizes=sizes)
     assert of(found, "down", "1 sequence").changed["matvec_mma"] == 0
     assert of(found, "attend", "1 sequence").changed == {"attend_mma": 0, "attend_heads": 2}
     assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 0, "prefill_rows": 32}
     assert not any("_mma" in kernel.label for kernel in found.artifact.plan.kernels)
 
 
-def test_what_matrix_instructions_cannot_take_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxr.tuning.candidates._VALUES", {})
+def test_what_matrix_instructions_cannot_take_is_not_tried() -> None:
     told: list[str] = []
-    found = tuned(FakeGpu(by_matrix_us), SPEC, told=told, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
+    none, sizes = replace(FEW, values=THREADS), dict.fromkeys(VARIANTS, 1)
+    found = tuned(FakeGpu(by_matrix_us), SPEC, told=told, candidates=none, sizes=sizes, labels=("no such",))
     assert not [text for text in told if "is left out" in text or "_mma" in text]
     assert not [one for one in found.sites if one.changed]
 

@@ -10,6 +10,7 @@ from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.schedule.draft import Draft, Drafting
+from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
@@ -17,7 +18,7 @@ from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     EmbedKernel,
 )
 from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
-from mlxr.compiler.targets.metal.lower_projection import OF_CODES, ProjectionLowering
+from mlxr.compiler.targets.metal.lower_projection import ProjectionLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
 
 
@@ -73,24 +74,24 @@ class Lowering(Drafting):
         choice = self._expert_choice("experts", op)
         kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))  # type: ignore[arg-type]
         grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
-        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(OF_CODES))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=OneRow.names("mma")))
 
     def _expert_combine(self, op: Op) -> None:
         choice = self._expert_choice("experts_down", op)
         kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))  # type: ignore[arg-type]
         grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
-        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.part("matvec_").without(OF_CODES))
+        self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=OneRow.names("mma")))
 
     def _expert_choice(self, label: str, op: Op) -> Choice:
         layout = self.layouts[op.inputs["weight"]]
         return self.table.choose(Site.of_weight(label, layout, int(str(op.attrs["num_experts"]))))
 
     def _expert_fields(self, op: Op, choice: Choice) -> dict[str, object]:
-        if choice.geometry.matvec_mma:
+        if choice.geometry.one_row.mma:
             raise PlanError(
                 f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0"
             )
-        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry
+        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry.one_row
         num_experts, top_k = (int(str(op.attrs[name])) for name in ("num_experts", "top_k"))
         return {
             "in_features": layout.columns,
@@ -98,8 +99,8 @@ class Lowering(Drafting):
             "layout": layout,
             "activation": self.value(op, "x").dtype,
             "epilogue": epilogue,
-            "outs": max(1, g.matvec_outputs // epilogue.halves),
-            "simdgroups": g.matvec_simdgroups,
+            "outs": max(1, g.outputs // epilogue.halves),
+            "simdgroups": g.simdgroups,
             "num_experts": num_experts,
             "top_k": top_k,
         }

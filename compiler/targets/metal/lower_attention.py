@@ -12,6 +12,14 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.schedule.draft import ONE, Draft, Drafting, Scratch, layer_buffer
+from mlxr.compiler.schedule.geometry import (
+    AttendPartition,
+    AttendTile,
+    AttendWhole,
+    DecodeAttention,
+    LibraryAttention,
+    PrefillAttention,
+)
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.metal.kernels.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
 from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputsKernel
@@ -79,35 +87,36 @@ class AttentionLowering:
 
     def _decode_attention(self, op: Op) -> None:
         choice = self._choose("attend")
-        g, partition = choice.geometry, choice.geometry.partition
-        partitions = min(g.partitions, -(-self._arena.context // partition))
+        g = choice.geometry.decode_attention
+        partition = g.partition.length
+        partitions = min(g.partition.most, -(-self._arena.context // partition))
         gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
         whole = AttendKernel(
             "attend",
             **self._attention_fields(op),  # type: ignore[arg-type]
-            simdgroups=g.attend_simdgroups,
+            simdgroups=g.whole.simdgroups,
             partition=0,
             max_partitions=0,
-            heads=math.gcd(g.attend_heads, gqa_ratio),
-            unroll=g.attend_unroll,
+            heads=math.gcd(g.whole.heads, gqa_ratio),
+            unroll=g.whole.unroll,
         )
         buffers = self._arena_buffers(op) | {"out": op.out}
         # As parts of one kernel, those by matrix instructions would take the registers of others.
         alone = not self._to.one_kernel
         few: Condition | None = None
-        if 0 < g.attend_many <= self._arena.max_sequences:
+        if 0 < g.many.min_sequences <= self._arena.max_sequences:
             many = replace(
                 whole,
                 label="attend_many",
-                simdgroups=g.attend_many_simdgroups,
-                heads=math.gcd(g.attend_many_heads, gqa_ratio),
-                unroll=g.attend_many_unroll,
+                simdgroups=g.many.simdgroups,
+                heads=math.gcd(g.many.heads, gqa_ratio),
+                unroll=g.many.unroll,
             )
-            many = _by_matrix(many) if g.attend_many_mma else many
-            enough = Condition(dim="seqs", minimum=g.attend_many)
-            few = Condition(dim="seqs", maximum=enough.minimum - 1)
+            many = _by_matrix(many) if g.many.mma else many
+            enough = Condition(dim="seqs", minimum=g.many.min_sequences)
+            few = Condition(dim="seqs", maximum=g.many.min_sequences - 1)
             self._to.emit(op, many, self._attend_grid(many), buffers, when=enough, chosen=_sizes(choice, many, alone))
-        short, longest = _by_matrix(whole) if g.attend_mma and alone else whole, g.attend_whole or partition
+        short, longest = _by_matrix(whole) if g.whole.mma and alone else whole, g.whole.max_context or partition
         if self._arena.context <= longest:
             self._to.emit(op, short, self._attend_grid(short), buffers, when=few, chosen=_sizes(choice, short, alone))
             return
@@ -118,14 +127,14 @@ class AttentionLowering:
         part = replace(
             whole,
             label="attend_partition",
-            simdgroups=g.partition_simdgroups or whole.simdgroups,
-            heads=math.gcd(g.partition_heads, gqa_ratio) if g.partition_heads else whole.heads,
-            unroll=g.partition_unroll or whole.unroll,
+            simdgroups=g.partition.simdgroups or whole.simdgroups,
+            heads=math.gcd(g.partition.heads, gqa_ratio) if g.partition.heads else whole.heads,
+            unroll=g.partition.unroll or whole.unroll,
             partition=partition,
             max_partitions=partitions,
             sinks=None,
         )
-        part = _by_matrix(part) if g.partition_mma and alone else part
+        part = _by_matrix(part) if g.partition.mma and alone else part
         heads, head_dim = whole.num_heads, whole.head_dim
         between = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
         self._to.scratch.append(Scratch(between["partial"], ("seqs", heads, partitions, head_dim), DType.F32))
@@ -136,7 +145,9 @@ class AttentionLowering:
             "attend_reduce", heads, head_dim, partition, partitions, whole.window, whole.activation, whole.sinks
         )
         reduce_grid = (Extent(times=heads), Extent(dim="seqs"))
-        self._to.emit(op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.part("partition"))
+        self._to.emit(
+            op, reduce, reduce_grid, between | {"out": op.out}, when=long, chosen=choice.sizes(AttendPartition)
+        )
 
     def _attend_grid(self, kernel: AttendKernel) -> tuple[Extent, Extent]:
         return Extent(times=self._arena.num_kv_heads * kernel.groups), Extent(dim="seqs")
@@ -145,14 +156,15 @@ class AttentionLowering:
         choice = self._choose("attend_prefill")
         kernel = self._fitting_prefill(self._attention_fields(op), choice)
         by_matrix = AttendPrefillMmaKernel.takes(kernel)
-        unused = set() if by_matrix else {"prefill_mma"}
-        if choice.geometry.prefill_mma and by_matrix:
-            kernel = AttendPrefillMmaKernel.made_of(kernel, choice.geometry.prefill_rows)
-            unused = {"prefill_keys", "prefill_rows_per_simdgroup"}
+        tile = choice.geometry.prefill_attention.tile
+        unused = AttendTile.names("mma") if not by_matrix else ()
+        if tile.mma and by_matrix:
+            kernel = AttendPrefillMmaKernel.made_of(kernel, tile.rows)
+            unused = AttendTile.names("keys", "rows_per_simdgroup")
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
         mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
         buffers = self._arena_buffers(op) | {"out": op.out}
-        chosen = choice.part("prefill_", "mlx_min_tokens", "mlx_min_context").without(unused)
+        chosen = choice.sizes(PrefillAttention, without=unused)
         self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
 
     def _for_mlx(
@@ -163,17 +175,17 @@ class AttentionLowering:
         One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
         and sinks, and for heads of up to 128 elements; it knows no soft cap.
         """
-        g, arena, dtype = choice.geometry, self._arena, kernel.activation
-        tokens = max(2, g.mlx_min_tokens)
+        g, arena, dtype = choice.geometry.prefill_attention.library, self._arena, kernel.activation
+        tokens = max(2, g.min_tokens)
         window = kernel.window if kernel.window is not None and kernel.window < arena.context else None
-        if not g.mlx_min_tokens or tokens > self._most_tokens or g.mlx_min_context > (window or arena.context):
+        if not g.min_tokens or tokens > self._most_tokens or g.min_context > (window or arena.context):
             return (), ()
         of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
         if not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
             return (), ()
         mlx = [Condition(dim="tokens", minimum=tokens), Condition(dim="seqs", maximum=1)]
-        if window or g.mlx_min_context > tokens:
-            mlx.append(Condition(dim="context", minimum=g.mlx_min_context, maximum=window))
+        if window or g.min_context > tokens:
+            mlx.append(Condition(dim="context", minimum=g.min_context, maximum=window))
         ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
         buffers = dict(ports)
         context = (1, arena.num_kv_heads, "context", arena.head_dim)
@@ -191,7 +203,7 @@ class AttentionLowering:
             self._arena_buffers(op) | buffers,
             mlx=tuple(mlx),
             feeds_mlx=True,
-            chosen=choice.part("mlx_min_tokens", "mlx_min_context"),
+            chosen=choice.sizes(LibraryAttention),
         )
         return tuple(mlx), ports
 
@@ -200,10 +212,10 @@ class AttentionLowering:
 
     def _fitting_prefill(self, fields: dict[str, object], choice: Choice) -> AttendPrefillKernel:
         """The largest tiles that threadgroup memory holds: full key tiles first, then rows."""
-        g = choice.geometry
-        keys = g.prefill_keys
+        g = choice.geometry.prefill_attention.tile
+        keys = g.keys
         while keys >= 4:
-            rows = g.prefill_rows
+            rows = g.rows
             while rows >= 8:
                 kernel = AttendPrefillKernel(
                     "attend_prefill",
@@ -211,7 +223,7 @@ class AttentionLowering:
                     tile=1,
                     heads=1,
                     keys=keys,
-                    rows_per_simdgroup=g.prefill_rows_per_simdgroup,
+                    rows_per_simdgroup=g.rows_per_simdgroup,
                 )
                 heads = min(rows, kernel.gqa_ratio)
                 kernel = replace(kernel, tile=rows // heads, heads=heads)
@@ -281,13 +293,12 @@ class AttentionLowering:
 
 def _sizes(choice: Choice, kernel: AttendKernel, alone: bool) -> ChosenGeometry:
     """The sizes of attention that mean something to a kernel, or say which one it is where that is open."""
-    chosen = choice.part("attend_", "partition")
-    less: tuple[str, ...] = ("_heads", "_unroll") if isinstance(kernel, AttendMmaKernel) else ()
+    unused = DecodeAttention.names("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else ()
     if not AttendMmaKernel.takes(kernel):
-        less = ("_mma",)
+        unused = DecodeAttention.names("mma")
     elif not alone:
-        less += ("attend_mma", "partition_mma")
-    return chosen.without([name for name in chosen.sizes if name.endswith(less)])
+        unused += (*AttendWhole.names("mma"), *AttendPartition.names("mma"))
+    return choice.sizes(DecodeAttention, without=unused)
 
 
 def _by_matrix(kernel: AttendKernel) -> AttendKernel:

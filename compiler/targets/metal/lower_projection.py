@@ -11,7 +11,9 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.draft import ONE, Drafting, Scratch
+from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.mma_kernels import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (
@@ -28,8 +30,6 @@ from mlxr.compiler.targets.metal.kernels.projection_kernels import (
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 
-OF_CODES = ("matvec_mma",)
-"""Sizes that mean nothing where matrix instructions cannot take the weight."""
 _Range = tuple[ProjectionKernel | MatmulMmaKernel, int, int]
 """A kernel, and the fewest and the most rows that it takes."""
 
@@ -60,7 +60,7 @@ class ProjectionLowering:
         assert isinstance(out_features, int), "weights have no symbolic dims"
         label = "logits" if op.out in self._to.graph.outputs else op.inputs["weight"].rpartition(".")[2]
         choice = self._to.table.choose(Site.of_weight(label, layout))
-        g = choice.geometry
+        one_row, many_rows = choice.geometry.one_row, choice.geometry.many_rows
         one = ProjectionKernel(
             label=label,
             in_features=layout.columns,
@@ -69,13 +69,13 @@ class ProjectionLowering:
             activation=self._to.value(op, "x").dtype,
             norm=norm_of(self._to, op),
             epilogue=epilogue,
-            outs=max(MMA_ROWS if g.matvec_mma else 1, g.matvec_outputs // epilogue.halves),
-            simdgroups=g.matvec_simdgroups,
-            unroll=g.matvec_unroll,
-            split=g.matvec_split,
+            outs=max(MMA_ROWS if one_row.mma else 1, one_row.outputs // epilogue.halves),
+            simdgroups=one_row.simdgroups,
+            unroll=one_row.unroll,
+            split=one_row.split,
             gather=gather,
             tile=1,
-            mma=bool(g.matvec_mma),
+            mma=bool(one_row.mma),
         )
         by_codes = set(layout.formats) <= MMA_FORMATS
         if one.mma and not by_codes:
@@ -86,11 +86,11 @@ class ProjectionLowering:
         several = replace(
             one,
             label=f"{label}_rows",
-            outs=max(1, g.matmul_outputs // epilogue.halves),
-            simdgroups=g.matmul_simdgroups,
+            outs=max(1, many_rows.several.outputs // epilogue.halves),
+            simdgroups=many_rows.several.simdgroups,
             unroll=1,
             split=1,
-            tile=g.matmul_tile,
+            tile=many_rows.several.tile,
             mma=False,
         )
         many = replace(
@@ -113,14 +113,16 @@ class ProjectionLowering:
             when = Condition(dim=dim, maximum=1) if most > 1 else None
             # A prompt's chunk has one row of logits, or none.
             counted = Extent(times=one.threadgroups, dim=None if self._to.step == "decode" else dim)
-            chosen = choice.part("matvec_").without(() if by_codes else OF_CODES)
+            chosen = choice.sizes(OneRow, without=() if by_codes else OneRow.names("mma"))
             self._to.emit(op, one, (counted,), buffers, when=when, chosen=chosen)
             least = 2
         tiled = layout.dtype is DType.U8 and layout.columns % GEMM_COLUMNS == 0
-        several_most = g.gemm_min_rows - 1 if tiled and most >= g.gemm_min_rows else most
+        several_most = many_rows.unpacked.min_rows - 1 if tiled and most >= many_rows.unpacked.min_rows else most
         mlx, mlx_inputs = self._for_mlx(op, one, dim, least, choice)
         # What MLX takes is not normalised before, so that other kernels stand for its rows.
-        mma_most = 0 if not (g.gemm_mma and one.activation.is_16_bit) else mlx[0].minimum - 1 if mlx else most
+        mma_most = (
+            0 if not (many_rows.unpacked.mma and one.activation.is_16_bit) else mlx[0].minimum - 1 if mlx else most
+        )
         many_least = max(least, several_most + 1)
         ranges: list[_Range] = [
             (several, least, several_most),
@@ -137,12 +139,12 @@ class ProjectionLowering:
             by_matrices = isinstance(kernel, MatmulMmaKernel) or kernel.mma
             x = self._normalised(op, one.norm, kernel.tile, when, choice) if by_matrices else op.inputs["x"]
             if isinstance(kernel, MatmulMmaKernel):
-                self._to.emit(op, kernel, grid, buffers | {"x": x}, when=when, chosen=choice.part("mma_"))
+                self._to.emit(op, kernel, grid, buffers | {"x": x}, when=when, chosen=choice.sizes(MatrixTiles))
                 continue
             reached = mlx if mlx and mlx[0].minimum <= high else ()
-            parts: list[str] = [] if kernel.gemm else ["matmul_"]
-            parts += ["gemm_"] if tiled else []
-            parts += ["mma_"] if by_matrix else []
+            parts: list[type[SizeRecord] | str] = [] if kernel.gemm else [SeveralRows]
+            parts += [UnpackedTiles] if tiled else []
+            parts += [MatrixTiles] if by_matrix else []
             parts += [f"mlx_{'quantised_' if layout.dtype is DType.U8 else ''}min_rows"] if reached else []
             self._to.emit(
                 op,
@@ -152,14 +154,14 @@ class ProjectionLowering:
                 when=when,
                 mlx=reached,
                 mlx_inputs=mlx_inputs if reached else (),
-                chosen=choice.part(*parts),
+                chosen=choice.sizes(*parts),
             )
 
     def _by_matrix(
         self, op: Op, kernel: ProjectionKernel, ranges: list[_Range], choice: Choice
     ) -> tuple[bool, list[_Range]]:
         """Kernels and the rows that each takes, with matrix instructions for some of these where they can be."""
-        g, layout, dtype = choice.geometry, kernel.layout, kernel.activation
+        g, layout, dtype = choice.geometry.many_rows.matrix, kernel.layout, kernel.activation
         one = MatmulMmaKernel(
             label="",
             in_features=kernel.in_features,
@@ -168,17 +170,17 @@ class ProjectionLowering:
             activation=dtype,
             norm=None,
             epilogue=kernel.epilogue,
-            outs=(g.mma_outputs if layout.dtype is DType.U8 else MMA_TILE_ROWS) // kernel.epilogue.halves,
-            simdgroups=g.mma_simdgroups,
-            split=g.mma_simdgroups,
+            outs=(g.outputs if layout.dtype is DType.U8 else MMA_TILE_ROWS) // kernel.epilogue.halves,
+            simdgroups=g.simdgroups,
+            split=g.simdgroups,
             gather=kernel.gather,
             tile=0,
         )
         ranges = [cut for cut in ranges if cut[1] <= cut[2]]
-        first = max(ranges[0][1], g.mma_min_rows) if ranges else 1
-        last = min(ranges[-1][2], g.mma_max_rows) if ranges else 0
+        first = max(ranges[0][1], g.min_rows) if ranges else 1
+        last = min(ranges[-1][2], g.max_rows) if ranges else 0
         of_one_type = dtype.is_16_bit and layout.dtype in (dtype, DType.U8)
-        if not g.mma_min_rows or first > last or not of_one_type or not one.fits:
+        if not g.min_rows or first > last or not of_one_type or not one.fits:
             return False, ranges
         below: list[_Range] = [(other, low, min(high, first - 1)) for other, low, high in ranges]
         above: list[_Range] = [(other, max(low, last + 1), high) for other, low, high in ranges]
@@ -213,7 +215,7 @@ class ProjectionLowering:
         )
         names = {"weight": op.inputs["norm"], "bias": op.inputs.get("norm_bias", ""), "out": made}
         rows: BatchDim = "tokens" if x.shape[0] == "tokens" else "rows"
-        self._to.emit(op, kernel, (ONE, Extent(dim=rows)), names, when=when, chosen=choice.part("mma_"))
+        self._to.emit(op, kernel, (ONE, Extent(dim=rows)), names, when=when, chosen=choice.sizes(MatrixTiles))
         return made
 
     def _for_mlx(
@@ -224,11 +226,11 @@ class ProjectionLowering:
         MLX multiplies matrices of one type. f32 is no quicker there than here, and less exact where it becomes TF32, so
         nothing is unpacked to it; nor are logits, whose weight is the largest and whose rows are few.
         """
-        layout, out, g = kernel.layout, kernel.epilogue.out, choice.geometry
+        layout, out, g = kernel.layout, kernel.epilogue.out, choice.geometry.many_rows.library
         if layout.dtype == kernel.activation == out:
-            minimum = g.mlx_min_rows
+            minimum = g.min_rows
         elif layout.dtype is DType.U8 and kernel.activation == out and out.is_16_bit and dim == "tokens":
-            minimum = g.mlx_quantised_min_rows
+            minimum = g.quantised_min_rows
         else:
             return (), ()
         minimum = minimum and max(minimum, least)
@@ -241,6 +243,6 @@ class ProjectionLowering:
         self._to.scratch.append(Scratch(unpacked, (layout.rows, layout.columns), kernel.activation))
         unpack = UnpackKernel(f"{kernel.label}_unpack", (layout,), kernel.activation, g.unpack_unroll)
         grid = (Extent(times=unpack.threadgroups),)
-        chosen = choice.part("mlx_quantised_", "unpack_")
+        chosen = choice.sizes("mlx_quantised_min_rows", "unpack_unroll")
         self._to.emit(op, unpack, grid, {"out": unpacked}, mlx=mlx, feeds_mlx=True, chosen=chosen)
         return mlx, (("weight", unpacked),)

@@ -8,6 +8,7 @@ from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
+from mlxr.tuning.candidates import CANDIDATES
 from mlxr.tuning.pieces import device_name, gpu_host
 from mlxr.tuning.record import tuning_json, tuning_text
 from mlxr.tuning.step_times import StepTimes
@@ -38,6 +39,7 @@ def tune(args: argparse.Namespace) -> int:
             line.show,
             StepTimes(host.name),
             step_kernels=host.has_step_kernels,
+            candidates=CANDIDATES,
         )
         tuning = tuner.tune(context)
     about = {

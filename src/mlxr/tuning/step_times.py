@@ -20,8 +20,6 @@ from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
 from mlxr.runtime.hosts.select import array_host
 from mlxr.tuning.random_inputs import at_least_8
 
-THREADS = (0, 256, 384, 512, 640, 768, 1024)
-"""What is tried of `step_threads`."""
 _STD = 0.02
 _FAILURES = (HostError, ArenaError, RuntimeError)
 """What a host or MLX says where a step cannot run, or has no memory."""

@@ -28,22 +28,18 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, PlanError
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.tuning.candidates import (
+    CANDIDATES,
     EVERYWHERE,
-    OF_ALL_QUANTISED,
-    THRESHOLD_ROWS,
-    THRESHOLDS,
+    Candidates,
     Scenario,
-    changes_of,
     is_possible,
-    is_variant,
     rule_for,
     scenarios,
-    variants_of,
 )
 from mlxr.tuning.pieces import KernelMaker, Pieces, running, with_kernels_of
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
 from mlxr.tuning.record import SiteTuning, Sizes, Trial
-from mlxr.tuning.step_times import THREADS, StepTimes
+from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Piece, Stopwatch
 
 MARGIN = 0.02
@@ -78,6 +74,7 @@ class Tuner:
         tell: Callable[[str], None],
         step_times: StepTimes | None = None,
         step_kernels: bool = False,
+        candidates: Candidates = CANDIDATES,
     ) -> None:
         """Allocates the arena.
 
@@ -90,12 +87,13 @@ class Tuner:
             tell: told of progress.
             step_times: times whole steps; None: they are left alone.
             step_kernels: whether the host can run a step as one kernel.
+            candidates: what to try of each size.
 
         Raises:
             ArenaError: the arena does not fit into this machine's memory.
         """
         self._make, self._watch, self._device, self._tell = make_kernels, stopwatch, device, tell
-        self._step_times, self._step_kernels = step_times, step_kernels
+        self._step_times, self._step_kernels, self._candidates = step_times, step_kernels, candidates
         self._spec, self._chip, self._targets = artifact.spec, chip, artifact.plan.targets
         cache_mib = chip.figures.cache_mib.value if chip.figures else _DEFAULT_CACHE_MIB
         self._inputs = RandomInputs(artifact, round(cache_mib * 2**20))
@@ -117,7 +115,7 @@ class Tuner:
         done = self._tune_arena(context)
         for scenario in scenarios(plan.arena.max_sequences, min(plan.max_tokens, plan.arena.context), context):
             done += self._tune_scenario(scenario)
-        for threshold in (*THRESHOLDS, OF_ALL_QUANTISED):
+        for threshold in self._candidates.thresholds:
             done += self._tune_threshold(threshold)
         done += self._tune_step(context)
         rules = [rule_for(one.site, one.changed, one.because) for one in done if one.changed]
@@ -138,19 +136,19 @@ class Tuner:
 
     def _tune_scenario(self, scenario: Scenario) -> list[SiteTuning]:
         base = self._compiled({})
-        kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
+        kinds = _kinds(base, _batch(base, scenario), scenario.sizes)
         sites = {site: SiteTuning(scenario.name, site, sizes, sizes) for site, (sizes, _) in kinds.items()}
         ops = {site: names for site, (_, names) in kinds.items()}
         for number in range(PASSES):
             before = {site: one.best for site, one in sites.items()}
             pass_of = f"{scenario.name}, pass {number + 1}"
-            for name in variants_of(self._chip.geometry):
+            for name in self._candidates.variants_of(self._chip.geometry):
                 if any(name in one.best for one in sites.values()):
                     self._tell(f"{pass_of}: {name}")
                     self._vary(scenario, name, sites, ops)
                     self._take_names(scenario, sites)
             for name in dict.fromkeys(name for one in sites.values() for name in one.best):
-                if changes_of(name) and not is_variant(name):
+                if name in self._candidates.values:
                     self._tell(f"{pass_of}: {name}")
                     self._vary(scenario, name, sites, ops)
             if before == {site: one.best for site, one in sites.items()}:
@@ -163,7 +161,7 @@ class Tuner:
     def _take_names(self, scenario: Scenario, sites: Mapping[str, SiteTuning]) -> None:
         """Gives each site the sizes that its kernels have now: others mean nothing to another variant."""
         base = self._compiled({site: one.changed for site, one in sites.items()})
-        for site, (sizes, _) in _kinds(base, _batch(base, scenario), scenario.prefixes).items():
+        for site, (sizes, _) in _kinds(base, _batch(base, scenario), scenario.sizes).items():
             sites[site].before = sizes | sites[site].before
             sites[site].best = sizes
 
@@ -213,7 +211,7 @@ class Tuner:
                 for site, one in mine.items()
                 if one.best[name] != change[name] and is_possible(one.best | change)
             }
-            for change in changes_of(name)
+            for change in self._candidates.changes_of(name)
         ]
         changes = [wanted for wanted in changes if wanted]
         self._build_ahead(scenario, best, changes, ops)
@@ -267,7 +265,8 @@ class Tuner:
         chosen = self._compiled({}).plan.step("decode").chosen
         if not self._step_kernels or chosen is None:
             return []
-        others = [{"step_threads": threads} for threads in THREADS if threads != chosen.sizes["step_threads"]]
+        changes = self._candidates.changes_of("step_threads")
+        others = [change for change in changes if change["step_threads"] != chosen.sizes["step_threads"]]
         return self._tune_whole(chosen, others, context)
 
     def _tune_whole(self, chosen: ChosenGeometry, changes: Sequence[Sizes], context: int) -> list[SiteTuning]:
@@ -332,11 +331,11 @@ class Tuner:
         most = min(base.plan.max_tokens, base.plan.arena.context)
         sites: dict[str, SiteTuning] = {}
         timed: dict[str, dict[int, list[tuple[Piece, Piece]]]] = {}
-        for rows in (rows for rows in THRESHOLD_ROWS if rows <= most):
+        for rows in (rows for rows in self._candidates.threshold_rows if rows <= most):
             self._tell(f"{rows} rows: {name}")
             scenario = Scenario(f"{rows} rows", (name,), 0, rows, every_row=rows <= base.plan.max_rows)
-            kinds = _kinds(base, _batch(base, scenario), scenario.prefixes)
-            kinds = self._quantised_kind(base) if name == OF_ALL_QUANTISED else kinds
+            kinds = _kinds(base, _batch(base, scenario), scenario.sizes)
+            kinds = self._quantised_kind(base, name) if self._candidates.thresholds[name].shared else kinds
             ops = {site: names for site, (_, names) in kinds.items()}
             below = self._pieces(self._compiled({key: {name: _NEVER} for key in ops}), scenario, ops)
             above = self._pieces(self._compiled({key: {name: 1} for key in ops}), scenario, ops)
@@ -362,20 +361,20 @@ class Tuner:
             self._found[one.site] = self._found.get(one.site, {}) | one.changed
         return list(sites.values())
 
-    def _quantised_kind(self, base: Artifact) -> dict[str, tuple[Sizes, list[str]]]:
+    def _quantised_kind(self, base: Artifact, name: str) -> dict[str, tuple[Sizes, list[str]]]:
         """As `_kinds`, for what MLX multiplies by unpacked weights: all of it, by its ops in one layer of each kind.
 
         Unpacking counts, though a host with memory to spare does it once: there MLX is faster from fewer rows on.
         """
         known = [kernel.chosen.sizes for kernel in base.plan.kernels if kernel.chosen]
-        sizes = next(({OF_ALL_QUANTISED: one[OF_ALL_QUANTISED]} for one in known if OF_ALL_QUANTISED in one), None)
+        sizes = next(({name: one[name]} for one in known if name in one), None)
         if sizes is None:
             return {}
-        always = self._compiled({EVERYWHERE: {OF_ALL_QUANTISED: 1}}).plan
+        always = self._compiled({EVERYWHERE: {name: 1}}).plan
         chosen = {kernel.name: kernel.chosen for kernel in always.kernels}
         layers: dict[str, list[tuple[str, str]]] = {}
         for launch in always.step("prefill").launches:
-            if (one := chosen[launch.kernel]) and OF_ALL_QUANTISED in one.sizes:
+            if (one := chosen[launch.kernel]) and name in one.sizes:
                 layers.setdefault(".".join(launch.op.split(".")[:2]), []).append((launch.op, launch.kernel))
         kinds = {tuple(kernel for _, kernel in layer): layer for layer in reversed(layers.values())}
         return {EVERYWHERE: (sizes, list(dict.fromkeys(op for layer in kinds.values() for op, _ in layer)))}
@@ -402,8 +401,8 @@ def _launches(artifact: Artifact, scenario: Scenario, ops: Ops) -> list[Launch]:
     return [launch for launch in running(artifact, _batch(artifact, scenario)) if launch.op in wanted]
 
 
-def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[str, tuple[Sizes, list[str]]]:
-    """The sites of a batch that have sizes of these prefixes: those sizes, and an op of each kind."""
+def _kinds(artifact: Artifact, batch: Batch, wanted: tuple[str, ...]) -> dict[str, tuple[Sizes, list[str]]]:
+    """The sites of a batch that have some of these sizes: those that they have, and an op of each kind."""
     kernels = {kernel.name: kernel.chosen for kernel in artifact.plan.kernels}
     ops: dict[str, list[str]] = {}
     for launch in running(artifact, batch):
@@ -412,7 +411,7 @@ def _kinds(artifact: Artifact, batch: Batch, prefixes: tuple[str, ...]) -> dict[
     seen = set()
     for op, names in ops.items():
         chosen = [one for name in names if (one := kernels[name])]
-        sizes = {name: n for one in chosen for name, n in one.sizes.items() if name.startswith(prefixes)}
+        sizes = {name: n for one in chosen for name, n in one.sizes.items() if name in wanted}
         if sizes and tuple(names) not in seen:
             seen.add(tuple(names))
             found.setdefault(chosen[0].site, (sizes, []))[1].append(op)

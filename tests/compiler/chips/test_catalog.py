@@ -111,7 +111,9 @@ def test_a_wrong_file_is_refused_with_the_place(text: str, place: str, message: 
 
 def test_geometry_that_a_caller_gives_is_what_rules_change() -> None:
     chip = chips_of(RULE % "matvec_outputs: 2", "mine.yaml")["one"]
-    plan = compile_spec(small_spec(), Geometry(matvec_simdgroups=4, matvec_outputs=8), ("metal",), chip).artifact.plan
+    plan = compile_spec(
+        small_spec(), Geometry.of(matvec_simdgroups=4, matvec_outputs=8), ("metal",), chip
+    ).artifact.plan
     qkv = next(kernel for kernel in plan.kernels if kernel.label == "qkv")
     assert qkv.threads == 4 * 32
     assert qkv.chosen

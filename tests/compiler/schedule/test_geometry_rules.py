@@ -13,7 +13,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
-from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry, OneRow, SeveralRows
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.specs import compiled, small_spec
@@ -60,12 +60,17 @@ def test_a_rule_holds_where_all_its_conditions_do(conditions: dict[str, object],
 
 
 def test_of_rules_that_hold_the_last_one_wins_and_gives_the_reason() -> None:
-    table = GeometryTable(Geometry(matvec_simdgroups=8), (rule(2), rule(4, labels=("qkv",)), rule(16, labels=("o",))))
+    table = GeometryTable(
+        Geometry.of(matvec_simdgroups=8), (rule(2), rule(4, labels=("qkv",)), rule(16, labels=("o",)))
+    )
     choice = table.choose(QKV)
-    assert (choice.geometry.matvec_outputs, choice.geometry.matvec_simdgroups) == (4, 8)
-    assert dict(choice.part("matvec_").why) == {"matvec_outputs": "4 (predicted)"}
-    assert dict(choice.part("matmul_").why) == {}
-    assert set(choice.part("matvec_", "partition").sizes) >= {"matvec_outputs", "matvec_simdgroups", "partition"}
+    assert (choice.geometry.one_row.outputs, choice.geometry.one_row.simdgroups) == (4, 8)
+    assert dict(choice.sizes(OneRow).why) == {"matvec_outputs": "4 (predicted)"}
+    assert dict(choice.sizes(SeveralRows).why) == {}
+    assert list(choice.sizes("partition", OneRow).sizes) == [*OneRow.names(), "partition"]
+    assert list(choice.sizes(OneRow, without=("matvec_split",)).sizes) == [
+        *OneRow.names("outputs", "simdgroups", "unroll", "mma")
+    ]
 
 
 def test_a_rule_that_no_launch_can_meet_is_refused() -> None:
@@ -152,7 +157,7 @@ def test_a_step_is_a_site_of_all_matrices() -> None:
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Geometry(**sizes)
+        Geometry.of(**sizes)
 
 
 def test_experts_by_matrix_instructions_are_refused() -> None:
@@ -166,7 +171,7 @@ def test_experts_by_matrix_instructions_are_refused() -> None:
     [
         ("bf16", Geometry(), {"attend_mma", "attend_many_mma", "partition_mma", "prefill_mma"}),
         ("f32", Geometry(), set()),
-        ("bf16", Geometry(step_threads=512), {"attend_many_mma", "prefill_mma"}),
+        ("bf16", Geometry.of(step_threads=512), {"attend_many_mma", "prefill_mma"}),
     ],
     ids=["open", "never", "not as one kernel"],
 )

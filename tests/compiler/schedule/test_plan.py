@@ -167,7 +167,7 @@ def test_doctored_plans_are_refused(
 )
 def test_geometry_that_no_kernel_is_made_for_is_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Geometry(**sizes)
+        Geometry.of(**sizes)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
         "cache": {"dtype": "bf16"},
         "weights": {"default": "q4_k"},
     }
-    plan = compiled(small_spec(**base | changes), Geometry(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
+    plan = compiled(small_spec(**base | changes), Geometry.of(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
     labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
     assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
 
@@ -290,7 +290,7 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
 def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[str, int], expected: str | None) -> None:
     """Where a plan's steps or contexts never get there, nothing is prepared for it."""
     spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
-    plan = compiled(spec, Geometry(mlx_min_tokens=16, **sizes)).plan
+    plan = compiled(spec, Geometry.of(mlx_min_tokens=16, **sizes)).plan
     found = {"; ".join(map(str, la.mlx)) for la in plan.step("prefill").launches if la.feeds_mlx}
     assert found == ({expected} if expected else set())
 

@@ -63,7 +63,7 @@ def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("eager")
 def test_steps_upload_only_what_is_not_as_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = compiled(
-        small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), Geometry(partition=16)
+        small_spec(cache={"mode": "paged", "block_size": 4, "max_sequences": 3}), Geometry.of(partition=16)
     )
     uploads: list[int] = []
     upload = Packed.upload
@@ -161,7 +161,7 @@ def test_a_step_is_traced_once_for_its_shapes_and_conditions(monkeypatch: pytest
         for position in range(20):
             yield Batch.build([BatchRequest(seq_id, [5], position)], pager, 8)
 
-    traced = with_and_without_traces(monkeypatch, compiled(small_spec(), Geometry(partition=16)), batches)
+    traced = with_and_without_traces(monkeypatch, compiled(small_spec(), Geometry.of(partition=16)), batches)
     assert traced == [position in (0, 16) for position in range(20)], "the second partition is another launch"
 
 

@@ -212,7 +212,7 @@ def test_large_projections_run_as_mlx_ops(metal: Callable[[Artifact], mlxr.Model
 )
 def test_arrays_of_few_elements(monkeypatch: pytest.MonkeyPatch, name: str, mlx_min_rows: int) -> None:
     """Sinks of 6 heads, logits of 5 experts, 2 chosen ones of one token, a gate: MLX would bind them as constants."""
-    pair = metal_pair(monkeypatch, compiled(family_spec(name), Geometry(partition=16, mlx_min_rows=mlx_min_rows)))
+    pair = metal_pair(monkeypatch, compiled(family_spec(name), Geometry.of(partition=16, mlx_min_rows=mlx_min_rows)))
     a, b = pair.add(), pair.add()
     pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
     pair.step([(a, [3])])
@@ -240,7 +240,7 @@ _QUANTISED: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", few(["f16", "bf16"], ["bf16"]))
 def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     spec = small_spec(**_QUANTISED, activation_dtype=dtype)
-    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_quantised_min_rows=24)))
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry.of(mlx_quantised_min_rows=24)))
     a, b = pair.add(), pair.add()
     layers = pair.plan.num_layers
     pair.step([(a, list(range(1, 42)))])
@@ -273,7 +273,7 @@ def test_prefill_attention_by_mlx(monkeypatch: pytest.MonkeyPatch, name: str) ->
     """First chunks and later ones of one sequence; mixed batches, short chunks and decode are kernels' work."""
     options = {"cache": {"dtype": "f16", "block_size": 4, "max_sequences": 3}, **_ROTATED[name]}
     spec = family_spec(name, activation_dtype="f16", weights={"default": "f16", "norm": "f16"}, **options)
-    pair = metal_pair(monkeypatch, compiled(spec, Geometry(partition=16, mlx_min_rows=0, mlx_min_tokens=4)))
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry.of(partition=16, mlx_min_rows=0, mlx_min_tokens=4)))
     layers, a = pair.plan.num_layers, pair.add()
     pair.step([(a, [3, 1, 4, 1, 5, 9, 2, 6, 5])])
     windowed = 3 if name == "windows-and-ropes" else 0  # of 5 tokens, in a context of 9
@@ -296,7 +296,7 @@ def test_prefill_attention_by_mlx_in_several_tiles(monkeypatch: pytest.MonkeyPat
     """Tokens and context of more tiles than one, and tiles that tokens do not begin with."""
     heads = {"num_heads": 12, "num_kv_heads": 6, "head_dim": 64}
     options = {"cache": {"dtype": "bf16", "block_size": 4, "max_sequences": 1}, "model__attention": heads}
-    artifact = compiled(small_spec(activation_dtype="bf16", **options), Geometry(mlx_min_rows=0, mlx_min_tokens=2))
+    artifact = compiled(small_spec(activation_dtype="bf16", **options), Geometry.of(mlx_min_rows=0, mlx_min_tokens=2))
     (prepare,) = (la for la in artifact.plan.step("prefill").launches if la.feeds_mlx and la.op.startswith("layers.0"))
     assert [str(extent) for extent in prepare.threadgroups] == ["ceil(context/10)", "11", "1"]
     pair = metal_pair(monkeypatch, artifact)
@@ -309,7 +309,7 @@ def test_prefill_attention_by_mlx_in_several_tiles(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(mx.metal.is_available(), reason="here the real one runs")
 def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = family_spec("windows-and-ropes", activation_dtype="bf16", cache={"dtype": "bf16", "max_sequences": 1})
-    pair = metal_pair(monkeypatch, compiled(spec, Geometry(mlx_min_rows=0, mlx_min_tokens=2)))
+    pair = metal_pair(monkeypatch, compiled(spec, Geometry.of(mlx_min_rows=0, mlx_min_tokens=2)))
     a = pair.add()
     pair.step([(a, [3, 1, 4])])
     assert mlx_launches(pair) == {"mlx.rope_attention": 4}
@@ -323,7 +323,7 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 @pytest.mark.parametrize("weight", range(4))
 def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
-    artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry(mlx_quantised_min_rows=24))
+    artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry.of(mlx_quantised_min_rows=24))
     for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == "unpack"):
         parts = re.split("(?=    // Rows )", artifact.kernel_text(entry.name))
         mistaken = [
@@ -354,7 +354,7 @@ def test_mistakes_in_what_attention_by_mlx_takes_are_noticed(
     """No K and V, no queries, K or V alone, K and V of another context's length, queries without temperature."""
     options: dict[str, Any] = {"activation_dtype": "f16", "weights": {"default": "f16", "norm": "f16"}}
     spec = family_spec("temperature", **options, cache={"dtype": "f16", "block_size": 4, "max_sequences": 3})
-    artifact = compiled(spec, Geometry(partition=16, mlx_min_rows=0, mlx_min_tokens=4))
+    artifact = compiled(spec, Geometry.of(partition=16, mlx_min_rows=0, mlx_min_tokens=4))
     entry = artifact.kernel_entry("attention_inputs")
     text = artifact.kernel_text(entry.name)
     assert old in text

@@ -37,7 +37,7 @@ def is_computed(array: mx.array) -> bool:
 @pytest.mark.skipif(device.has_cuda(), reason="a stand-in for its launches")
 @pytest.mark.parametrize("changes", few([{}, LAYER], [LAYER]), ids=["rms", "layer"])
 def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
-    artifact = compiled(spec_of(**changes), Geometry(mlx_min_rows=4))
+    artifact = compiled(spec_of(**changes), Geometry.of(mlx_min_rows=4))
     use_card(monkeypatch, artifact, Sums())
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     calls: list[list[mx.array]] = []
@@ -66,7 +66,7 @@ def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, 
 @pytest.mark.parametrize(("activations", "norm", "dtype"), [("bf16", "f32", mx.bfloat16), ("f32", "f16", mx.float32)])
 def test_a_norm_has_the_type_that_its_op_computes_in(activations: str, norm: str, dtype: mx.Dtype) -> None:
     spec = spec_of(activation_dtype=activations, weights={"default": activations, "norm": norm})
-    artifact = compiled(spec, Geometry(mlx_min_rows=4))
+    artifact = compiled(spec, Geometry.of(mlx_min_rows=4))
     loaded = random_buffers(artifact.plan)[0]
     found = norms_for_mlx(artifact, loaded)
     assert len(found) >= 2 * artifact.plan.num_layers, "and the last, where logits are computed in f32 anyway"
@@ -77,5 +77,5 @@ def test_a_norm_has_the_type_that_its_op_computes_in(activations: str, norm: str
 
 
 def test_kernels_alone_need_none() -> None:
-    artifact = compiled(spec_of(), Geometry(mlx_min_rows=0))
+    artifact = compiled(spec_of(), Geometry.of(mlx_min_rows=0))
     assert not norms_for_mlx(artifact, random_buffers(artifact.plan)[0])

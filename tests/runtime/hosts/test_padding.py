@@ -80,7 +80,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> tuple[list[n
 def test_what_is_added_changes_no_number(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     changes, sizes = CASES[case]
     exact, filled = (
-        numbers(monkeypatch, compiled(small_spec(**changes), Geometry(partition=16, chunk_padding=padding, **sizes)))
+        numbers(monkeypatch, compiled(small_spec(**changes), Geometry.of(partition=16, chunk_padding=padding, **sizes)))
         for padding in (0, 8)
     )
     assert exact[2] == [5, 11, 4, 8] and filled[2] == [8, 16, 8, 8]
@@ -89,7 +89,7 @@ def test_what_is_added_changes_no_number(monkeypatch: pytest.MonkeyPatch, case: 
 
 
 def test_a_filled_up_batch_has_the_shapes_of_its_size() -> None:
-    plan = compiled(small_spec(), Geometry(chunk_padding=8)).plan
+    plan = compiled(small_spec(), Geometry.of(chunk_padding=8)).plan
     found = set()
     for counts in ((3, 9), (1, 10), (6, 6), (12, 4)):
         pager = Pager.from_geometry(plan.arena)
@@ -107,7 +107,7 @@ def test_a_filled_up_batch_has_the_shapes_of_its_size() -> None:
 
 
 def test_no_length_that_fits_a_size_is_traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = compiled(small_spec(cache__max_sequences=1), Geometry(chunk_padding=8))
+    artifact = compiled(small_spec(cache__max_sequences=1), Geometry.of(chunk_padding=8))
     launch = Sums()
     use_card(monkeypatch, artifact, launch)
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
@@ -124,7 +124,7 @@ def test_no_length_that_fits_a_size_is_traced_anew(monkeypatch: pytest.MonkeyPat
 def test_after_loading_nothing_is_built_for_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the first one, nor for a length never seen, nor for decoding into the second partition."""
     spec = tiny_spec(model={"context": 96}, prefill_chunk=64)
-    artifact = compile_spec(spec, Geometry(chunk_padding=16, partition=32)).artifact
+    artifact = compile_spec(spec, Geometry.of(chunk_padding=16, partition=32)).artifact
     launch = Sums()
     use_card(monkeypatch, artifact, launch)
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
@@ -143,7 +143,7 @@ def test_after_loading_nothing_is_built_for_a_prompt(monkeypatch: pytest.MonkeyP
 def test_steps_whose_last_part_makes_nothing_that_is_read(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
     """A chunk without logits ends with the last layer's access of the arena, and the last part may begin after it."""
     spec = small_spec(model__num_layers=layers, model__context=128, prefill_chunk=32, cache__max_sequences=1)
-    artifact = compiled(spec, Geometry(chunk_padding=8))
+    artifact = compiled(spec, Geometry.of(chunk_padding=8))
     use_card(monkeypatch, artifact, Sums())
     host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
     pager = Pager.from_geometry(artifact.plan.arena)
@@ -152,17 +152,17 @@ def test_steps_whose_last_part_makes_nothing_that_is_read(monkeypatch: pytest.Mo
 
 
 def test_what_is_built_at_load_covers_every_size_and_every_way_to_attend() -> None:
-    plan = compiled(small_spec(model__context=100, prefill_chunk=64), Geometry(chunk_padding=16, partition=32)).plan
+    plan = compiled(small_spec(model__context=100, prefill_chunk=64), Geometry.of(chunk_padding=16, partition=32)).plan
     assert prompt_sizes(plan) == [8, 16, 32, 48, 64]
     assert decode_contexts(plan) == [(1, 1), (1, 33), (3, 1)]
-    short = compiled(small_spec(model__context=37, prefill_chunk=64), Geometry(chunk_padding=16)).plan
+    short = compiled(small_spec(model__context=37, prefill_chunk=64), Geometry.of(chunk_padding=16)).plan
     assert prompt_sizes(short) == [8, 16, 32, 37] and short.padded_tokens(37) == 48
-    exact = compiled(small_spec(**HALF), Geometry(mlx_min_rows=20)).plan
+    exact = compiled(small_spec(**HALF), Geometry.of(mlx_min_rows=20)).plan
     assert not exact.padded_sizes and {2, 19, 20, 32} >= set(prompt_sizes(exact)) >= {2, 20, 32}
 
 
 def test_steps_for_mlxs_attention_are_not_filled_up() -> None:
     """It aligns the last query with the last key."""
     spec = small_spec(**HALF, model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 32})
-    plan = compiled(spec, Geometry(chunk_padding=8, mlx_min_tokens=8, mlx_min_rows=0)).plan
+    plan = compiled(spec, Geometry.of(chunk_padding=8, mlx_min_tokens=8, mlx_min_rows=0)).plan
     assert plan.padded_sizes == () and plan.padded_tokens(5) == 5

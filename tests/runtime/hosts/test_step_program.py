@@ -37,7 +37,7 @@ from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.step_races import races
 from mlxr_tests.storyteller import TINY, tiny_spec
 
-AS_ONE = Geometry(partition=16, step_threads=512, step_sequences=3)
+AS_ONE = Geometry.of(partition=16, step_threads=512, step_sequences=3)
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
 
 
@@ -57,7 +57,7 @@ def eager() -> Iterator[None]:
 @pytest.mark.parametrize("attend_many", few([0, 2], [2]))
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
-    artifact = compiled(family_spec(name), Geometry(partition=16, attend_many=attend_many))
+    artifact = compiled(family_spec(name), Geometry.of(partition=16, attend_many=attend_many))
     plan, step = artifact.plan, artifact.plan.step("decode")
     classes = classes_of(plan, plan.arena.max_sequences)
     assert [count for counts in classes for count in counts] == list(range(1, plan.arena.max_sequences + 1))
@@ -71,7 +71,7 @@ def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: s
 
 
 def test_no_barrier_can_be_left_out() -> None:
-    artifact = compiled(family_spec("experts-shared"), Geometry(partition=16))
+    artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
     program = step_program(artifact.plan)
     masks = set(masks_of(artifact, program))
     waiting = [i for i, one in enumerate(program.entries) if one.waits]
@@ -82,7 +82,7 @@ def test_no_barrier_can_be_left_out() -> None:
 
 
 def test_a_buffer_in_the_wrong_place_is_noticed() -> None:
-    artifact = compiled(family_spec("experts-shared"), Geometry(partition=16))
+    artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
     program = step_program(artifact.plan)
     free = next(i for i, one in enumerate(program.entries) if i and not one.waits)
     one, before = program.entries[free], program.entries[free - 1]
@@ -120,7 +120,7 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.usefixtures("eager")
 def test_tokens_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for geometry in (None, Geometry(step_threads=256)):
+    for geometry in (None, Geometry.of(step_threads=256)):
         artifact = compile_spec(tiny_spec(), geometry, ("metal",)).artifact
         use_card(monkeypatch, artifact, SimLauncher(artifact))
         model = mlxr.load(artifact, TINY, host="cuda")
@@ -136,8 +136,8 @@ def test_tokens_and_counts_are_those_of_launches(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("geometry", "card", "why"),
     [
-        (Geometry(step_threads=64), Residency(3, 2), "a block of the step has 64"),
-        (Geometry(step_threads=512), Residency(3, 0), "no block of 512 threads"),
+        (Geometry.of(step_threads=64), Residency(3, 2), "a block of the step has 64"),
+        (Geometry.of(step_threads=512), Residency(3, 0), "no block of 512 threads"),
     ],
 )
 def test_what_does_not_fit_is_launches_and_says_so(
@@ -163,7 +163,7 @@ def test_an_old_card_is_told() -> None:
 
 
 def test_kernels_that_do_not_fit_a_block_are_refused() -> None:
-    artifact = compiled(small_spec(), Geometry(partition=16))
+    artifact = compiled(small_spec(), Geometry.of(partition=16))
     program = step_program(artifact.plan)
     with pytest.raises(HostError, match="threads"):
         step_text(artifact, program, 32, 1)

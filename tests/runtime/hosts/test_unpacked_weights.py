@@ -29,7 +29,7 @@ PROMPT = list(range(1, 40))
 
 @pytest.fixture(scope="module")
 def artifact() -> Artifact:
-    return compiled(small_spec(**QUANTISED), Geometry(mlx_quantised_min_rows=18))
+    return compiled(small_spec(**QUANTISED), Geometry.of(mlx_quantised_min_rows=18))
 
 
 class Card:

@@ -54,7 +54,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="f16",
             weights={"default": "f16"},
         ),
-        Geometry(partition=16),
+        Geometry.of(partition=16),
         ("attend", "attend_partition", "attend_reduce", "attend_prefill", "rope_cache_write", "copy_blocks"),
     ),
     "bias-gelu": (
@@ -93,7 +93,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             model__rope={"scaling": {"kind": "yarn", "factor": 4.0, "original_context": 16, "attention_factor": 1.3}},
             cache={"dtype": "q8", "block_size": 1, "max_sequences": 2},
         ),
-        Geometry(partition=16),
+        Geometry.of(partition=16),
         ("attend", "attend_partition", "attend_reduce", "attend_prefill", "rope_cache_write", "copy_blocks"),
     ),
     "no-rope": (
@@ -164,7 +164,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
             weights={"default": "q4_k", "tensors": {"layers.0.attention.v": "q6_k"}},
         ),
-        Geometry(mlx_quantised_min_rows=32, mlx_min_tokens=32),
+        Geometry.of(mlx_quantised_min_rows=32, mlx_min_tokens=32),
         ("unpack", "attention_inputs"),
     ),
     "one-weight-for-mlx": (
@@ -173,7 +173,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             weights={"default": "bf16", "tensors": {"layers.0.mlp.down": "q4_k"}},
         ),
-        Geometry(mlx_quantised_min_rows=32),
+        Geometry.of(mlx_quantised_min_rows=32),
         ("down_unpack",),
     ),
     **{
@@ -217,7 +217,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             weights={"default": "affine4_g64_bf16", "tensors": {"*.down": "q4_k", "*.up": "q6_k"}, "norm": "f32"},
             activation_dtype="bf16",
         ),
-        Geometry(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
+        Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
         ("qkv", "gate_up", "down"),
     ),
     "rows-by-matrix": (
@@ -228,7 +228,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
         ),
-        Geometry(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
+        Geometry.of(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
     "quantised-rows-by-matrix": (
@@ -238,7 +238,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
         ),
-        Geometry(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
+        Geometry.of(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
         ("qkv_mma8", "gate_up_mma32", "down_mma16"),
     ),
     "gemm-by-matrix": (
@@ -247,7 +247,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             weights={"default": "affine4_g64_bf16", "tensors": {"*.k": "q4_k", "*.v": "q6_k", "*.up": "mxfp4"}},
             activation_dtype="bf16",
         ),
-        Geometry(gemm_mma=1),
+        Geometry.of(gemm_mma=1),
         ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
     ),
     "attention-by-matrix": (
@@ -257,7 +257,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
             activation_dtype="bf16",
             cache={"dtype": "bf16", "block_size": 16, "max_sequences": 4},
         ),
-        Geometry(
+        Geometry.of(
             attend_mma=1,
             partition=32,
             partition_mma=1,
