@@ -1,7 +1,7 @@
 // A row of activations as 8-bit integers, for the integer dot products of quantised weights.
 //
-// Every 32 columns are one cache line: the integers, their scale (greatest magnitude / 127), and what the dot products
-// of each format start from: weights stored as w + b make a dot too great by b * sum(q).
+// Every 32 columns are one cache line: the integers, their scale (greatest magnitude / 127), and the numbers from which
+// the dot products of each format start: weights stored as w + b make a product too great by b * sum(q).
 typedef struct {
     int8_t q[32];         // round(x / d), halves to even: -127..127
     float d;              // x is about q * d
@@ -46,8 +46,8 @@ MLXR_INLINE void mlxr_narrow16(int8_t *dst, const i32v v[MLXR_PARTS]) {
 #endif
 }
 
-// Quantises a row of K columns. dst: mlxr_act_bytes(K), 64-byte aligned. A block with a NaN or an infinity gets a scale
-// that is one, so that products are NaN; one whose magnitudes are below 1e-35 becomes zero.
+// Quantises a row of K columns. dst: mlxr_act_bytes(K), 64-byte aligned. A block with a NaN or an infinity gets that as
+// its scale, so that products are NaN; a block whose magnitudes are below 1e-35 becomes zero.
 MLXR_INLINE void mlxr_quantise(const float *x, int K, uint8_t *dst) {
     mlxr_act_block *blocks = (mlxr_act_block *)dst;
     for (int b = 0; b < K / 32; b++, x += 32) {

@@ -256,7 +256,7 @@ MLXR_INLINE void attend_values(float *values, const float *keep, const float *we
                            whole * MLXR_LANES, spare);
 }
 
-// A tile's keys for up to MLXR_LANES query heads: their maxima and sums, a vector each, and values are brought forward.
+// Adds a tile's keys to the results of up to MLXR_LANES query heads: their maxima and sums, a vector each, and values.
 MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                      const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                      cache_ahead *ahead, int lines, int count, float cap, int type, int head_dim,
@@ -271,7 +271,8 @@ MLXR_INLINE void attend_decode_heads(float *values, float *maxima, float *sums, 
     attend_values(values, keep, scores, heads, v_rows, offsets, ahead, lines, count, type, head_dim, dim);
 }
 
-// The same for any number of heads (`cap`: 0, or scores become cap * tanh(score)): h's maximum and sum are those of lane h % MLXR_LANES of vector h / MLXR_LANES.
+// The same for any number of heads: h's maximum and sum are lane h % MLXR_LANES of vector h / MLXR_LANES. `cap`: 0, or
+// scores become cap * tanh(score).
 MLXR_INLINE void attend_decode_tile(float *values, float *maxima, float *sums, float *scores, const float *q, int heads,
                                     const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                     cache_ahead *ahead, int count, float cap, int type, int head_dim, int dim) {

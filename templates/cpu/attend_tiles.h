@@ -1,6 +1,6 @@
-// Attention with matrix tiles (AMX): the same mathematics as attend.h, with K, V, queries and weights as bf16 factors of
-// f32 sums. K and V of a bf16 or q8 cache lose nothing by that (q8's scales go to scores and weights), those of an f16
-// cache are rounded.
+// Attention with matrix tiles (AMX): the same mathematics as attend.h, with K, V, queries and weights as bf16 factors
+// of f32 sums. K and V of a bf16 or q8 cache lose nothing by that (q8's scales go to scores and weights), those of an
+// f16 cache are rounded.
 //
 // A tile has 16 rows of 64 bytes. Left factors are rows of 32 bf16; right factors have row p hold, for each of 16
 // columns, elements 2 p and 2 p + 1 of the sum. mlxr_tiles_on comes before, mlxr_tiles_off after.
@@ -194,8 +194,8 @@ typedef struct {
     float *v_sums;     // [2 steps][16][16]
 } tiles_scratch;
 
-// A tile's keys, at most 64, for up to 16 query heads: their maxima and sums, a vector each, and values are brought
-// forward. offsets hold a multiple of 32 rows.
+// Adds a tile's keys, at most 64, to the results of up to 16 query heads: their maxima and sums, a vector each, and
+// values. offsets hold a multiple of 32 rows.
 MLXR_INLINE void tiles_decode_heads(float *values, float *maxima, float *sums, const tiles_scratch *s, const uint8_t *q,
                                     int heads, const uint8_t *k_rows, const uint8_t *v_rows, const size_t *offsets,
                                     cache_ahead *ahead, int lines, int token_bytes, int count, float cap, int direct, int type,

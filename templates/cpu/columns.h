@@ -1,12 +1,13 @@
 // Rows of f16 or bf16 weights times up to 64 inputs in matrix tiles, each weight read once.
 //
-// A tile of weights is 16 rows of 32 columns where they lie: the tile unit's first operand. The inputs are its second one,
-// turned once by each thread: [16 inputs' group][k / 2][16][2] bf16. The sums come out turned too. Nothing is prefetched:
-// the machine follows 16 rows by itself, and what is asked for besides only takes its buffers.
+// A tile of weights is 16 rows of 32 columns where they lie: the tile unit's first operand. The inputs are its second
+// one, transposed once by each thread: [16 inputs' group][k / 2][16][2] bf16. The sums come out transposed too. Nothing
+// is prefetched: the CPU's own prefetcher follows 16 rows, and further requests only fill its buffers (not measured
+// alone).
 #define MLXR_MOST_COLUMNS 64
 
 #if defined(MLXR_AMX)
-// m rows of bf16 as columns. Rows up to a multiple of 16 are there to be read.
+// m rows of bf16 as columns. Rows up to a multiple of 16 must be readable.
 MLXR_OUTLINE void mlxr_columns(const uint8_t *rows, int K, int m, uint8_t *dst) {
     const size_t stride = mlxr_row_bytes(MLXR_ROWS_BF16, K);
     for (int first = 0; first < m; first += 16) {
@@ -20,8 +21,8 @@ MLXR_OUTLINE void mlxr_columns(const uint8_t *rows, int K, int m, uint8_t *dst) 
     }
 }
 
-// Adds tiles of weights times `groups` groups of columns to the sums, which stay in tiles 0 to 3 between calls. A tile's
-// rows are `stride` bytes apart and a tile `tile_bytes` from the next; `step`: bytes from a group to the next.
+// Adds tiles of weights times `groups` groups of columns to the sums, which stay in tiles 0 to 3 between calls. A
+// tile's rows are `stride` bytes apart and a tile `tile_bytes` from the next; `step`: bytes from a group to the next.
 #define MLXR_COLUMN(t)                                                     \
     if (groups > t) {                                                      \
         _tile_loadd(5, columns + t * step + (size_t)i * 1024, 64);         \
@@ -71,7 +72,7 @@ MLXR_OUTLINE void mlxr_columns_end(int groups, float (*y)[16]) {
     }
 }
 
-// As float_panel_dot, for m up to 64 inputs that mlxr_columns has turned; y has room for a multiple of 16.
+// As float_panel_dot, for m up to 64 inputs that mlxr_columns has transposed; y has room for a multiple of 16.
 MLXR_INLINE void float_panel_columns(int format, const uint8_t *w, int K, int valid, const uint8_t *columns, int m,
                                      float (*y)[16]) {
     enum { TILES = 8 };

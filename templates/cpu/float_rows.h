@@ -1,7 +1,8 @@
 // Weights in plain rows of f32, f16 or bf16: dot products with f32 rows, and panels of 16 rows for the matmuls.
 //
-// Rows lie as the file has them, one after the other at any even address. A panel is 16 of them, the last one of a matrix
-// maybe fewer (`valid`). Of numbers of two bytes bf16 pairs are (k, k + 1) in one lane, as matrix tiles want them.
+// Rows lie as the file has them, one after the other at any even address. A panel is 16 of them; the last one of a
+// matrix may have fewer (`valid`). Unpacked to bf16, a lane holds the pair of columns (k, k + 1), as matrix tiles take
+// them.
 enum { MLXR_F32, MLXR_F16, MLXR_BF16 };
 #define mlxr_float_bytes(format) ((format) == MLXR_F32 ? 4 : 2)
 
@@ -165,8 +166,8 @@ MLXR_INLINE __m512i float_pairs(int format, const uint8_t *p, int n) {
 #endif
 }
 
-// Columns [k0, k1) of a panel as bf16, rounded to nearest even: dst[(k - k0) / 2][16][2]. k0 is a multiple of 32; columns
-// past K, up to a k1 that is a multiple of 32, are zeros.
+// Columns [k0, k1) of a panel as bf16, rounded to nearest even: dst[(k - k0) / 2][16][2]. k0 is a multiple of 32;
+// columns past K, up to a k1 that is a multiple of 32, are zeros.
 MLXR_INLINE void float_panel_bf16(int format, const uint8_t *w, int K, int valid, int k0, int k1, uint16_t *dst) {
     for (int k = k0; k < k1; k += 32, dst += 512) {
         const int n = K - k < 32 ? K - k : 32;

@@ -1,6 +1,6 @@
 // Matmul of a tile: rows of inputs times two panels of 16 rows of weights, unpacked.
 //
-//   inputs   rows of f32 or bf16, `stride` bytes from one to the next; there are rows to read up to a whole tile
+//   inputs   rows of f32 or bf16, `stride` bytes from one to the next; rows up to a whole tile must be readable
 //   panels   f32: [k][16]; bf16: [k / 2][16][2], k a multiple of 32; the second one `panel_bytes` after the first
 //   sums     [2][MLXR_MOST_TILE_ROWS][16] f32: from zero, or added to what is there (a later block of columns)
 //
@@ -189,8 +189,9 @@ MLXR_OUTLINE void mlxr_tile_bf16(const uint8_t *x, size_t stride, int rows, cons
 #define MLXR_BF16_TILE_ROWS MLXR_F32_TILE_ROWS
 #endif
 
-// Units of two panels that are unpacked together, and the columns of a block of them: 1 MB of bf16, which is what CPUs
-// with matrix tiles have room for, and half of it in f32. Up to MLXR_NEAR_ROWS rows one unit of few columns is better.
+// Units of two panels that are unpacked together, and the columns of a block of them: 1 MB of bf16, which fits the
+// caches of CPUs with matrix tiles, and half of that in f32. Up to MLXR_NEAR_ROWS rows one unit of few columns is
+// better. (No figures are recorded.)
 #define MLXR_UNITS 8
 #define MLXR_NEAR_ROWS 48
 #define MLXR_NEAR_COLUMNS 256
@@ -212,7 +213,7 @@ MLXR_INLINE void mlxr_tile(int form, const uint8_t *x, size_t stride, int rows, 
     mlxr_tile_f32(x, stride, rows, panels, panel_bytes, K, sums, add);
 }
 
-// The most rows for which reading weights as they lie beats unpacking them.
+// The most rows for which reading weights as they lie beats unpacking them. (No figures are recorded.)
 #if defined(MLXR_AMX)
 #define MLXR_FEW_INTEGER 14
 #define MLXR_FEW_HALF 64

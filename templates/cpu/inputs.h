@@ -1,7 +1,7 @@
 // Inputs of projections, in the form that the dot products want: normed, gathered, quantised or rounded.
 //
-// One row each thread prepares for itself, in its scratch: that costs less than waiting for another. Several rows the
-// threads split; they lie in the shared scratch, and the caller puts a barrier before their first use.
+// Each thread prepares a single row for itself, in its scratch: that costs less than waiting for another. Several rows
+// are shared by the threads; they lie in the shared scratch, and the caller puts a barrier before their first use.
 #define MLXR_OUTLINE static __attribute__((noinline, unused))
 
 enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
@@ -16,8 +16,8 @@ enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 // A row in f32 on its way to another form.
 #define mlxr_row_floats(K) (((size_t)(K) + 31) / 32 * 32)
 
-// Rows of x: `rows` of them, those that `gather` names if it is not NULL. With `norm` they go through RMSNorm, or through
-// LayerNorm if `layer`, which may have a `norm_bias`.
+// Rows of x: `rows` of them, those that `gather` names if it is not NULL. With `norm` they go through RMSNorm, or
+// through LayerNorm if `layer`, which may have a `norm_bias`.
 typedef struct {
     const float *x, *norm, *norm_bias;
     const int32_t *gather;
@@ -106,8 +106,8 @@ MLXR_INLINE void mlxr_bf16_row(const float *x, int K, uint8_t *dst) {
 #endif
 }
 
-// Where the rows are, in `form`: if `alone` this thread's own, all of them in `own`; else in `shared`, its part of them.
-// `row`: mlxr_row_floats floats of this thread.
+// Prepares the rows in `form` and returns where they are. If `alone`, this thread makes all of them in `own`; else it
+// makes its part of them in `shared`. `row`: mlxr_row_floats floats of this thread.
 MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, int alone, float *row,
                                         uint8_t *own, uint8_t *shared) {
     const int K = in->columns;

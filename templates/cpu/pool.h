@@ -3,11 +3,11 @@
 // The caller's thread is thread 0; the others wait for a step, run it, and wait again. The barrier is a dissemination
 // barrier (Hensgen, Finkel and Manber 1988): in round r thread t tells thread t + 2^r that it has come, and waits to be
 // told by thread t - 2^r. With two threads that is one cache line each way, and with n it is log2(n) rounds, with no
-// counter that all of them fight for. What a thread is told is the number of the barrier, which only grows: who runs
-// ahead may already tell the next one.
+// counter that all of them fight for. The message is the number of the barrier, which only grows: a thread that runs
+// ahead may already announce the next barrier.
 //
-// Who waits spins briefly, then lets others run between looks, and then sleeps, so that threads in excess of the CPUs (or
-// other programs) slow a step down and never stop it.
+// A waiting thread spins briefly, then yields between looks, and then sleeps, so that more threads than CPUs (or other
+// programs) slow a step down and never stop it.
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -24,7 +24,7 @@
 #endif
 #endif
 
-// A thread that is running tells within a microsecond; one that is not needs the CPU, perhaps this one.
+// A thread that is running arrives within a microsecond; one that is not running needs a CPU, perhaps this one.
 #define MLXR_SPIN_NS 5000
 // To be woken takes up to 130 us where idle CPUs halt, so that it pays to look for that long and somewhat more: the
 // shares of a kernel are seldom so uneven, and between steps the caller needs some tens of microseconds to sample.
@@ -86,8 +86,8 @@ static inline void mlxr_word_init(mlxr_word *word) {
 
 static inline void mlxr_word_free(mlxr_word *word) { (void)word; }
 
-// A sleeper counts itself before it looks once more, and who raises looks for sleepers after it raised: with both in
-// one order of all such accesses, one of them sees the other.
+// A sleeper counts itself before it looks once more, and a thread that raises looks for sleepers afterwards. All these
+// accesses have one order, so one of the two sees the other.
 static inline void mlxr_sleep(mlxr_word *word, uint32_t value) {
     atomic_fetch_add(&word->sleepers, 1);
     for (;;) {

@@ -1,5 +1,6 @@
-// Attention of a tile of queries with matrix tiles, after attend_tiles.h. Columns are queries, rows keys or elements:
-// scores = K queries, values^T = V^T weights. 32 columns are a block, whose scores stay in the first level cache.
+// Attention of a tile of queries with matrix tiles; it builds on attend_tiles.h. Columns are queries, rows are keys or
+// elements: scores = K queries, values^T = V^T weights. A block is 32 columns, whose scores stay in the first-level
+// cache.
 #if defined(MLXR_ATTEND_TILES)
 #define MLXR_TILE_BLOCK 32
 
@@ -63,8 +64,8 @@ MLXR_INLINE void tiles_block_scores(float *scores, const uint8_t *const *group, 
     MLXR_FENCE();
 }
 
-// Scores of keys [0, count) of a block become weights: right tiles [halves of 32 keys][2], zero past count. k_scales and
-// v_scales, in q8: of the keys' rows. Returns whether the block's values so far are to be multiplied by keep [32].
+// Scores of keys [0, count) of a block become weights: right tiles [halves of 32 keys][2], zero past count. k_scales
+// and v_scales, in q8: of the keys' rows. Returns whether the block's values so far are to be multiplied by keep [32].
 MLXR_INLINE int tiles_block_softmax(uint8_t *weights, float *scores, int count, const float *k_scales,
                                     const float *v_scales, float *maxima, float *sums, float *keep) {
     if (k_scales)

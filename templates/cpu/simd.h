@@ -62,7 +62,7 @@ MLXR_INLINE i32v f32_bits(f32v v) { return (i32v)v; }
 MLXR_INLINE f32v f32_of_bits(i32v v) { return (f32v)v; }
 MLXR_INLINE f32v f32_of_i32(i32v v) { return __builtin_convertvector(v, f32v); }
 MLXR_INLINE f32v f32_abs(f32v v) { return (f32v)((i32v)v & 0x7fffffff); }
-// v, which no FMA swallows.
+// v, rounded: the compiler cannot make an FMA of what v is and what is added to it.
 MLXR_INLINE f32v f32_rounded(f32v v) {
 #if defined(MLXR_AVX512)
     __asm__("" : "+v"(v));

@@ -1,12 +1,12 @@
-// attend_many_mma_c68972dd
+// attend_many_mma_07694e46
 // small spec of a test
 //
-// Decode by matrix instructions: RoPE, cache write and attention of one new token a sequence, in one launch.
+// Decode by matrix instructions: RoPE, cache write and attention of one new token of each sequence, in one launch.
 // One threadgroup serves one KV head of one sequence and all 2 query heads on it, so each byte of K and V is read
-// once. A simdgroup takes 16 keys at a time: scores are K Q^T, of 16 keys and 8 heads, and values V^T P^T. Both are read
-// 16 bytes a lane; which dimension is which is the same for K and Q, and of V the result's. Queries and weights are two
-// numbers of bf16 each, of which the second is what the first leaves out.
-// The new token's own K and V never come from the arena: they are stored, and added in the end.
+// once. A simdgroup takes 16 keys at a time: scores are K Q^T for 16 keys and 8 heads, values are V^T P^T. A lane reads 16
+// bytes of K or V at a time, which permutes a head's dimensions: those of K and Q alike, and those of V are put back when
+// results are stored. A query or a weight is the sum of two bf16 numbers, of which the second is what the first rounds off.
+// The new token's own K and V never come from the arena: they are stored there, and added to the result at the end.
 // Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2.
 // Grid: (2 KV heads, seqs) threadgroups of 8 simdgroups.
 //   qkv        [seqs, 512] bf16: 4 query, 2 key, 2 value heads of 64
@@ -89,8 +89,8 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 // The lower halves of two words, and the upper.
 inline uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 inline uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
-// Lanes have pairs of heads 2 quad and 2 quad + 1 of keys group (x) and group + 8 (y), and get pairs of head `group`, of
-// keys 2 quad and 2 quad + 1 and of those 8 further.
+// Transposes pairs. A lane gives pairs of heads 2 quad and 2 quad + 1, of keys group (x) and group + 8 (y). It gets pairs of
+// head `group`: of keys 2 quad and 2 quad + 1 (x), and of those 8 further on (y).
 inline uint2 turned(uint2 pairs, uint group, uint quad) {
   const uint from = quad * 8 + group / 2;
   const uint a = simd_shuffle(pairs.x, from), b = simd_shuffle(pairs.x, from + 4);
@@ -99,7 +99,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_many_mma_c68972dd(
+[[kernel]] void attend_many_mma_07694e46(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* positions [[buffer(1)]],
   const device int32_t* slots [[buffer(2)]],
@@ -126,7 +126,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
   const uint end = position;
 
   // Of 16 keys, a lane's parts of keys group and group + 8 and of values 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9.
-  // Keys and values of the next 16 are asked for as soon as there is no more need of these.
+  // Those of the next 16 are loaded as soon as these are used.
   uint4 key[2][2];
   uint4 value[4][1];
   uint first = begin + simd_gid * 16;
@@ -151,7 +151,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
     }
   }
 
-  // Queries, in two parts each, and the new token's K and V, in pairs.
+  // In threadgroup memory: queries, two parts each, and the new token's K and V, as pairs.
   MLXR_THREADGROUP(uint4, queries, 32);
   MLXR_THREADGROUP(uint, newest_pairs, 64);
   for (uint i = thread_index_in_threadgroup; i < 128u; i += 256u) {
@@ -184,7 +184,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // Of heads 2 quad and 2 quad + 1.
+  // A lane's running results are those of heads 2 quad and 2 quad + 1.
   float2 maximum = float2(LOWEST);
   float2 total = float2(0.0f);
   float4 sums[4];
@@ -217,9 +217,9 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
       }
     }
     }
-    // x and y are of key group, z and w of key group + 8; x and z of head 2 quad, y and w of head 2 quad + 1.
+    // x and y belong to key group, z and w to key group + 8; x and z to head 2 quad, y and w to head 2 quad + 1.
     float4 score = upper + lower;
-    // The first of the two keys is there in any case for some lane, so the maximum is one of a key.
+    // Keys past the end score LOWEST. Key `first` is never past it, so that each head's maximum is a key's score.
     score = float4(first + group < end ? score.xy : float2(LOWEST), first + group + 8 < end ? score.zw : float2(LOWEST));
     float2 largest = float2(max(maximum.x, max(score.x, score.z)), max(maximum.y, max(score.y, score.w)));
 #pragma unroll
@@ -283,7 +283,7 @@ inline uint2 turned(uint2 pairs, uint group, uint quad) {
     total.y += simd_shuffle_xor(total.y, offset);
   }
 
-  // The new token's scores, a simdgroup each.
+  // The new token's scores: a simdgroup takes one head at a time.
   MLXR_THREADGROUP(float, newest_score, 2);
   for (uint g = simd_gid; g < 2u; g += 8u) {
     const threadgroup uint* q = (const threadgroup uint*)queries + g * 64u;

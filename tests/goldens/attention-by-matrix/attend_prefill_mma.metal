@@ -1,16 +1,16 @@
-// attend_prefill_mma_a3c6891d
+// attend_prefill_mma_2364e997
 // small spec of a test
 //
 // Prefill by matrix instructions: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
-// One threadgroup serves 2 query heads on one KV head, of a tile of 32 query tokens: 64 rows, 16 a simdgroup. It walks the
-// context 64 keys at a time through threadgroup memory, and asks for the next ones before it multiplies by these.
-// Scores are Q K^T, values P V; both of K and V are read 16 bytes a lane: which dimension is which is the same for Q and K, and
-// of V the result's. Queries and weights are two numbers of bf16 each, of which the second is what the first leaves
-// out.
+// One threadgroup serves 2 query heads on one KV head, of a tile of 32 query tokens: 64 rows, 16 to a simdgroup. It walks
+// the context 64 keys at a time through threadgroup memory, and loads the next ones before it multiplies by these. Scores
+// are Q K^T, values are P V. A lane reads 16 bytes of K or V at a time, which permutes a head's dimensions: those of Q and K
+// alike, and those of V are put back when results are stored. A query or a weight is the sum of two bf16 numbers, of which
+// the second is what the first rounds off.
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (2 KV heads, tiles) threadgroups of 4 simdgroups.
 //   qkv        [tokens, 512] bf16: 4 query, 2 key, 2 value heads of 64
-//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 3] i32
@@ -103,7 +103,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_mma_a3c6891d(
+[[kernel]] void attend_prefill_mma_2364e997(
   const device bfloat16_t* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -151,14 +151,14 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       next_v[n] = ((const device uint4*)(v_arena + row))[i % 8u];
     }
 
-  // What rotates the tile's tokens, where keys and values come later: cosine and sine of each pair of elements.
+  // Cosine and sine of each pair of elements of the tile's tokens, in the memory that later holds keys and values.
   threadgroup float2* turns = (threadgroup float2*)k_tile;
   for (uint i = thread_index_in_threadgroup; i < 1024u; i += 128u) {
     turns[i] = turn_of(i % 32u, (int)(first_position + i / 32u));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  // Row r is query head first_head + r % 2 of token r / 2; those past the end are not stored. A lane has
-  // rows group and group + 8 of its simdgroup's, and of each 32 dimensions eight from 8 quad on.
+  // Row r is query head first_head + r % 2 of token r / 2; rows past the end are not stored. A lane has rows
+  // group and group + 8 of its simdgroup's, and of each 32 dimensions eight, from 8 quad on.
   const uint first_row = simd_gid * 16;
   uint4 upper[4], lower[4];
 #pragma unroll
@@ -180,7 +180,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     }
   }
 
-  // Of rows group and group + 8.
+  // A lane's running results are those of rows group and group + 8.
   float2 maximum = float2(LOWEST);
   float2 total = float2(0.0f);
   float4 sums[8];
@@ -189,7 +189,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     sums[i] = float4(0.0f);
   }
   const uint first_of_rows = first_row / 2u;
-  // The positions of this lane's rows. From some_see on no row of the simdgroup sees a key; before all_see all rows do.
+  // The positions of this lane's rows. No row of the simdgroup sees keys from some_see on; all rows see those before all_see.
   const uint position[2] = {first_position + min((first_row + group) / 2u, num_tokens - 1),
                             first_position + min((first_row + group + 8) / 2u, num_tokens - 1)};
   const uint some_see = first_of_rows < num_tokens ? first_position + min((first_row + 15) / 2u, num_tokens - 1) + 1 : 0;
@@ -197,7 +197,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 
   for (uint first = begin; first < end; first += 64u) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Where lanes read 16 bytes of neighbouring keys at once, they are in different banks.
+    // Chunks are permuted so that lanes that read neighbouring keys at once read from different banks.
 #pragma unroll
     for (uint n = 0; n < 4u; n++) {
       const uint i = thread_index_in_threadgroup + n * 128u, key = i / 8u, chunk = i % 8u;
@@ -219,7 +219,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
       continue;
     }
 
-    // Of keys 8 n + 2 quad and the one after it, x and y of row group, z and w of row group + 8.
+    // score[n]: keys 8 n + 2 quad and 8 n + 2 quad + 1, x and y for row group, z and w for row group + 8.
     float4 score[8];
 #pragma unroll
     for (uint n = 0; n < 8u; n++) {
@@ -253,7 +253,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
     for (ushort offset = 1; offset < 4; offset *= 2) {
       largest = float2(max(largest.x, simd_shuffle_xor(largest.x, offset)), max(largest.y, simd_shuffle_xor(largest.y, offset)));
     }
-    // A row that has seen no key yet has no weights.
+    // A row that has seen no key yet has weights of 0.
     const float2 base = float2(largest.x == LOWEST ? 0.0f : largest.x, largest.y == LOWEST ? 0.0f : largest.y);
     const float2 keep = float2(exp2(maximum.x - base.x), exp2(maximum.y - base.y));
     maximum = largest;
@@ -303,7 +303,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   for (ushort offset = 1; offset < 4; offset *= 2) {
     total = total + float2(simd_shuffle_xor(total.x, offset), simd_shuffle_xor(total.y, offset));
   }
-  // A lane has 16 neighbouring dimensions of each 64: those of columns 2 quad and 2 quad + 1.
+  // A lane has 16 neighbouring dimensions of each 64, from 16 quad on.
 #pragma unroll
   for (uint e = 0; e < 2; e++) {
     const uint row = first_row + 8 * e + group, t = row / 2u, head = first_head + row % 2u;

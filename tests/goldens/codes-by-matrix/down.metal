@@ -1,11 +1,11 @@
-// down_1a1aa8e4
+// down_42ac1481
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = x @ weight.T + residual.
-// A code's bits are an f16 number, code * 2^-24; x is scaled by a power of two for each 512 columns, and is one such number.
-// A step multiplies 16 rows of the weight by four pairs of pieces, of which lane 4 g + t holds pair t of rows g and g + 8; x has
-// two columns for each pair, upper and lower parts, and is zero elsewhere, so that the lane gets the products of its own pairs,
-// and scales are applied as in other kernels.
+// A code's bits are an f16 number, code * 2^-24. x is scaled by a power of two for each 512 columns, and is one f16 number.
+// A step multiplies 16 rows of the weight by four pairs of pieces: lane 4 g + t holds pair t of rows g and g + 8. x has two
+// columns for each pair, upper and lower parts, and is zero elsewhere, so that a lane gets the products of its own pairs and
+// applies its scales as in other kernels.
 // 2 simdgroups share the columns of 16 outputs.
 // Grid: 8 threadgroups of 4 simdgroups.
 //   x          [tokens, 512] bf16
@@ -183,7 +183,7 @@ inline uint stage_q4_k(
       }
     }
   }
-  // The largest number of the 512 becomes 2^14 to 2^15.
+  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
   uint most = 0;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
@@ -251,7 +251,7 @@ inline uint stage_q4_k(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void down_1a1aa8e4(
+[[kernel]] void down_42ac1481(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -265,14 +265,14 @@ inline uint stage_q4_k(
   const uint end = 256u;
 
   const device bfloat16_t* input = x;
-  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece; each of these 16 rows ends with
-  // zeros, for lanes whose columns are another pair's. And sums of the runs of pairs.
+  // 32 pieces of x as 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends with
+  // zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs.
   MLXR_THREADGROUP(uint4, staged, 320);
   MLXR_THREADGROUP(float, totals, 128);
   threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 80u;
   threadgroup float* total = totals + simdgroup_index_in_threadgroup * 32u;
   const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x is of pair g / 2.
+  // Column g of x belongs to pair g / 2.
   const bool holds = group == 2 * pair_of_step;
   if (lane < 16) {
     stage[lane * 5u + 4u] = uint4(0u);
@@ -299,7 +299,7 @@ inline uint stage_q4_k(
         load_q4_k(raw[i][r], w[r], block / 8 + i * 4 + pair_of_step, 0);
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_q4_k(input, block + lane, lane, stage, total);
     simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,11 +1,11 @@
-// gate_up_4777fad3
+// gate_up_4e4ccd29
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
-// A code's bits are an f16 number, code * 2^-24; x is scaled by a power of two for each 512 columns, and is the sum of two such numbers.
-// A step multiplies 16 rows of the weight by four pairs of pieces, of which lane 4 g + t holds pair t of rows g and g + 8; x has
-// two columns for each pair, upper and lower parts, and is zero elsewhere, so that the lane gets the products of its own pairs,
-// and scales are applied as in other kernels.
+// A code's bits are an f16 number, code * 2^-24. x is scaled by a power of two for each 512 columns, and is the sum of two f16 numbers.
+// A step multiplies 16 rows of the weight by four pairs of pieces: lane 4 g + t holds pair t of rows g and g + 8. x has two
+// columns for each pair, upper and lower parts, and is zero elsewhere, so that a lane gets the products of its own pairs and
+// applies its scales as in other kernels.
 // 2 simdgroups share the columns of 16 outputs.
 // The norm costs no pass of its own: x^2 is added up where x is read, and 1/rms scales the finished dot products.
 // Grid: 16 threadgroups of 4 simdgroups.
@@ -243,7 +243,7 @@ inline uint stage_affine4_g64_bf16(
       }
     }
   }
-  // The largest number of the 512 becomes 2^14 to 2^15.
+  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
   uint most = 0;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
@@ -376,7 +376,7 @@ inline uint stage_q6_k(
       }
     }
   }
-  // The largest number of the 512 becomes 2^14 to 2^15.
+  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
   uint most = 0;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
@@ -475,7 +475,7 @@ inline uint stage_q6_k(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void gate_up_4777fad3(
+[[kernel]] void gate_up_4e4ccd29(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -489,14 +489,14 @@ inline uint stage_q6_k(
   const uint end = 512u;
 
   const device bfloat16_t* input = x;
-  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece; each of these 16 rows ends with
-  // zeros, for lanes whose columns are another pair's. And sums of the runs of pairs.
+  // 32 pieces of x as 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends with
+  // zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs.
   MLXR_THREADGROUP(uint4, staged, 576);
   MLXR_THREADGROUP(float, totals, 256);
   threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 144u;
   threadgroup float* total = totals + simdgroup_index_in_threadgroup * 64u;
   const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x is of pair g / 2.
+  // Column g of x belongs to pair g / 2.
   const bool holds = group / 2 == pair_of_step;
   if (lane < 16) {
     stage[lane * 9u + 8u] = uint4(0u);
@@ -515,7 +515,8 @@ inline uint stage_q6_k(
     const uint row = first + r * 8 + group;
     w[r] = Row_affine4_g64_bf16{weight + (ulong)row * 128u, weight + 65536ul + (ulong)row * 8u, weight + 69632ul + (ulong)row * 8u};
   }
-  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  // The zeros of all rows are alike, so these lanes stay in the first row: affine gates then take 128 registers on NVIDIA instead of
+  // 137, and two threadgroups fit a multiprocessor.
   const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_affine4_g64_bf16 raw[2][2];
@@ -526,7 +527,7 @@ inline uint stage_q6_k(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -535,7 +536,7 @@ inline uint stage_q6_k(
     for (uint r = 0; r < 2u; r++) {
       of_block[r] = 0.0f;
     }
-    // As many for all lanes: matrix instructions need the whole simdgroup.
+    // Equally many for all lanes: matrix instructions need the whole simdgroup.
     const uint steps = min(4u, (16u - block + 7) / 8);
 #pragma unroll
     for (uint batch = 0; batch < 4; batch += 2) {
@@ -609,7 +610,8 @@ inline uint stage_q6_k(
     const uint row = first + r * 8 + group;
     w[r] = Row_q6_k{weight + 73728ul + (ulong)row * 210u};
   }
-  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  // The zeros of all rows are alike, so these lanes stay in the first row: affine gates then take 128 registers on NVIDIA instead of
+  // 137, and two threadgroups fit a multiprocessor.
   const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_q6_k raw[2][2];
@@ -620,7 +622,7 @@ inline uint stage_q6_k(
         raw[i][r] = wide_q6_k(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     float4 counted_before = float4(0.0f);
     const uint exponent = stage_q6_k(input, norm, &counted_before, block + lane, lane, stage, total);
@@ -630,7 +632,7 @@ inline uint stage_q6_k(
     for (uint r = 0; r < 2u; r++) {
       of_block[r] = 0.0f;
     }
-    // As many for all lanes: matrix instructions need the whole simdgroup.
+    // Equally many for all lanes: matrix instructions need the whole simdgroup.
     const uint steps = min(4u, (16u - block + 7) / 8);
 #pragma unroll
     for (uint batch = 0; batch < 4; batch += 2) {

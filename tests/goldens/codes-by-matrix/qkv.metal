@@ -1,11 +1,11 @@
-// qkv_e22b8da2
+// qkv_79e2ad56
 // small spec of a test
 //
 // Projection of one row by matrix instructions: out = rms_norm(x) @ weight.T.
-// A code's bits are an f16 number, code * 2^-24; x is scaled by a power of two for each 512 columns, and is the sum of two such numbers.
-// A step multiplies 16 rows of the weight by four pairs of pieces, of which lane 4 g + t holds pair t of rows g and g + 8; x has
-// two columns for each pair, upper and lower parts, and is zero elsewhere, so that the lane gets the products of its own pairs,
-// and scales are applied as in other kernels.
+// A code's bits are an f16 number, code * 2^-24. x is scaled by a power of two for each 512 columns, and is the sum of two f16 numbers.
+// A step multiplies 16 rows of the weight by four pairs of pieces: lane 4 g + t holds pair t of rows g and g + 8. x has two
+// columns for each pair, upper and lower parts, and is zero elsewhere, so that a lane gets the products of its own pairs and
+// applies its scales as in other kernels.
 // 2 simdgroups share the columns of 16 outputs.
 // The norm costs no pass of its own: x^2 is added up where x is read, and 1/rms scales the finished dot products.
 // Grid: 12 threadgroups of 4 simdgroups.
@@ -196,7 +196,7 @@ inline uint stage_affine4_g64_bf16(
       }
     }
   }
-  // The largest number of the 512 becomes 2^14 to 2^15.
+  // The largest of the 512 numbers is scaled to between 2^14 and 2^15.
   uint most = 0;
 #pragma unroll
   for (uint j = 0; j < 4; j++) {
@@ -274,7 +274,7 @@ inline uint stage_affine4_g64_bf16(
   return exponent;
 }
 // ---- kernel
-[[kernel]] void qkv_e22b8da2(
+[[kernel]] void qkv_79e2ad56(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -296,14 +296,14 @@ inline uint stage_affine4_g64_bf16(
     end = 384u;
   }
   const device bfloat16_t* input = x;
-  // 32 pieces of x: of each step's four pairs, by halves of a pair and halves of a piece; each of these 16 rows ends with
-  // zeros, for lanes whose columns are another pair's. And sums of the runs of pairs.
+  // 32 pieces of x as 16 rows: four steps, by halves of a pair and halves of a piece; a row has a step's four pairs and ends with
+  // zeros, for lanes whose columns belong to another pair. And the sums of each pair's runs.
   MLXR_THREADGROUP(uint4, staged, 576);
   MLXR_THREADGROUP(float, totals, 64);
   threadgroup uint4* stage = staged + simdgroup_index_in_threadgroup * 144u;
   threadgroup float* total = totals + simdgroup_index_in_threadgroup * 16u;
   const uint group = lane / 4, pair_of_step = lane % 4;
-  // Column g of x is of pair g / 2.
+  // Column g of x belongs to pair g / 2.
   const bool holds = group / 2 == pair_of_step;
   if (lane < 16) {
     stage[lane * 9u + 8u] = uint4(0u);
@@ -322,7 +322,8 @@ inline uint stage_affine4_g64_bf16(
     const uint row = first + r * 8 + group;
     w[r] = Row_affine4_g64_bf16{weight + (ulong)row * 128u, weight + 32768ul + (ulong)row * 8u, weight + 34816ul + (ulong)row * 8u};
   }
-  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  // The zeros of all rows are alike, so these lanes stay in the first row: affine gates then take 128 registers on NVIDIA instead of
+  // 137, and two threadgroups fit a multiprocessor.
   const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_affine4_g64_bf16 raw[2][2];
@@ -333,7 +334,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -342,7 +343,7 @@ inline uint stage_affine4_g64_bf16(
     for (uint r = 0; r < 2u; r++) {
       of_block[r] = 0.0f;
     }
-    // As many for all lanes: matrix instructions need the whole simdgroup.
+    // Equally many for all lanes: matrix instructions need the whole simdgroup.
     const uint steps = min(4u, (16u - block + 7) / 8);
 #pragma unroll
     for (uint batch = 0; batch < 4; batch += 2) {
@@ -416,7 +417,8 @@ inline uint stage_affine4_g64_bf16(
     const uint row = first + r * 8 + group;
     w[r] = Row_affine4_g64_bf16{weight + 36864ul + (ulong)(row - 256u) * 128u, weight + 45056ul + (ulong)(row - 256u) * 8u, weight + 45568ul + (ulong)(row - 256u) * 8u};
   }
-  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  // The zeros of all rows are alike, so these lanes stay in the first row: affine gates then take 128 registers on NVIDIA instead of
+  // 137, and two threadgroups fit a multiprocessor.
   const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_affine4_g64_bf16 raw[2][2];
@@ -427,7 +429,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -436,7 +438,7 @@ inline uint stage_affine4_g64_bf16(
     for (uint r = 0; r < 2u; r++) {
       of_block[r] = 0.0f;
     }
-    // As many for all lanes: matrix instructions need the whole simdgroup.
+    // Equally many for all lanes: matrix instructions need the whole simdgroup.
     const uint steps = min(4u, (16u - block + 7) / 8);
 #pragma unroll
     for (uint batch = 0; batch < 4; batch += 2) {
@@ -510,7 +512,8 @@ inline uint stage_affine4_g64_bf16(
     const uint row = first + r * 8 + group;
     w[r] = Row_affine4_g64_bf16{weight + 46080ul + (ulong)(row - 320u) * 128u, weight + 54272ul + (ulong)(row - 320u) * 8u, weight + 54784ul + (ulong)(row - 320u) * 8u};
   }
-  // Any row's zeros are the same; so affine gates take 128 registers for NVIDIA, of which two threadgroups find room, not 137.
+  // The zeros of all rows are alike, so these lanes stay in the first row: affine gates then take 128 registers on NVIDIA instead of
+  // 137, and two threadgroups fit a multiprocessor.
   const uint next = holds ? 9u : 0u;
   for (uint block = share * 32u; block < 16u; block += 64u) {
     Wide_affine4_g64_bf16 raw[2][2];
@@ -521,7 +524,7 @@ inline uint stage_affine4_g64_bf16(
         raw[i][r] = wide_affine4_g64_bf16(w[r], min(block / 2 + i * 4 + pair_of_step, 7u));
       }
     }
-    // Nobody reads the last block's x any more.
+    // No lane reads the last block's x any more.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint exponent = stage_affine4_g64_bf16(input, norm, &squares, block + lane, lane, stage, total);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -530,7 +533,7 @@ inline uint stage_affine4_g64_bf16(
     for (uint r = 0; r < 2u; r++) {
       of_block[r] = 0.0f;
     }
-    // As many for all lanes: matrix instructions need the whole simdgroup.
+    // Equally many for all lanes: matrix instructions need the whole simdgroup.
     const uint steps = min(4u, (16u - block + 7) / 8);
 #pragma unroll
     for (uint batch = 0; batch < 4; batch += 2) {

@@ -1,10 +1,10 @@
 // attend_466f80c1
 // small spec of a test
 //
-// Decode: RoPE, cache write and attention of one new token a sequence, in one launch.
+// Decode: RoPE, cache write and attention of one new token of each sequence, in one launch.
 // One threadgroup serves one KV head of one sequence and all 2 query heads on it, so each byte of K and V is read
-// once. A simdgroup takes 4 keys at a time, 8 lanes a key; queries, sums and running maxima stay in registers.
-// The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and nobody else
+// once. A simdgroup takes 4 keys at a time, 8 lanes to a key; queries, sums and running maxima stay in registers.
+// The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and no other
 // touches that slot in this launch.
 // Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2 and MLX's sdpa_vector; here a lane group
 // of a simdgroup, not a whole simdgroup, owns a key.

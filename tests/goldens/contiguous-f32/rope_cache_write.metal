@@ -6,7 +6,7 @@
 // Grid: one threadgroup of 32 threads a token.
 //   qkv        [tokens, 128] f32: 2 query, 1 key, 1 value heads of 32
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 16 + offset; -1 of tokens that are nobody's
+//   slots      [tokens] i32: block * 16 + offset; -1 for padding tokens
 //   k_arena, v_arena  [3, 1, 16, 1, 32] f32, written
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32

@@ -2,7 +2,7 @@
 // small spec of a test
 //
 // Projections of a token by the 3 experts that its router chose, of 40: out = silu(rms_norm(x) @ gate.T + bias) * (rms_norm(x) @ up.T + bias), weight = [gate; up].
-// As the one-row projection, at the rows of one expert: nothing is read of the experts that were not chosen.
+// As the one-row projection, with the rows of one expert. Experts that were not chosen are not read.
 // Grid: (16, tokens * 3) threadgroups of 2 simdgroups.
 //   x          [tokens, 48] f32
 //   weight     [5120, 48] f32

@@ -2,7 +2,7 @@
 // small spec of a test
 //
 // out = residual + sum of weights * (x @ weight[expert].T + bias[expert]), over the 3 experts that a token's router chose.
-// A simdgroup makes 4 outputs of a token, one expert after another, so that the sum needs no memory of its own.
+// A simdgroup makes 4 outputs of a token, one expert after another, and sums them in registers.
 // Grid: (6, tokens) threadgroups of 2 simdgroups.
 //   x          [tokens, 3 * 64] f32
 //   weight     [1920, 64] f32

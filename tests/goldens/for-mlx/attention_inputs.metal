@@ -1,9 +1,9 @@
 // attention_inputs_6bace79d
 // small spec of a test
 //
-// What MLX's attention takes of the batch's only sequence: its queries rotated, and K and V of its
-// whole context out of one layer of the arena. In a tile of 64 positions, threadgroup y = 0 copies their K and V, and
-// y = 1 + i rotates the tile's token i: a thread has two neighbouring elements of every head that it takes.
+// The inputs of MLX's attention, for the batch's only sequence: its queries rotated, and K and V of its
+// whole context from one layer of the arena. In a tile of 64 positions, threadgroup y = 0 copies K and V, and
+// threadgroup y = 1 + i rotates the tile's token i: a thread has two neighbouring elements of every head that it takes.
 // The tokens are the context's last ones, so there are no more of them than positions.
 // Grid: ceil(context / 64) x 65 threadgroups of 256 threads.
 //   qkv        [tokens, 384] bf16: 8 query, 2 key, 2 value heads of 32

@@ -1,11 +1,11 @@
-// unpack_64047c5a
+// unpack_6e123cec
 // small spec of a test
 //
-// The rows of 4 weights as numbers, for matmuls that take one type: one launch, since the CPU takes longer for each
-// than the GPU for a small weight. A threadgroup unpacks rows of one of them.
-// A thread takes 4 pieces, 256 apart; rows follow each other, so it need not know theirs. The pieces of a simdgroup's
-// lanes are a tile of neighbouring numbers. It turns them in threadgroup memory: the lanes that store at once then store
-// neighbouring 16 bytes.
+// Unpacks the rows of 4 weights to bf16, for matmuls that take one type. It is one launch, since the CPU takes longer for a
+// launch than the GPU for a small weight. A threadgroup unpacks rows of one weight.
+// A thread takes 4 pieces, 256 apart; rows follow each other without gaps, so pieces are counted over all of them. The pieces of a
+// simdgroup's lanes make a tile of neighbouring numbers. They pass through threadgroup memory, so that lanes that store at once
+// store neighbouring 16 bytes.
 // Grid: 34 threadgroups of 256 threads.
 //   weight_0   [59520] u8
 //     rows 0 to 319: [320, 256] q4_k, threadgroups 0 to 4
@@ -134,10 +134,10 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 #define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
 #endif
 // Where a chunk of a tile lies: 16 bytes in one of eight sets of banks, a different one for each of the eight chunks that
-// are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
+// are stored at once. These are every second chunk, or two of every four, or four and the four 8 (as halves, 16) further on.
 inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void unpack_64047c5a(
+[[kernel]] void unpack_6e123cec(
   const device uint8_t* weight_0 [[buffer(0)]],
   const device uint8_t* weight_1 [[buffer(1)]],
   const device uint8_t* weight_2 [[buffer(2)]],
@@ -171,7 +171,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out_0 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
@@ -199,7 +199,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out_0 + 10240ul + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 4u; run++) {
@@ -227,7 +227,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out_1 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
@@ -255,7 +255,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out_2 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {
@@ -283,7 +283,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out_3 + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {

@@ -1,11 +1,11 @@
-// gate_up_gemm_mma_307a9299
+// gate_up_gemm_mma_b14cbd18
 // small spec of a test
 //
 // Projection of many rows by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
 // A threadgroup makes 32 outputs of 64 rows, 128 columns at a time: it puts its rows of x and its 64 rows of the weight, as
-// bf16 numbers, into threadgroup memory, and a simdgroup multiplies 32 of the ones by 32 of the others. A
-// lane reads 16 bytes of rows g, g + 8 ... of both, at columns 8 t: which column is which is the same for both, and does not
-// matter.
+// bf16 numbers, into threadgroup memory, and a simdgroup multiplies 32 rows of x by 32 rows of the weight. A
+// lane reads 16 bytes of rows g, g + 8 ... of both, from column 8 t on. That permutes the columns of both alike, which
+// changes no product.
 // Grid: (16, ceil(tokens / 64)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] bf16
 //   weight     [143360] u8
@@ -153,7 +153,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void gate_up_gemm_mma_307a9299(
+[[kernel]] void gate_up_gemm_mma_b14cbd18(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -168,7 +168,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 64u;
-  // 4 times 32 columns of each row, whose loads are on the way at once.
+  // 128 columns of each row, whose loads are in flight together.
   MLXR_THREADGROUP(uint4, tile_x, 1024);
   MLXR_THREADGROUP(uint4, tile_w, 1024);
   // A thread fills a quarter of 2 rows of x, and half a row of the weight.

@@ -1,4 +1,4 @@
-// norm_4ccf2d6f
+// norm_7e9349d1
 // small spec of a test
 //
 // LayerNorm of a row, added to the residual.
@@ -26,7 +26,7 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 // ---- kernel
-[[kernel]] void norm_4ccf2d6f(
+[[kernel]] void norm_7e9349d1(
   const device float* x [[buffer(0)]],
   const device float* weight [[buffer(1)]],
   const device float* bias [[buffer(2)]],
@@ -52,7 +52,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   }
   sum = simd_sum(sum);
   const float mean = sum * 0.020833334f;
-  // From the mean, not from the sum of squares: a large mean would leave nothing of it.
+  // The mean is subtracted first: with a large mean, a sum of squares less the squared mean would cancel.
 #pragma unroll
   for (uint i = 0; i < 1u; i++) {
     v[i] = own + i * 128u < 48u ? v[i] - mean : float4(0.0f);

@@ -1,8 +1,8 @@
-// qk_norm_4cb8ad3c
+// qk_norm_403cb91a
 // small spec of a test
 //
 // LayerNorm of the queries and keys of a packed projection, before RoPE; its values are copied.
-// The queries of a token are one row, its keys another: a threadgroup has one of them, or the values.
+// The queries of a token are one row, its keys another: a threadgroup takes one of them, or the values.
 // Grid: (3, tokens) threadgroups of 1 simdgroup.
 //   qkv        [tokens, 128] f32: 2 query, 1 key, 1 value heads of 32
 //   q_norm     [64] f32
@@ -25,7 +25,7 @@ inline void load_f32_4(const device float* p, thread float4* v) {
 
 inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 // ---- kernel
-[[kernel]] void qk_norm_4cb8ad3c(
+[[kernel]] void qk_norm_403cb91a(
   const device float* qkv [[buffer(0)]],
   const device float* q_norm [[buffer(1)]],
   const device float* k_norm [[buffer(2)]],
@@ -70,7 +70,7 @@ inline float sum4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
   }
   sum = simd_sum(sum);
   const float mean = sum * inverse;
-  // From the mean, not from the sum of squares: a large mean would leave nothing of it.
+  // The mean is subtracted first: with a large mean, a sum of squares less the squared mean would cancel.
 #pragma unroll
   for (uint i = 0; i < 1u; i++) {
     v[i] = own + i * 128u < elements ? v[i] - mean : float4(0.0f);

@@ -7,7 +7,7 @@
 // Grid: one threadgroup of 64 threads a token.
 //   qkv        [tokens, 128] f32: 2 query, 1 key, 1 value heads of 32
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 16 + offset; -1 of tokens that are nobody's
+//   slots      [tokens] i32: block * 16 + offset; -1 for padding tokens
 //   k_arena, v_arena  [3, 1, 16, 1, 36] q8, written
 //     a row: 32 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first

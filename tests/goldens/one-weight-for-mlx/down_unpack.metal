@@ -1,10 +1,10 @@
-// down_unpack_8b376de3
+// down_unpack_85157288
 // small spec of a test
 //
-// The weight's rows as numbers, for a matmul that takes one type.
-// A thread takes 4 pieces, 256 apart; rows follow each other, so it need not know theirs. The pieces of a simdgroup's
-// lanes are a tile of neighbouring numbers. It turns them in threadgroup memory: the lanes that store at once then store
-// neighbouring 16 bytes.
+// Unpacks the weight's rows to bf16, for a matmul that takes one type.
+// A thread takes 4 pieces, 256 apart; rows follow each other without gaps, so pieces are counted over all of them. The pieces of a
+// simdgroup's lanes make a tile of neighbouring numbers. They pass through threadgroup memory, so that lanes that store at once
+// store neighbouring 16 bytes.
 // Grid: 8 threadgroups of 256 threads.
 //   weight     [256, 512] q4_k
 //   out        [256, 512] bf16
@@ -87,10 +87,10 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 #define MLXR_STORE_UINT4(p, v) *(device uint4*)(p) = (v)
 #endif
 // Where a chunk of a tile lies: 16 bytes in one of eight sets of banks, a different one for each of the eight chunks that
-// are stored at once. These are every second, or two of every four, or four and the four 8 (as halves, 16) after them.
+// are stored at once. These are every second chunk, or two of every four, or four and the four 8 (as halves, 16) further on.
 inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((chunk >> 2) & 4u); }
 // ---- kernel
-[[kernel]] void down_unpack_8b376de3(
+[[kernel]] void down_unpack_85157288(
   const device uint8_t* weight [[buffer(0)]],
   device bfloat16_t* out [[buffer(1)]],
   uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
@@ -118,7 +118,7 @@ inline uint bank_of(uint chunk) { return chunk ^ ((chunk >> 3) & 1u) * 7u ^ ((ch
     device uint4* target = (device uint4*)out + own;
 #pragma unroll
     for (uint i = 0; i < 4u; i++) {
-      // All loads are on their way, and nobody reads the last tile any more.
+      // All loads have been issued, and no lane reads the last tile any more.
       simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint run = 0; run < 2u; run++) {

@@ -8,7 +8,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (1 KV heads, tiles) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 128] bf16: 2 query, 1 key, 1 value heads of 32
-//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 3] i32

@@ -1,9 +1,9 @@
-// down_gemm_9ad0703b
+// down_gemm_59117d2e
 // small spec of a test
 //
 // Projection of many rows: out = x @ weight.T + residual.
 // A threadgroup makes 64 outputs of 32 rows, 32 columns at a time: it puts its rows of x, normalised, and its 64 rows
-// of the weight, as numbers, into threadgroup memory, and a thread multiplies 4 of the ones by 4 of the others. So a
+// of the weight, unpacked, into threadgroup memory, and a thread multiplies 4 rows of x by 4 rows of the weight. So a
 // block of the weight is unpacked once for 32 rows.
 // Grid: (4, ceil(tokens / 32)) threadgroups of 4 simdgroups.
 //   x          [tokens, 512] f32
@@ -89,7 +89,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void down_gemm_9ad0703b(
+[[kernel]] void down_gemm_59117d2e(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* residual [[buffer(2)]],
@@ -103,7 +103,7 @@ inline void values_q4_k(Raw_q4_k raw, uint run, thread float4* c) {
 
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 32u;
-  // Rows of both, 36 apart; then of each row of x: 1 / rms, or mean and 1 / deviation.
+  // Tiles of x and of the weight, rows 36 numbers apart; and for each row of x 1 / rms, or mean and 1 / deviation.
   MLXR_THREADGROUP(float4, tile_x, 288);
   MLXR_THREADGROUP(float4, tile_w, 576);
   MLXR_THREADGROUP(float2, row_norm, 32);

@@ -1,9 +1,9 @@
-// gate_up_gemm_8c1e1bca
+// gate_up_gemm_d701434c
 // small spec of a test
 //
 // Projection of many rows: out = silu(rms_norm(x) @ gate.T) * (rms_norm(x) @ up.T), weight = [gate; up].
 // A threadgroup makes 32 outputs of 32 rows, 32 columns at a time: it puts its rows of x, normalised, and its 64 rows
-// of the weight, as numbers, into threadgroup memory, and a thread multiplies 4 of the ones by 4 of the others. So a
+// of the weight, unpacked, into threadgroup memory, and a thread multiplies 4 rows of x by 4 rows of the weight. So a
 // block of the weight is unpacked once for 32 rows.
 // Grid: (16, ceil(tokens / 32)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] f32
@@ -124,7 +124,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 
 // ---- kernel
-[[kernel]] void gate_up_gemm_8c1e1bca(
+[[kernel]] void gate_up_gemm_d701434c(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -138,7 +138,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 32u;
-  // Rows of both, 36 apart; then of each row of x: 1 / rms, or mean and 1 / deviation.
+  // Tiles of x and of the weight, rows 36 numbers apart; and for each row of x 1 / rms, or mean and 1 / deviation.
   MLXR_THREADGROUP(float4, tile_x, 288);
   MLXR_THREADGROUP(float4, tile_w, 576);
   MLXR_THREADGROUP(float2, row_norm, 32);

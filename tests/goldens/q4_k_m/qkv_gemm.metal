@@ -1,9 +1,9 @@
-// qkv_gemm_d9733bef
+// qkv_gemm_9d69222e
 // small spec of a test
 //
 // Projection of many rows: out = rms_norm(x) @ weight.T.
 // A threadgroup makes 64 outputs of 32 rows, 32 columns at a time: it puts its rows of x, normalised, and its 64 rows
-// of the weight, as numbers, into threadgroup memory, and a thread multiplies 4 of the ones by 4 of the others. So a
+// of the weight, unpacked, into threadgroup memory, and a thread multiplies 4 rows of x by 4 rows of the weight. So a
 // block of the weight is unpacked once for 32 rows.
 // Grid: (6, ceil(tokens / 32)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] f32
@@ -128,7 +128,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
 
 
 // ---- kernel
-[[kernel]] void qkv_gemm_d9733bef(
+[[kernel]] void qkv_gemm_9d69222e(
   const device float* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device float* norm [[buffer(2)]],
@@ -147,7 +147,7 @@ inline void values_q6_k(Raw_q6_k raw, uint run, thread float4* c) {
   }
   const uint count = dims[0];
   const uint first_row = threadgroup_position_in_grid.y * 32u;
-  // Rows of both, 36 apart; then of each row of x: 1 / rms, or mean and 1 / deviation.
+  // Tiles of x and of the weight, rows 36 numbers apart; and for each row of x 1 / rms, or mean and 1 / deviation.
   MLXR_THREADGROUP(float4, tile_x, 288);
   MLXR_THREADGROUP(float4, tile_w, 576);
   MLXR_THREADGROUP(float2, row_norm, 32);

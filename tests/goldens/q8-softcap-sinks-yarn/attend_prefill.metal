@@ -1,4 +1,4 @@
-// attend_prefill_66cbde52
+// attend_prefill_78d46a06
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -8,7 +8,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
-//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 40] i32
@@ -62,7 +62,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_66cbde52(
+[[kernel]] void attend_prefill_78d46a06(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -121,7 +121,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   float maximum[4];
   float total[4];
   float values[4][2];
-  // A row starts with its sink: a score that weighs nothing but its part of the sum.
+  // A row starts with its sink: a score that counts in the sum and has no value.
 #pragma unroll
   for (uint r = 0; r < 4u; r++) {
     const uint head = min(first_head + (simd_gid * 4u + r) % 3u, 5u);

@@ -7,7 +7,7 @@
 // Grid: one threadgroup of 128 threads a token.
 //   qkv        [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 1 + offset; -1 of tokens that are nobody's
+//   slots      [tokens] i32: block * 1 + offset; -1 for padding tokens
 //   k_arena, v_arena  [80, 1, 1, 2, 44] q8, written
 //     a row: 40 int8 numbers and their f32 scale; number * scale is the element
 //   layer      [8] u32: the layer first

@@ -1,10 +1,10 @@
-// down_mma16_05135527
+// down_mma16_917d9ade
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = x @ weight.T + residual.
-// Threadgroups multiply 32 rows of the weight by 16 rows of x; simdgroup s takes every 4th 64 columns, from s on. A lane unpacks
-// a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x: which
-// column is which is the same for both, and does not matter.
+// A threadgroup multiplies 32 rows of the weight by 16 rows of x; simdgroup s takes blocks s, s + 4 ... of 64 columns. A lane
+// unpacks a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x.
+// That permutes the columns of both alike, which changes no product.
 // Then the simdgroups' sums are added up, 8 rows of x at a time.
 // Grid: (8, ceil(tokens / 16)) threadgroups of 4 simdgroups.
 //   x          [tokens, 512] bf16
@@ -118,7 +118,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void down_mma16_05135527(
+[[kernel]] void down_mma16_917d9ade(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -150,7 +150,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
-  // Two steps of weights are on the way at once; those past the end repeat the last one and are not multiplied.
+  // Weights of two steps are in flight; steps past the end repeat the last one and are not multiplied.
   {
     Row_affine4_g64_bf16 w[4];
 #pragma unroll
@@ -262,7 +262,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       }
     }
   }
-  // Of a simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
+  // Sums of each simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
   MLXR_THREADGROUP(float, shares, 1152);
 #pragma unroll
   for (uint n = 0; n < 2u; n++) {

@@ -1,10 +1,10 @@
-// gate_up_mma32_7164a0b0
+// gate_up_mma32_a3e6c154
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = silu(x @ gate.T) * (x @ up.T), weight = [gate; up].
-// Threadgroups multiply 32 rows of the weight by 32 rows of x; simdgroup s takes every 4th 64 columns, from s on. A lane unpacks
-// a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x: which
-// column is which is the same for both, and does not matter.
+// A threadgroup multiplies 32 rows of the weight by 32 rows of x; simdgroup s takes blocks s, s + 4 ... of 64 columns. A lane
+// unpacks a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x.
+// That permutes the columns of both alike, which changes no product.
 // Then the simdgroups' sums are added up, 8 rows of x at a time.
 // Grid: (32, ceil(tokens / 32)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] bf16
@@ -121,7 +121,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
 
 // ---- kernel
-[[kernel]] void gate_up_mma32_7164a0b0(
+[[kernel]] void gate_up_mma32_a3e6c154(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -152,7 +152,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       sums[m][n] = float4(0.0f);
     }
   }
-  // Two steps of weights are on the way at once; those past the end repeat the last one and are not multiplied.
+  // Weights of two steps are in flight; steps past the end repeat the last one and are not multiplied.
   {
     Row_q4_k w[4];
 #pragma unroll
@@ -265,7 +265,7 @@ inline float activate(float x) { return x / (1.0f + metal::precise::exp(-x)); }
       }
     }
   }
-  // Of a simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
+  // Sums of each simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
   MLXR_THREADGROUP(float, shares, 1152);
 #pragma unroll
   for (uint n = 0; n < 4u; n++) {

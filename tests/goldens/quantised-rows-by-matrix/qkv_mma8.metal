@@ -1,10 +1,10 @@
-// qkv_mma8_3b5710c5
+// qkv_mma8_66704fb1
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = x @ weight.T.
-// Threadgroups multiply 32 rows of the weight by 8 rows of x; simdgroup s takes every 4th 64 columns, from s on. A lane unpacks
-// a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x: which
-// column is which is the same for both, and does not matter.
+// A threadgroup multiplies 32 rows of the weight by 8 rows of x; simdgroup s takes blocks s, s + 4 ... of 64 columns. A lane
+// unpacks a piece of 16 elements of rows g, g + 8 ... of the weight to bf16, and reads the same columns of rows of x.
+// That permutes the columns of both alike, which changes no product.
 // Then the simdgroups' sums are added up, 8 rows of x at a time.
 // Grid: (12, ceil(tokens / 8)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] bf16
@@ -172,7 +172,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void qkv_mma8_3b5710c5(
+[[kernel]] void qkv_mma8_66704fb1(
   const device bfloat16_t* x [[buffer(0)]],
   const device uint8_t* weight [[buffer(1)]],
   const device uint32_t* dims [[buffer(2)]],
@@ -208,7 +208,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
-  // Two steps of weights are on the way at once; those past the end repeat the last one and are not multiplied.
+  // Weights of two steps are in flight; steps past the end repeat the last one and are not multiplied.
   if ((threadgroup_position_in_grid.x >= 0u && threadgroup_position_in_grid.x < 10u)) {
     Row_q4_k w[4];
 #pragma unroll
@@ -437,7 +437,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       }
     }
   }
-  // Of a simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
+  // Sums of each simdgroup: 8 rows of x, 36 numbers apart, so that lanes write to different banks.
   MLXR_THREADGROUP(float, shares, 1152);
 #pragma unroll
   for (uint n = 0; n < 1u; n++) {

@@ -2,7 +2,7 @@
 // small spec of a test
 //
 // RMSNorm of the queries and keys of a packed projection, before RoPE; its values are copied.
-// A simdgroup has a head; all heads have one weight.
+// A simdgroup takes a head; all heads share one weight.
 // Grid: (ceil(10 heads / 8), tokens) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 400] bf16: 6 query, 2 key, 2 value heads of 40
 //   q_norm     [40] f32

@@ -1,13 +1,12 @@
-// route_5313feb9
+// route_c4b7e7cf
 // small spec of a test
 //
 // The 3 experts of each token of 40, best first, and their weights: router sigmoid, weights of sum 1.
 // A simdgroup serves a token: a lane holds 2 logits, and each round finds the largest of those that are left. Of equal
-// ones the lowest index wins; what is not a number counts as minus infinity, so that the experts are always valid
-// and distinct.
+// ones the lowest index wins. NaN counts as minus infinity, so that the experts are always valid and distinct.
 // Grid: tokens threadgroups of one simdgroup.
 //   x          [tokens, 40] f32: the router's logits
-//   bias       [40] f32: added for the choice alone
+//   bias       [40] f32: added for the choice only, not to the weights
 //   experts    [tokens, 3] i32
 //   weights    [tokens, 3] f32
 #include <metal_stdlib>
@@ -20,7 +19,7 @@ typedef bfloat bfloat16_t;
 #define MLXR_THREADGROUP(T, name, count) threadgroup T name[count]
 #endif
 // ---- kernel
-[[kernel]] void route_5313feb9(
+[[kernel]] void route_c4b7e7cf(
   const device float* x [[buffer(0)]],
   const device float* bias [[buffer(1)]],
   device int32_t* experts [[buffer(2)]],
@@ -43,7 +42,7 @@ typedef bfloat bfloat16_t;
       taken |= 1u << i;
     }
   }
-  // What is compared.
+  // The biased scores, by which experts are chosen.
   float own[2];
 #pragma unroll
   for (uint i = 0; i < 2u; i++) {

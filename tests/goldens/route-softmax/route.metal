@@ -3,8 +3,7 @@
 //
 // The 3 experts of each token of 40, best first, and their weights: router softmax_topk, weights of sum 1.
 // A simdgroup serves a token: a lane holds 2 logits, and each round finds the largest of those that are left. Of equal
-// ones the lowest index wins; what is not a number counts as minus infinity, so that the experts are always valid
-// and distinct.
+// ones the lowest index wins. NaN counts as minus infinity, so that the experts are always valid and distinct.
 // Grid: tokens threadgroups of one simdgroup.
 //   x          [tokens, 40] f32: the router's logits
 //   experts    [tokens, 3] i32

@@ -1,9 +1,10 @@
-// o_mma8_b214f7b5
+// o_mma8_fe3fb112
 // small spec of a test
 //
 // Projection of several rows by matrix instructions: out = x @ weight.T + residual.
-// Threadgroups multiply 64 rows of the weight by 8 rows of x; simdgroup s takes every 4th 32 columns, from s on. A lane reads
-// 16 bytes of rows g, g + 8 ... of both, at columns 8 t: which column is which is the same for both, and does not matter.
+// A threadgroup multiplies 64 rows of the weight by 8 rows of x; simdgroup s takes blocks s, s + 4 ... of 32 columns. A lane
+// reads 16 bytes of rows g, g + 8 ... of both, from column 8 t on. That permutes the columns of both alike, which changes no
+// product.
 // Then the simdgroups' sums are added up, 8 rows of x at a time.
 // Grid: (4, ceil(tokens / 8)) threadgroups of 4 simdgroups.
 //   x          [tokens, 256] bf16
@@ -44,7 +45,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
 }
 #endif
 // ---- kernel
-[[kernel]] void o_mma8_b214f7b5(
+[[kernel]] void o_mma8_fe3fb112(
   const device bfloat16_t* x [[buffer(0)]],
   const device bfloat16_t* weight [[buffer(1)]],
   const device bfloat16_t* residual [[buffer(2)]],
@@ -57,7 +58,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
   const uint lane = thread_index_in_simdgroup, share = simdgroup_index_in_threadgroup;
   const uint group = lane / 4, quad = lane % 4;
   const uint own = threadgroup_position_in_grid.x * 64u;
-  // The last threadgroup's outputs end where the weight does; those before its own are another's.
+  // The last threadgroup's outputs end with the weight's; those before `own` are the previous threadgroup's.
   const uint first = own;
   const uint first_row = threadgroup_position_in_grid.y * 8u;
   const uint count = min(dims[0] - first_row, 8u);
@@ -77,7 +78,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       sums[m][n] = float4(0.0f);
     }
   }
-  // Two steps of weights are on the way at once; those past the end repeat the last one and are not multiplied.
+  // Weights of two steps are in flight; steps past the end repeat the last one and are not multiplied.
   uint4 raw[2][8];
 #pragma unroll
   for (uint r = 0; r < 8u; r++) {
@@ -161,7 +162,7 @@ inline float4 mma_bf16(uint4 a, uint2 b, float4 c, uint lane) {
       }
     }
   }
-  // Of a simdgroup: 8 rows of x, 68 numbers apart, so that lanes write to different banks.
+  // Sums of each simdgroup: 8 rows of x, 68 numbers apart, so that lanes write to different banks.
   MLXR_THREADGROUP(float, shares, 2176);
 #pragma unroll
   for (uint n = 0; n < 1u; n++) {

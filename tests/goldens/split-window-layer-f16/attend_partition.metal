@@ -1,14 +1,14 @@
 // attend_partition_4659bef9
 // small spec of a test
 //
-// Decode: RoPE, cache write and attention of one new token a sequence, in one launch a partition of the context.
+// Decode: RoPE, cache write and attention of one new token of each sequence, in one launch, by partitions of the context.
 // One threadgroup serves one KV head of one sequence and all 1 query heads on it, so each byte of K and V is read
-// once. A simdgroup takes 32 keys at a time, 1 lanes a key; queries, sums and running maxima stay in registers.
-// The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and nobody else
+// once. A simdgroup takes 32 keys at a time, 1 lanes to a key; queries, sums and running maxima stay in registers.
+// The new token's own K and V never come from the arena: one simdgroup rotates, uses and stores them, and no other
 // touches that slot in this launch.
-// Split-KV: the context inside the window is cut into partitions of one length, the least multiple of 16 with which there are at
-// most 3; threadgroups past the last have nothing to do. The partition that holds the new token owns its slot.
-// Results are partial (sum, maximum, weighted values) and merged by the reduction kernel.
+// Split-KV: the context inside the window is cut into partitions of equal length, the smallest multiple of 16 that gives at
+// most 3 of them; threadgroups past the last one do nothing. The partition that holds the new token owns its slot.
+// Results are partial (sum, maximum, weighted values); the reduction kernel merges them.
 // Source: online softmax (Milakov and Gimelshein 2018), as in FlashAttention-2 and MLX's sdpa_vector; here a lane group
 // of a simdgroup, not a whole simdgroup, owns a key.
 // Grid: (2 KV heads, seqs, 3 partitions) threadgroups of 8 simdgroups.

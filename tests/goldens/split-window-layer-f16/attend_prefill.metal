@@ -8,7 +8,7 @@
 // Source: FlashAttention-2 (Dao 2023), with the K and V tiles gathered through the block table.
 // Grid: (2 KV heads, tiles) threadgroups of 8 simdgroups.
 //   qkv        [tokens, 240] f16: 2 query, 2 key, 2 value heads of 40
-//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n tokens that are nobody's, whose rows become 0
+//   query_tiles  [tiles, 2] i32: sequence, first token; or -1 - n, first of n padding tokens, whose rows become 0
 //   positions  [tokens] i32
 //   query_start  [seqs + 1] i32: first token of each sequence
 //   block_tables  [seqs, 10] i32

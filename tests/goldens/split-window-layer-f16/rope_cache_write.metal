@@ -6,7 +6,7 @@
 // Grid: one threadgroup of 96 threads a token.
 //   qkv        [tokens, 240] f16: 2 query, 2 key, 2 value heads of 40
 //   positions  [tokens] i32
-//   slots      [tokens] i32: block * 4 + offset; -1 of tokens that are nobody's
+//   slots      [tokens] i32: block * 4 + offset; -1 for padding tokens
 //   k_arena, v_arena  [1, 20, 4, 2, 40] f16, written
 //   layer      [8] u32: the layer first
 //   token, token_out  [8] u32

@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_c04138e0(w, b, (float *)(a + 512), (float *)(a + 0), 0, (float *)(a + 2304));
+    attend_decode_c4326999(w, b, (float *)(a + 512), (float *)(a + 0), 0, (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -37,7 +37,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_c04138e0(w, b, (float *)(a + 512), (float *)(a + 0), 1, (float *)(a + 2304));
+    attend_decode_c4326999(w, b, (float *)(a + 512), (float *)(a + 0), 1, (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -81,7 +81,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_bc2003f0(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_63c9fa30(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -105,7 +105,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_bc2003f0(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
+    attend_prefill_63c9fa30(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];

@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_8d04aaf4(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (float *)(a + 7936));
+    attend_decode_2984bce8(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -57,7 +57,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_8d04aaf4(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 8192));
+    attend_decode_2984bce8(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -121,7 +121,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[14];
-    attend_prefill_d094e7ce(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_be97d474(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -165,7 +165,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[14];
-    attend_prefill_d094e7ce(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
+    attend_prefill_be97d474(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];

@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_74bc993c(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    attend_decode_480c1a5e(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -37,7 +37,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_74bc993c(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    attend_decode_480c1a5e(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -81,7 +81,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
+    attend_prefill_e4b72048(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -105,7 +105,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_1a949af1(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
+    attend_prefill_e4b72048(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];

@@ -1,9 +1,9 @@
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
 //
 // An item is a tile of 32 query tokens of one sequence with the 3 query heads on one KV head: 96 columns (token, query
-// head), one a lane. It walks the context 64 keys at a time: K of the tile is widened to f32 in scratch, scores are
+// head), one to a lane. It walks the context 64 keys at a time: K of the tile is widened to f32 in scratch, scores are
 // K x queries, the softmax runs down each lane, and the values are V^T x weights. So nothing is summed across lanes.
-// Threads take adjacent items of equal cost in all.
+// Each thread takes neighbouring items; all threads' items together cost the same.
 // Source: FlashAttention-2 (Dao 2023), with K and V gathered through the block table.
 //   qkv         [tokens, 400] f32: 6 query, 2 key, 2 value heads of 40
 //   rope_table  [tokens, 40] f32: cosines, then sines
@@ -13,11 +13,11 @@
 // Query tokens [first, last) of a sequence; the first is its token `start` and has `position`.
 typedef struct {
     int seq, head, first, last, position, begin;
-} attend_prefill_d094e7ce_item;
+} attend_prefill_be97d474_item;
 
-// Columns [column, column + 16) of an item as rows [16][48]; those past the last query are zeros that see what the
-// last token sees.
-static void attend_prefill_d094e7ce_queries(const attend_prefill_d094e7ce_item *item, int column, const float *qkv, const float *rope_table, float *rows,
+// Columns [column, column + 16) of an item as rows [16][48]. Columns past the last query are zeros, with the last
+// token's position.
+static void attend_prefill_be97d474_queries(const attend_prefill_be97d474_item *item, int column, const float *qkv, const float *rope_table, float *rows,
         int32_t *positions) {
     for (int i = 0; i < 16; i++) {
         const int t = item->first + (column + i) / 3, h = item->head * 3 + (column + i) % 3;
@@ -30,7 +30,7 @@ static void attend_prefill_d094e7ce_queries(const attend_prefill_d094e7ce_item *
 }
 
 // Values [40][96] over their sums, to the heads' places.
-static void attend_prefill_d094e7ce_results(const attend_prefill_d094e7ce_item *item, const float *values, float *sums, float *out) {
+static void attend_prefill_be97d474_results(const attend_prefill_be97d474_item *item, const float *values, float *sums, float *out) {
     const int queried = (item->last - item->first) * 3;
     for (int column = 0; column < queried; column += 16) {
         float *to[16];
@@ -43,7 +43,7 @@ static void attend_prefill_d094e7ce_results(const attend_prefill_d094e7ce_item *
     }
 }
 
-static void attend_prefill_d094e7ce_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_d094e7ce_item *item, const float *qkv, const float *rope_table,
+static void attend_prefill_be97d474_attend(mlxr_worker *w, const mlxr_batch *b, const attend_prefill_be97d474_item *item, const float *qkv, const float *rope_table,
         int layer, float *out) {
     float *const rows = (float *)(w->scratch + 0);  // [16, 48]
     float *const queries = (float *)(w->scratch + 3072);  // [48, 96]
@@ -60,7 +60,7 @@ static void attend_prefill_d094e7ce_attend(mlxr_worker *w, const mlxr_batch *b, 
     const int32_t *table = b->block_tables + (size_t)item->seq * b->max_blocks;
     const int queried = (item->last - item->first) * 3, columns = (queried + 15) / 16 * 16;
     for (int i = 0; i < columns; i += 16) {
-        attend_prefill_d094e7ce_queries(item, i, qkv, rope_table, rows, positions);
+        attend_prefill_be97d474_queries(item, i, qkv, rope_table, rows, positions);
         for (int d = 0; d < 40; d++)
             for (int v = 0; v < 16; v++) queries[d * 96 + i + v] = rows[v * 48 + d];
     }
@@ -81,11 +81,11 @@ static void attend_prefill_d094e7ce_attend(mlxr_worker *w, const mlxr_batch *b, 
         attend_product(values, keep, keys, 1, 48, scores, 96, count, 40, columns);
     }
 
-    attend_prefill_d094e7ce_results(item, values, sums, out);
+    attend_prefill_be97d474_results(item, values, sums, out);
 }
 
 // The tile of a sequence's query tokens from `first` on, and what an item of it costs: keys times columns.
-static int64_t attend_prefill_d094e7ce_tile(const mlxr_batch *b, int seq, int first, attend_prefill_d094e7ce_item *item) {
+static int64_t attend_prefill_be97d474_tile(const mlxr_batch *b, int seq, int first, attend_prefill_be97d474_item *item) {
     const int start = b->query_start[seq], stop = b->query_start[seq + 1];
     item->seq = seq;
     item->first = first;
@@ -96,20 +96,20 @@ static int64_t attend_prefill_d094e7ce_tile(const mlxr_batch *b, int seq, int fi
     return (int64_t)(keys + 16) * (((item->last - item->first) * 3 + 15) / 16);
 }
 
-static void attend_prefill_d094e7ce(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
-    attend_prefill_d094e7ce_item item;
+static void attend_prefill_be97d474(mlxr_worker *w, const mlxr_batch *b, const float *qkv, const float *rope_table, int layer, float *out) {
+    attend_prefill_be97d474_item item;
     int64_t all = 0, done = 0;
     for (int seq = 0; seq < b->seqs; seq++)
         for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32)
-            all += 2 * attend_prefill_d094e7ce_tile(b, seq, t, &item);
+            all += 2 * attend_prefill_be97d474_tile(b, seq, t, &item);
     for (int seq = 0; seq < b->seqs; seq++)
         for (int head = 0; head < 2; head++)
             for (int t = b->query_start[seq]; t < b->query_start[seq + 1]; t += 32) {
-                const int64_t cost = attend_prefill_d094e7ce_tile(b, seq, t, &item);
+                const int64_t cost = attend_prefill_be97d474_tile(b, seq, t, &item);
                 item.head = head;
                 // The thread in whose share of all cost the item's middle lies.
                 if ((2 * done + cost) * w->threads / (2 * all) == w->tid)
-                    attend_prefill_d094e7ce_attend(w, b, &item, qkv, rope_table, layer, out);
+                    attend_prefill_be97d474_attend(w, b, &item, qkv, rope_table, layer, out);
                 done += cost;
             }
 }

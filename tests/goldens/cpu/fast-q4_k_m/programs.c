@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_d44964a2(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
+    attend_decode_096d1c64(w, b, (float *)(a + 4608), (float *)(a + 0), 0, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -37,7 +37,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_d44964a2(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
+    attend_decode_096d1c64(w, b, (float *)(a + 4608), (float *)(a + 0), 1, (float *)(a + 10752));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -81,7 +81,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_1fb426e1(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
+    attend_prefill_e34a71d3(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -105,7 +105,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_1fb426e1(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
+    attend_prefill_e34a71d3(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];

@@ -3,8 +3,8 @@
 //   weight   [48] f32
 //   residual [tokens, 48] f32
 //   out      [tokens, 48] f32
-// Threads share the rows, and the columns of them when they are few.
-static void norm_d6b208fb(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *weight, const float *residual, float *out) {
+// Threads share the rows, and their columns too where there are fewer of them than threads.
+static void norm_798e3799(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *weight, const float *residual, float *out) {
     const int pieces = b->tokens, parts = pieces < w->threads ? w->threads : 1;
     int first, last;
     mlxr_share(w, pieces * parts, &first, &last);

@@ -25,7 +25,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[5];
-    attend_decode_ae63c338(w, b, (float *)(a + 4864), (float *)(a + 0), 0, (float *)(a + 1792));
+    attend_decode_30ded5c2(w, b, (float *)(a + 4864), (float *)(a + 0), 0, (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     if (launches) ++launches[6];
@@ -33,7 +33,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 3840), (const float *)t[5], (float *)(a + 1024), (float *)(a + 1792));
+    norm_798e3799(w, b, (float *)(a + 3840), (const float *)t[5], (float *)(a + 1024), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.mlp.gated
     if (launches) ++launches[8];
@@ -45,7 +45,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 1024), (const float *)t[8], (float *)(a + 1792), (float *)(a + 2560));
+    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[8], (float *)(a + 1792), (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     if (launches) ++launches[3];
@@ -57,7 +57,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[5];
-    attend_decode_ae63c338(w, b, (float *)(a + 6400), (float *)(a + 0), 1, (float *)(a + 3328));
+    attend_decode_30ded5c2(w, b, (float *)(a + 6400), (float *)(a + 0), 1, (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     if (launches) ++launches[6];
@@ -65,7 +65,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 2560), (float *)(a + 1792));
+    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[13], (float *)(a + 2560), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.mlp.gated
     if (launches) ++launches[8];
@@ -77,7 +77,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 1024), (const float *)t[16], (float *)(a + 1792), (float *)(a + 2560));
+    norm_798e3799(w, b, (float *)(a + 1024), (const float *)t[16], (float *)(a + 1792), (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     if (launches) ++launches[3];
@@ -89,7 +89,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     if (launches) ++launches[10];
-    attend_decode_81b27a13(w, b, (float *)(a + 6400), (float *)(a + 512), 2, (float *)(a + 3328));
+    attend_decode_5a8af1b1(w, b, (float *)(a + 6400), (float *)(a + 512), 2, (float *)(a + 3328));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     if (launches) ++launches[6];
@@ -97,7 +97,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 512), (const float *)t[21], (float *)(a + 2560), (float *)(a + 1280));
+    norm_798e3799(w, b, (float *)(a + 512), (const float *)t[21], (float *)(a + 2560), (float *)(a + 1280));
     mlxr_barrier(w);
     // layers.2.mlp.gated
     if (launches) ++launches[8];
@@ -109,7 +109,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 512), (const float *)t[24], (float *)(a + 1280), (float *)(a + 2048));
+    norm_798e3799(w, b, (float *)(a + 512), (const float *)t[24], (float *)(a + 1280), (float *)(a + 2048));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     if (launches) ++launches[3];
@@ -121,7 +121,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     if (launches) ++launches[5];
-    attend_decode_ae63c338(w, b, (float *)(a + 5888), (float *)(a + 0), 3, (float *)(a + 2816));
+    attend_decode_30ded5c2(w, b, (float *)(a + 5888), (float *)(a + 0), 3, (float *)(a + 2816));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     if (launches) ++launches[6];
@@ -129,7 +129,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 2048), (float *)(a + 768));
+    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 2048), (float *)(a + 768));
     mlxr_barrier(w);
     // layers.3.mlp.gated
     if (launches) ++launches[8];
@@ -141,7 +141,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 768), (float *)(a + 1536));
+    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 768), (float *)(a + 1536));
     mlxr_barrier(w);
     // logits_capped
     if (b->rows) {
@@ -181,7 +181,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_f9835dcf(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
+    attend_prefill_0a2fa1a1(w, b, (float *)(a + 38912), (float *)(a + 0), 0, (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.o_projected
     if (launches) ++launches[6];
@@ -189,7 +189,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 30720), (const float *)t[5], (float *)(a + 8192), (float *)(a + 14336));
+    norm_798e3799(w, b, (float *)(a + 30720), (const float *)t[5], (float *)(a + 8192), (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.mlp.gated
     if (launches) ++launches[8];
@@ -201,7 +201,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 8192), (const float *)t[8], (float *)(a + 14336), (float *)(a + 20480));
+    norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[8], (float *)(a + 14336), (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     if (launches) ++launches[3];
@@ -217,7 +217,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_f9835dcf(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
+    attend_prefill_0a2fa1a1(w, b, (float *)(a + 51200), (float *)(a + 0), 1, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.1.attention.o_projected
     if (launches) ++launches[6];
@@ -225,7 +225,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 8192), (const float *)t[13], (float *)(a + 20480), (float *)(a + 14336));
+    norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[13], (float *)(a + 20480), (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.1.mlp.gated
     if (launches) ++launches[8];
@@ -237,7 +237,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 8192), (const float *)t[16], (float *)(a + 14336), (float *)(a + 20480));
+    norm_798e3799(w, b, (float *)(a + 8192), (const float *)t[16], (float *)(a + 14336), (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.2.attention.qkv_projected
     if (launches) ++launches[3];
@@ -253,7 +253,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     if (launches) ++launches[14];
-    attend_prefill_845dc4c9(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
+    attend_prefill_ab52cbc0(w, b, (float *)(a + 51200), (float *)(a + 4096), 2, (float *)(a + 26624));
     mlxr_barrier(w);
     // layers.2.attention.o_projected
     if (launches) ++launches[6];
@@ -261,7 +261,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 4096), (const float *)t[21], (float *)(a + 20480), (float *)(a + 10240));
+    norm_798e3799(w, b, (float *)(a + 4096), (const float *)t[21], (float *)(a + 20480), (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.2.mlp.gated
     if (launches) ++launches[8];
@@ -273,7 +273,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 4096), (const float *)t[24], (float *)(a + 10240), (float *)(a + 16384));
+    norm_798e3799(w, b, (float *)(a + 4096), (const float *)t[24], (float *)(a + 10240), (float *)(a + 16384));
     mlxr_barrier(w);
     // layers.3.attention.qkv_projected
     if (launches) ++launches[3];
@@ -289,7 +289,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_f9835dcf(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
+    attend_prefill_0a2fa1a1(w, b, (float *)(a + 47104), (float *)(a + 0), 3, (float *)(a + 22528));
     mlxr_barrier(w);
     // layers.3.attention.o_projected
     if (launches) ++launches[6];
@@ -297,7 +297,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 16384), (float *)(a + 6144));
+    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[29], (float *)(a + 16384), (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.3.mlp.gated
     if (launches) ++launches[8];
@@ -309,7 +309,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.out
     if (launches) ++launches[7];
-    norm_d6b208fb(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 6144), (float *)(a + 12288));
+    norm_798e3799(w, b, (float *)(a + 0), (const float *)t[32], (float *)(a + 6144), (float *)(a + 12288));
     mlxr_barrier(w);
     // logits_capped
     if (b->rows) {

@@ -17,7 +17,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_50bb06f0(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
+    attend_decode_f5d76282(w, b, (float *)(a + 1536), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 7936));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -45,7 +45,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[9];
-    attend_decode_ec00235f(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
+    attend_decode_866151a8(w, b, (float *)(a + 4864), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -73,7 +73,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     if (launches) ++launches[3];
-    attend_decode_50bb06f0(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
+    attend_decode_f5d76282(w, b, (float *)(a + 4864), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.attention.out
     if (launches) ++launches[4];
@@ -101,7 +101,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     if (launches) ++launches[9];
-    attend_decode_ec00235f(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
+    attend_decode_866151a8(w, b, (float *)(a + 4864), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.3.attention.out
     if (launches) ++launches[4];
@@ -153,7 +153,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[12];
-    attend_prefill_287f592a(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_40c8efa8(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -185,7 +185,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_1a5f249a(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
+    attend_prefill_dc178e2d(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -217,7 +217,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     if (launches) ++launches[12];
-    attend_prefill_287f592a(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_40c8efa8(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     if (launches) ++launches[4];
@@ -249,7 +249,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_1a5f249a(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
+    attend_prefill_dc178e2d(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
     if (launches) ++launches[4];
