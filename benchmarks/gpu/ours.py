@@ -18,8 +18,8 @@ from mlxr.compiler.chips.catalog import find_chip_of_device
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
@@ -94,7 +94,9 @@ class Loaded:
             logits = self.step([seq_id], start, [tokens[start : start + step]])
         return logits
 
-    def generate(self, prompts: Sequence[Sequence[int]], steps: int, kept: KeptSequence | None = None) -> Generation:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], steps: int, kept: PrefixCacheEntry | None = None
+    ) -> Generation:
         """Starts generating, greedily, `steps` tokens for each prompt."""
         return Generation(
             self.host,
@@ -133,10 +135,10 @@ class Ours:
         self._generation: Generation | None = None
         self._left = 0
 
-    def _held(self, tokens: int) -> KeptSequence:
-        """A kept sequence whose keys and values are the arena's random ones."""
+    def _held(self, tokens: int) -> PrefixCacheEntry:
+        """A prefix cache entry whose keys and values are the arena's random ones."""
         self._prompt = random_tokens(tokens + 1, self._loaded.plan.vocab_size)
-        kept = KeptSequence(self._loaded.pager)
+        kept = PrefixCacheEntry(self._loaded.pager)
         seq_id, _ = kept.begin(self._prompt)
         self._loaded.pager.append_all([(seq_id, tokens)])
         self._loaded.pager.take_copies()

@@ -11,6 +11,9 @@ from mlxr.compiler.spec.model import ModelSpec
 class Changes:
     """What options change of a spec.
 
+    Raises:
+        TypeError: a field has a value of a wrong type.
+
     Attributes:
         context: longest sequence; None: as the spec says, or the importer.
         needed_context: of a model that is imported, at least this.
@@ -31,6 +34,28 @@ class Changes:
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
 
+    def __post_init__(self) -> None:
+        """Checks the type of every field; `changed` checks the values."""
+        for name, (types, words) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
+        for key in self.accepted_keys:
+            if not isinstance(key, str):
+                raise TypeError(f"accepted_keys has {key!r}, of type {type(key).__name__}; expected text")
+
+
+_OPTIONAL_TEXT = ((str, type(None)), "text or None")
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "context": ((int, type(None)), "a whole number or None"),
+    "needed_context": ((int,), "a whole number"),
+    "sequences": ((int,), "a whole number"),
+    "compute": _OPTIONAL_TEXT,
+    "activation_dtype": _OPTIONAL_TEXT,
+    "cache_dtype": _OPTIONAL_TEXT,
+    "accepted_keys": ((tuple, list), "a tuple of keys"),
+    "force_context": ((bool,), "True or False"),
+}
 
 NO_CHANGES = Changes()
 

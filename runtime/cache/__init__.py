@@ -1,1 +1,1 @@
-"""The KV cache: arena, pager, blocks, and prefixes that are kept."""
+"""The KV cache: the arena, its blocks, the pager that gives them to sequences, and prefix cache entries."""

@@ -1,8 +1,8 @@
 """The KV arena: one allocation for K and one for V, made once and never replaced, reshaped or copied.
 
-Kernels write into it through a const-cast input, which MLX does not see. So every launch that reads or writes the arena
-binds `Arena.token` and returns a new one, and the host stores that back: the tokens chain all accesses in order.
-Which block belongs to whom is the pager's business (`mlxr.runtime.cache.pager`); nothing here knows of sequences.
+Kernels write to it through a const-cast input, which MLX does not notice. So every launch that reads or writes the
+arena binds `Arena.token` and returns a new token, which the host stores there: the tokens put all accesses in order.
+The pager (`mlxr.runtime.cache.pager`) decides which sequence owns which block; the arena knows no sequences.
 """
 
 import os
@@ -17,17 +17,15 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 class Arena:
     """K and V of every sequence, in blocks of tokens.
 
-    Mutable state: `token` (replaced by hosts) and the bytes of `k` and `v` (written by kernels).
+    Mutable state: `token`, which hosts replace, and the bytes of `k` and `v`, which kernels write.
 
     Attributes:
         token: u32[8], the output of the newest access. A host binds it in each access and replaces it with the result.
-        geometry: The plan's arena.
+        geometry: the arena of the plan.
     """
 
     def __init__(self, geometry: ArenaGeometry) -> None:
-        """Allocates K and V, filled with zeros.
-
-        Zeros and not garbage: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
+        """Allocates K and V, filled with zeros: a masked lane multiplies what it reads by 0, and 0 * NaN is NaN.
 
         Raises:
             ArenaError: the arena does not fit in this machine's memory, or MLX refused to allocate it.
@@ -54,16 +52,16 @@ class Arena:
         return self._v
 
     def addresses(self) -> tuple[int, int]:
-        """Where the bytes of K and V are, as this process sees them; the same numbers for the arena's whole life.
+        """The addresses of K and V in this process, which stay the same as long as the arena exists.
 
-        Waits for pending work on the arrays. Copies nothing where the memory is shared with the CPU.
+        Waits for pending work on the arrays. Copies nothing where the CPU shares the memory.
         """
         return _address(self._k), _address(self._v)
 
     def check_contiguous(self) -> None:
-        """Checks that K and V are row-major and whole, as kernels bound without a contiguity copy need.
+        """Checks that K and V are whole and row-major, as kernels need them: MLX makes no contiguous copies for them.
 
-        MLX's CUDA build is not asked: what the CPU looks at, it moves out of the GPU's own memory for good.
+        Not checked with MLX's CUDA build, which would move the arrays to memory that the CPU can see, for good.
 
         Raises:
             ArenaError: one of them is not.

@@ -1,16 +1,16 @@
-"""The blocks of the KV arena and who counts on them: reference counts, pins and the free list.
+"""The blocks of the KV arena: their reference counts, their pins, and the list of free ones.
 
-The one place where blocks are handed out and come back. A prefix index is one more holder of references, and an evictor
-is what `BlockPool.take` asks when the free list is empty (`num_free` then counts what it could evict).
+Blocks are taken and given back only here. A prefix index will be one more owner of references. An evictor will be what
+`BlockPool.take` calls when no block is free; `num_free` will then count the blocks that it can evict.
 """
 
 
 class BlockPool:
     """Blocks by reference count. A block is free when it has no references and no pins.
 
-    A reference is an occurrence in a block table; a pin keeps the content of a block until it has been copied.
-    The free list is a stack, lowest block first at the start: a table released from its end is handed out again in the
-    same order, so a single sequence always has the identity table.
+    A reference is an occurrence in a block table; a pin keeps a block's content until it has been copied. The free list
+    is a stack with the lowest block on top. Tables release their blocks from the end, so that the next table gets the
+    same blocks in the same order: a single sequence always has the identity table.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -21,11 +21,11 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `take` can still hand out."""
+        """Blocks that `take` can still return."""
         return len(self.free_blocks)
 
     def take(self) -> int:
-        """Hands out a free block with one reference; the caller has compared its need with `num_free`."""
+        """Removes a block from the free list and gives it one reference; the caller has checked `num_free`."""
         assert self.free_blocks, "take() on an empty pool: the caller must check num_free first"
         block_id = self.free_blocks.pop()
         self.references[block_id] = 1
@@ -37,17 +37,17 @@ class BlockPool:
         self.references[block_id] += 1
 
     def release(self, block_id: int) -> None:
-        """Drops a reference."""
+        """Removes a reference."""
         assert self.references[block_id] > 0, f"block {block_id} is released more often than it was taken"
         self.references[block_id] -= 1
         self._reclaim(block_id)
 
     def pin(self, block_id: int) -> None:
-        """Keeps a block's content although its last reference may go."""
+        """Keeps a block's content, even after its last reference is removed."""
         self.pins[block_id] += 1
 
     def unpin(self, block_id: int) -> None:
-        """Drops a pin."""
+        """Removes a pin."""
         assert self.pins[block_id] > 0, f"block {block_id} is unpinned more often than it was pinned"
         self.pins[block_id] -= 1
         self._reclaim(block_id)

@@ -1,17 +1,17 @@
-"""The pager: which arena blocks hold which tokens of which sequence. Pure bookkeeping, not thread-safe.
+"""The pager: which arena blocks hold which tokens of which sequence. Only bookkeeping; not thread-safe.
 
 A sequence is a length and a block table; token i is in slot `table[i // block_size] * block_size + i % block_size`.
-Forks share blocks by reference count, and a shared block is never written: appending to a shared, partly filled last
-block first moves the sequence to a block of its own (copy-on-write).
+Forks share blocks, which have reference counts. A shared block is never written: before a sequence appends to a shared,
+partly filled last block, it gets its own copy of that block (copy-on-write).
 
-One step of the engine is, in this order:
+One step of the engine does this, in this order:
 
-1. `append_all` (through `Batch.build`): tables grow and slots are handed out;
+1. `append_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
 2. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
 3. the step runs and writes K and V of every appended token into its slot.
 
-A sequence is *settled* when all its tokens are in its own table's blocks, which is so from `take_copies` until it next
-grows. Only a settled sequence can be forked. This keeps copies independent: no block is both source and destination.
+A sequence is *settled* when all its tokens are in the blocks of its own table. It is settled by `take_copies`, until it
+grows again. Only a settled sequence can be forked. So copies are independent: no block is both source and destination.
 
 `check_integrity` states the invariants.
 """
@@ -35,13 +35,13 @@ class _Sequence:
     """Leading tokens whose K and V are in the table's blocks once all steps so far have run."""
     blocks: list[int] = field(default_factory=list)
     row: npt.NDArray[np.int32] | None = field(default=None, compare=False)
-    """Of `Pager.block_tables`, kept until `blocks` changes: steps come more often than blocks do."""
+    """Its row of `Pager.block_tables`, reused until `blocks` changes, which is less often than every step."""
 
 
 class Pager:
     """Block tables of all sequences over one `BlockPool`.
 
-    Sequence ids count up and are never used again, so a stale id is always noticed.
+    Sequence ids count up and are never reused, so a stale id is always an error.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Pager:
         """Makes a pager with all blocks free.
 
         Args:
-            num_blocks: Blocks of the arena.
-            block_size: Tokens of a block.
-            max_blocks_per_sequence: Longest block table.
-            max_sequences: Sequences held at once; 1 when contiguous.
-            contiguous: Block i of the one sequence is arena block i, as kernels without a block table assume.
-            context: Most tokens of a sequence; default: what the longest table holds.
+            num_blocks: blocks of the arena.
+            block_size: tokens of a block.
+            max_blocks_per_sequence: length of the longest block table.
+            max_sequences: most sequences at once; 1 when contiguous.
+            contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
+            context: most tokens of a sequence; None: as many as the longest table has room for.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -88,7 +88,7 @@ class Pager:
         self._sequences: dict[int, _Sequence] = {}
         self._next_id = 0
         self._copies: dict[int, int] = {}
-        """Pending copies, destination to source; the source is pinned."""
+        """Pending copies: the source of each destination. Sources are pinned."""
 
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry) -> "Pager":
@@ -104,12 +104,12 @@ class Pager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence and no pending copy holds."""
+        """Blocks that no sequence and no pending copy uses."""
         return self._pool.num_free
 
     @property
     def num_sequences(self) -> int:
-        """Sequences held now."""
+        """Sequences in the arena now."""
         return len(self._sequences)
 
     def length(self, seq_id: int) -> int:
@@ -138,7 +138,7 @@ class Pager:
         """Adds an empty sequence and returns its id.
 
         Raises:
-            ArenaError: `max_sequences` are held already.
+            ArenaError: there are `max_sequences` already.
         """
         if not self.can_add_sequence():
             raise ArenaError(
@@ -207,7 +207,7 @@ class Pager:
         """Adds a sequence with the same tokens in the same blocks, and returns its id.
 
         Raises:
-            ArenaError: unknown or unsettled sequence, contiguous arena, or `max_sequences` are held already.
+            ArenaError: unknown or unsettled sequence, contiguous arena, or there are `max_sequences` already.
         """
         sequence = self._get(seq_id)
         if self.contiguous:
@@ -224,10 +224,10 @@ class Pager:
         return fork_id
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Hands over the pending block copies and settles every sequence.
+        """Returns the pending block copies, as (source, destination), and settles every sequence.
 
-        Calling it is the promise to copy each (source, destination) block, K and V in all layers, and then to run the
-        step. Sources and destinations are disjoint and destinations distinct, so the order is free.
+        The caller must copy these blocks, K and V in all layers, and then run the step. No block is both source and
+        destination, and destinations are distinct, so the order does not matter.
         """
         copies = [(source, destination) for destination, source in self._copies.items()]
         self._copies.clear()
@@ -238,7 +238,7 @@ class Pager:
         return copies
 
     def truncate(self, seq_id: int, length: int) -> None:
-        """Keeps the first `length` tokens and releases the blocks beyond them.
+        """Keeps the first `length` tokens and releases the blocks after them.
 
         Raises:
             ArenaError: unknown sequence, or a length that is negative or beyond the sequence.
@@ -311,8 +311,8 @@ class Pager:
         return -(-length // self.block_size)
 
     def _num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
-        needed, size, references = 0, self.block_size, self._pool.references  # every step comes here twice
-        left: Counter[int] = Counter()  # references that earlier sequences of this call will have given up
+        needed, size, references = 0, self.block_size, self._pool.references  # local: every step calls this twice
+        left: Counter[int] = Counter()  # references that earlier sequences of this call will have released
         seen: set[int] = set()
         for seq_id, num_tokens in growths:
             sequence = self._sequences.get(seq_id) or self._get(seq_id)
@@ -358,7 +358,7 @@ class Pager:
 
     def _release(self, block_id: int) -> None:
         self._pool.release(block_id)
-        # Nobody will read an unused copy; without this its destination could become the source of another.
+        # A pending copy to a free block is dropped; else the block could become the source of another copy.
         if self._pool.references[block_id] == 0 and block_id in self._copies:
             self._pool.unpin(self._copies.pop(block_id))
 

@@ -1,1 +1,1 @@
-"""A loaded model, and what generates with it."""
+"""A loaded model, and all that generates text with it."""

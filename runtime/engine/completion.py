@@ -1,4 +1,4 @@
-"""What a generation gives: events as tokens come, and completions as they grow."""
+"""What a generation yields: an event for each token, and the completions that they add up to."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,9 +12,9 @@ class Event:
 
     Attributes:
         index: which answer: prompt number x num_samples + sample number.
-        text: the text that became complete with it, as it continues the prompt; may be empty.
+        text: the text that this token completes, as it continues the prompt; may be empty.
         finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens, `context` where the context was full
-            before that; None while the answer goes on.
+            before that; None while the answer continues.
     """
 
     index: int
@@ -29,7 +29,7 @@ class Completion:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: how many of them were in the arena before, in a kept sequence.
+        cached_tokens: how many of them a prefix cache entry had in the arena, so that they were not computed again.
     """
 
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""A conversation: messages, the model's template for them, and one sequence of the arena that grows with them."""
+"""A conversation: messages, the model's chat template, and a prefix cache entry that grows with them."""
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
@@ -14,49 +14,49 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate, Message
 
 
 class Conversation:
-    """Asks and remembers. Owns a sequence of the model's arena until `close`; the template stays the caller's.
+    """Messages to a model and its answers. Owns a sequence of the model's arena until `close`, not the template.
 
     The end of a `with` block closes it.
 
     Attributes:
-        messages: what was said, each with `role` and `content`.
-        completion: the last answer's, also while it is coming.
+        messages: the conversation so far; each has a `role` and `content`.
+        completion: the completion of the last answer, also while it is being generated.
     """
 
     def __init__(self, model: Model, template: ChatTemplate, system: str | None = None) -> None:
-        """Begins a conversation.
+        """Starts a conversation.
 
         Args:
-            model: with a tokenizer.
-            template: the model's.
-            system: what the model is told first; not every template takes that.
+            model: one that has a tokenizer.
+            template: the model's chat template.
+            system: the system message; not every template takes one.
         """
         expect("model", model, Model, "a loaded Model")
         expect("template", template, ChatTemplate, "a ChatTemplate, as model.chat_template() gives it")
         expect("system", system, (str, type(None)), "text")
         self._model, self._template = model, template
-        self._kept = model.keep()
+        self._prefix = model.keep()
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._opening)
         self.completion: Completion | None = None
         self._running: Generation | None = None
 
     def ask(self, text: str, max_tokens: int | None = None, sampling: Sampling | None = None) -> Generator[str]:
-        """The answer to a message, piece by piece as it comes.
+        """The answer to a message, piece by piece as it is generated.
 
-        The message and its answer, or as much of it as came before the iterator was closed, are remembered. What the
-        arena holds of the conversation is not read again.
+        The conversation remembers the message and its answer, or the part of the answer that came before the iterator
+        was closed. What the arena holds of the conversation is not computed again.
 
         Args:
             text: the message.
-            max_tokens: most tokens of the answer; None: up to the end of the context.
+            max_tokens: most tokens of the answer; None: as many as the context has room for.
             sampling: how tokens are chosen; None: greedily.
 
         Raises:
             TypeError: an argument of a wrong type.
             ChatTemplateError: the template is faulty or refuses the conversation.
             PromptTooLongError: the conversation has become longer than the context: `drop_oldest` makes room.
-            MlxrError: the model failed. In all cases nothing of this message is remembered.
+            MlxrError: the model failed. After any of these errors, the conversation has forgotten this message.
         """
         expect("text", text, str, "the message")
         context = self._model.artifact.plan.arena.context
@@ -67,7 +67,7 @@ class Conversation:
                 f"the conversation has {len(ids)} tokens with this message", context, "drop old turns, write less"
             )
         most = context if max_tokens is None else max_tokens
-        generation = self._model.start([ids], max_tokens=most, sampling=sampling, kept=self._kept)
+        generation = self._model.start([ids], max_tokens=most, sampling=sampling, kept=self._prefix)
         self._running, self.completion = generation, generation.completions[0]
         failed = False
         try:
@@ -79,24 +79,24 @@ class Conversation:
             raise
         finally:
             generation.close()
-            if self._running is generation:  # else the conversation was cleared or closed before the answer's end
+            if self._running is generation:  # else the conversation was cleared or closed during the answer
                 self._running = None
                 if not failed:
                     self.messages = [*messages, {"role": "assistant", "content": self.completion.text}]
 
     @property
     def num_turns(self) -> int:
-        """Messages that were answered."""
+        """Number of turns: messages of the user with their answers."""
         return (len(self.messages) - len(self._opening)) // 2
 
     def turns_to_drop(self, text: str, max_tokens: int | None = None) -> int:
-        """How many of the oldest turns must go for a message and its answer to fit into the context.
+        """How many of the oldest turns must be dropped so that a message and its answer fit into the context.
 
-        An answer has room if `max_tokens` are left, or a quarter of the context.
+        The answer should have room for `max_tokens`, or for a quarter of the context if that is less.
 
         Raises:
-            PromptTooLongError: the message does not even fit alone.
-            ChatTemplateError: as of `ask`.
+            PromptTooLongError: the message does not fit even without the turns before it.
+            ChatTemplateError: as in `ask`.
         """
         context = self._model.artifact.plan.arena.context
         room = min(max_tokens or context, max(1, context // 4))
@@ -108,39 +108,39 @@ class Conversation:
                 return context
 
         counts = range(self.num_turns + 1)
-        found = bisect_left(counts, True, key=lambda dropped: length(dropped) + room <= context)
-        if found == len(counts):
-            found -= 1
-            if (alone := length(found)) >= context:
+        turns = bisect_left(counts, True, key=lambda dropped: length(dropped) + room <= context)
+        if turns == len(counts):
+            turns -= 1
+            if (alone := length(turns)) >= context:
                 raise too_long(f"the message alone has {alone} tokens", context, "write less")
-        return found
+        return turns
 
     def drop_oldest(self, turns: int = 1) -> None:
-        """Forgets the oldest turns: messages of the user with their answers. The model reads anew what follows them."""
+        """Forgets the oldest turns: messages of the user with their answers. The next `ask` computes the rest anew."""
         self.messages = self._without(turns)
 
     def _without(self, turns: int) -> list[dict[str, str]]:
         return [*self._opening, *self.messages[len(self._opening) + 2 * turns :]]
 
     def _tokens(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation up to where the answer begins."""
+        """The tokens of a conversation, up to where the next answer begins."""
         tokenizer = self._model.require_tokenizer()
         text = self._template.render(messages)
         check_length(text, tokenizer, self._model.artifact.plan.arena.context)
-        # The template writes what begins a text itself; control tokens spelled out in it are those tokens.
+        # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
         return tokenizer.encode(text, add_special=False, parse_special=True)
 
     def clear(self) -> None:
-        """Forgets all but the system message; an answer that is coming ends."""
+        """Forgets all but the system message; an answer that is being generated ends."""
         self.close()
         self.messages = list(self._opening)
 
     def close(self) -> None:
-        """Gives the arena's blocks back; an answer that is coming ends, and is not remembered."""
+        """Frees the blocks of the arena; an answer that is being generated ends, and is not remembered."""
         if self._running is not None:
             self._running.close()
             self._running = None
-        self._kept.clear()
+        self._prefix.clear()
 
     def __enter__(self) -> "Conversation":
         """Itself; leaving closes it."""

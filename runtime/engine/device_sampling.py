@@ -1,10 +1,10 @@
-"""Sampling on the device: one token of each row of logits as lazy MLX ops, so that nobody waits for the logits.
+"""Sampling on the device: one token from each row of logits, as lazy MLX ops, so that nobody waits for the logits.
 
-The definitions, the order of filters and the stream of numbers are those of `mlxr.runtime.engine.sampling`. Sums are
-f32 here and f64 there, so a number that falls within rounding of the border between two tokens may choose the other
-one.
+The definitions, the order of filters and the stream of random numbers are those of `mlxr.runtime.engine.sampling`.
+Sums are f32 here and f64 there: a random number within rounding error of the border between two tokens may choose the
+other one.
 
-Greedily it is one op. Otherwise a draw passes over the row a few times, and top-k and top-p sort it.
+Greedy sampling is one op. Otherwise the ops pass over the row a few times; top-k and top-p sort it.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from mlxr.runtime.engine.sampling import MIN_TEMPERATURE, Sampling
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
-def draw_tokens(logits: mx.array, sampling: Sampling, uniforms: Sequence[float]) -> mx.array:
+def sample_tokens(logits: mx.array, sampling: Sampling, uniforms: Sequence[float]) -> mx.array:
     """Chooses a token of each row.
 
     Args:
         logits: [rows, vocab], f32; -inf for a token that must not come. A row with a NaN or +inf, or nothing but -inf,
             gives some id of the vocabulary.
-        sampling: the options, of all rows.
-        uniforms: a number in [0, 1) for each row, known ahead since it does not depend on logits; none when greedy.
+        sampling: the options of all rows.
+        uniforms: a random number in [0, 1) for each row, which does not depend on the logits; none when greedy.
 
     Returns:
         [rows], int32, lazy.
@@ -35,19 +35,19 @@ def draw_tokens(logits: mx.array, sampling: Sampling, uniforms: Sequence[float])
     greatest = mx.max(logits, axis=-1, keepdims=True)
     temperature = max(sampling.temperature, MIN_TEMPERATURE)
     weights = mx.exp((logits - greatest) / temperature)
-    kept = weights > 0  # a scan in parallel may round its sums unevenly: a token without weight must not be chosen
+    kept = weights > 0  # a parallel scan may round its sums unevenly: a token without weight must not be chosen
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
         kept &= _most_probable(logits, greatest, sampling, temperature)
     if sampling.min_p > 0:
         kept &= weights >= sampling.min_p
     sums = mx.where(kept, mx.cumsum(mx.where(kept, weights, 0), axis=-1), -1)
-    # f32 may round a number up to 1, which would reach beyond the last token.
+    # f32 may round a number up to 1, which would choose no token at all.
     numbers = np.minimum(np.array(uniforms, dtype=np.float32), _BELOW_ONE)[:, None]
     return _argmax(sums > mx.array(numbers) * mx.max(sums, axis=-1, keepdims=True))
 
 
 def _most_probable(logits: mx.array, greatest: mx.array, sampling: Sampling, temperature: float) -> mx.array:
-    """Which tokens top-k and then top-p leave, [rows, vocab]: the first ones by falling logit, then by rising id."""
+    """Which tokens top-k and then top-p keep, [rows, vocab]: the first ones by falling logit, then by rising id."""
     falling = -mx.sort(-logits, axis=-1)
     count = min(sampling.top_k or falling.shape[-1], falling.shape[-1])
     falling = falling[:, :count]

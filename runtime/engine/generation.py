@@ -1,72 +1,52 @@
 """Generation: prompts in, tokens out, several sequences in each step.
 
-Each step takes the next token of every sequence that is decoding and fills the rest of the step with chunks of prompts,
-so short and long prompts mix. Answers that share a prompt share its blocks until they write (copy-on-write). A prompt
-that goes on where an earlier answer ended may reuse its sequence (`KeptSequence`).
+Each step takes the next token of every answer that is decoding and fills the rest of the step with chunks of prompts,
+so short and long prompts mix (see schedule.py). Answers to the same prompt share its blocks until they write to them
+(copy-on-write). A prompt that continues an earlier one and its answer may reuse their sequence (`PrefixCacheEntry`).
 
-On hosts that pipeline, the step after this one is launched before this one's tokens are read, whenever it is known: all
-sequences were in this one to its last token, and the arena has room for them. A sequence that turns out to have ended
-(only an end-of-sequence token does that unforeseen) is in one step too many, whose token nobody reads.
+Hosts that pipeline get the next step before the tokens of this one are read, whenever the next step is known by then:
+every answer has a token in this step, and the arena has room for all of them. An answer that turns out to have ended
+(only an end-of-sequence token comes unforeseen) is in one step too many, whose token nobody reads.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import whole_number
-from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
+from mlxr.runtime.engine.answer import Answer
 from mlxr.runtime.engine.completion import Completion, Event
-from mlxr.runtime.engine.pipeline import Draws, launch_step
+from mlxr.runtime.engine.pipeline import Samples, launch_step
 from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.schedule import Scheduled, next_step, step_ahead
 from mlxr.runtime.engine.too_long import too_long
-from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass(eq=False)
-class _Sequence:
-    """A sequence of the arena: `length` tokens are in it or in a launched step, `pending` are known and not yet."""
+class _LaunchedStep(NamedTuple):
+    """A step that has been launched: the answers that it samples tokens for, and these tokens."""
 
-    index: int
-    seq_id: int
-    pending: list[int]
-    sampler: Sampler
-    decoder: StreamDecoder | None
-    completion: Completion
-    limit: int
-    """Tokens at which it ends."""
-    unread: Sequence[int]
-    """What the decoder does not know yet of the prompt."""
-    length: int = 0
-    is_released: bool = False
-
-    @property
-    def is_at_its_last(self) -> bool:
-        """Whether it ends with the token that the step drew which brought it to its length."""
-        return self.length + 1 >= self.limit
-
-
-_Step = tuple[list[_Sequence], Draws]
-"""A launched step: whose tokens it draws, and these."""
+    answers: list[Answer]
+    samples: Samples
 
 
 class Generation(Iterator[Event]):
     """A running generation: an iterator that runs steps and gives tokens.
 
-    Its sequences are freed at its end; before that by `close`, at the end of a `with` block, and as soon as nothing
-    refers to it: what it holds does not refer back to it, so that leaving a loop over it is enough.
+    Its sequences are freed when it ends: after the last token, by `close`, at the end of a `with` block, or when the
+    last reference to it goes. Nothing that it refers to refers back to it, so leaving a loop over it is enough.
 
     Attributes:
         completions: the answers so far, by index.
-        prefill_seconds: time of the steps in which a prompt was still being read.
+        prefill_seconds: time of the steps during which a prompt was not yet complete.
         decode_seconds: time of all other steps.
     """
 
@@ -81,14 +61,14 @@ class Generation(Iterator[Event]):
         sampling: Sampling,
         num_samples: int,
         ignore_eos: bool,
-        kept: KeptSequence | None = None,
+        kept: PrefixCacheEntry | None = None,
     ) -> None:
         """See `Model.start`."""
-        self._sequences: list[_Sequence] = []
+        self._answers: list[Answer] = []
         self._ready: deque[Event] = deque()
-        self._following: _Step | None = None
+        self._ahead: _LaunchedStep | None = None
         self._has_begun = self._has_ended = self._lost_its_model = False
-        self._kept = kept
+        self._prefix = kept
         self._host, self._pager, self._tokenizer = host, pager, tokenizer
         self._plan = host.plan
         self._max_tokens = whole_number("max_tokens", max_tokens)
@@ -109,12 +89,13 @@ class Generation(Iterator[Event]):
         if not prompts:
             raise RequestError("no prompt was given; give at least one")
         wanted = len(prompts) * self._num_samples
-        if self._kept is not None and (wanted != 1 or self._kept.in_use or self._kept.pager is not self._pager):
+        prefix = self._prefix
+        if prefix is not None and (wanted != 1 or prefix.in_use or prefix.pager is not self._pager):
             raise RequestError(
-                "a kept sequence serves one answer of its own model at a time: finish or close the other generation, "
-                "or start without it"
+                "a prefix cache entry (kept=) serves one answer of its own model at a time: finish or close the other "
+                "generation, or start without the entry"
             )
-        in_use = self._pager.num_sequences - (self._kept.num_held if self._kept else 0)
+        in_use = self._pager.num_sequences - (prefix.num_sequences if prefix else 0)
         if wanted > most - in_use:
             raise RequestError(
                 f"{wanted} sequence{'s' * (wanted > 1)} (prompts x samples) do not fit: the artifact holds {most}, "
@@ -132,12 +113,12 @@ class Generation(Iterator[Event]):
         return self.completions
 
     def __next__(self) -> Event:
-        """The next token. Iterating again goes on where it was left."""
+        """The next token. Iterating again continues where the last loop stopped."""
         if self._lost_its_model:
             raise RequestError("the model was closed before the answer ended: ask before its `with` block ends")
         try:
             while not self._ready:
-                if self._has_ended or (self._has_begun and not self._sequences):
+                if self._has_ended or (self._has_begun and not self._answers):
                     raise StopIteration
                 self._run_step()
         except BaseException:
@@ -158,186 +139,136 @@ class Generation(Iterator[Event]):
 
     def close(self) -> None:
         """Ends the generation and frees its sequences."""
-        self._has_ended, self._following = True, None
+        self._has_ended, self._ahead = True, None
         self._ready.clear()
         try:
-            while self._sequences:
-                self._release(self._sequences.pop(0))
+            while self._answers:
+                self._release(self._answers.pop(0))
         finally:
-            if self._sequences:  # one could not be released; the others can
+            if self._answers:  # one could not be released; the others can
                 self.close()
 
     def end_with_model(self) -> None:
-        """Closes it because its model is closed, of which it holds nothing then; what is still to come is lost."""
-        is_done = self._has_ended or (self._has_begun and not self._sequences and not self._ready)
+        """Closes the generation because its model is being closed, and drops every reference to what the model owns.
+
+        Tokens that have not been taken yet are lost.
+        """
+        is_done = self._has_ended or (self._has_begun and not self._answers and not self._ready)
         self._lost_its_model = not is_done
         self.close()
         del self._host, self._pager
 
     def _run_step(self) -> None:
-        """Runs a step; its tokens are ready then."""
+        """Runs a step, and puts its tokens into `_ready`."""
         start = time.perf_counter()
         if not self._has_begun:
             self._begin()
-        prefilling = any(not s.completion.token_ids for s in self._sequences)
-        step = self._following or self._launch(self._requests())
-        self._following = self._launch_ahead(step) if self._host.pipelines else None
+        is_prefilling = any(not answer.completion.token_ids for answer in self._answers)
+        step = self._ahead or self._launch(next_step(self._answers, self._plan, self._pager))
+        self._ahead = self._launch_ahead(step) if self._host.pipelines else None
         self._ready.extend(self._read(step))
         seconds = time.perf_counter() - start
-        if prefilling:
+        if is_prefilling:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
 
     def _begin(self) -> None:
-        """Adds the prompts' sequences."""
+        """Adds the first answer to each prompt; the others are forked from it when the prompt is complete."""
         self._has_begun = True
         for number, prompt in enumerate(self._prompts):
-            if self._kept is None:
+            if self._prefix is None:
                 self._add(number * self._num_samples, self._pager.add_sequence, list(prompt))
             else:
-                self._resume(self._kept, prompt)
+                self._resume(self._prefix, prompt)
 
-    def _resume(self, kept: KeptSequence, prompt: Sequence[int]) -> None:
-        """Adds the one answer's sequence, of whose prompt the arena may hold the beginning."""
-        shared = 0
+    def _resume(self, prefix: PrefixCacheEntry, prompt: Sequence[int]) -> None:
+        """Adds the only answer in the sequence of a prefix cache entry, which may hold the prompt's first tokens."""
+        num_cached = 0
 
         def allocate() -> int:
-            nonlocal shared
-            seq_id, shared = kept.begin(prompt)
+            nonlocal num_cached
+            seq_id, num_cached = prefix.begin(prompt)
             return seq_id
 
-        sequence = self._add(0, allocate, [])
-        sequence.length = sequence.completion.cached_tokens = shared
-        sequence.pending = list(prompt[shared:])
+        answer = self._add(0, allocate, [])
+        answer.length = answer.completion.cached_tokens = num_cached
+        answer.pending = list(prompt[num_cached:])
 
-    def _release(self, sequence: _Sequence) -> None:
-        """Gives a sequence back, and with it what a step that is still under way adds to it.
-
-        After an interruption the arena may hold more than `length`, but surely that, less the newest token.
-        """
-        if sequence.is_released:
-            return
-        sequence.is_released = True
-        if self._kept is None:
-            self._pager.free(sequence.seq_id)
-        else:
-            known = [*self._prompts[0], *sequence.completion.token_ids[:-1]]
-            self._kept.end(known[: sequence.length])
-
-    def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> _Sequence:
-        """Adds an answer's sequence. It is allocated last, so that nothing between can fail and leak it."""
-        decoder = self._tokenizer.stream_decoder() if self._tokenizer else None
+    def _add(self, index: int, allocate: Callable[[], int], pending: list[int]) -> Answer:
+        """Adds an answer. Its sequence is allocated last: nothing can fail after that and leak it."""
+        tokenizer = self._tokenizer
+        decoder = tokenizer.stream_decoder() if tokenizer else None
+        num_decodable = tokenizer.vocab_size if tokenizer else 0
         prompt = self._prompts[index // self._num_samples]
         sampler, completion = Sampler(self._sampling, stream=index), self.completions[index]
-        limit = min(self._plan.arena.context, completion.prompt_tokens + self._max_tokens)
-        sequence = _Sequence(index, allocate(), pending, sampler, decoder, completion, limit, prompt)
-        self._sequences.append(sequence)
-        return sequence
+        max_length = min(self._plan.arena.context, completion.prompt_tokens + self._max_tokens)
+        answer = Answer(
+            index, allocate(), pending, sampler, decoder, num_decodable, completion, max_length, undecoded=prompt
+        )
+        self._answers.append(answer)
+        return answer
 
-    def _read_prompt(self, sequence: _Sequence) -> None:
-        """Tells the decoder of the prompt, after which text goes on, so that both are the text of all tokens.
-
-        The first step has been launched by then: it need not wait for this.
-        """
-        if sequence.decoder:
-            for token in sequence.unread:
-                self._text(sequence.decoder, token)
-        sequence.unread = ()
-
-    def _text(self, decoder: StreamDecoder | None, token: int) -> str:
-        """What a token adds to the text: nothing for the ids by which a model's vocabulary exceeds its tokenizer's."""
-        known = self._tokenizer is not None and token < self._tokenizer.vocab_size
-        return decoder.push(token) if decoder and known else ""
-
-    def _requests(self) -> list[tuple[_Sequence, BatchRequest]]:
-        """The next step: decoding sequences first, then prompts in order, as far as limits and free blocks reach.
-
-        Who does not get blocks waits for others to end. When nobody can go on, the first one is tried all the same,
-        for the arena's own error.
-        """
-        budget, rows = self._plan.max_tokens, self._plan.max_rows
-        requests: list[tuple[_Sequence, BatchRequest]] = []
-        growths: list[tuple[int, int]] = []
-        for sequence in sorted(self._sequences, key=lambda s: len(s.pending) > 1):
-            count = min(len(sequence.pending), budget)
-            last = count == len(sequence.pending)
-            if not count or (last and not rows):
-                continue
-            growth = (sequence.seq_id, count)
-            if not self._pager.can_append_all([*growths, growth]):
-                continue
-            growths.append(growth)
-            budget -= count
-            rows -= last
-            request = BatchRequest(
-                sequence.seq_id, sequence.pending[:count], sequence.length, "last" if last else "none"
-            )
-            requests.append((sequence, request))
-        if not requests:
-            first = self._sequences[0]
-            count = min(len(first.pending), self._plan.max_tokens)
-            requests.append((first, BatchRequest(first.seq_id, first.pending[:count], first.length, "none")))
-        return requests
-
-    def _launch(self, requests: list[tuple[_Sequence, BatchRequest]], tokens: mx.array | None = None) -> _Step:
-        """Launches a step and the drawing of its tokens; a prompt that ends in it is forked for its other samples."""
-        logits = launch_step(self._host, self._pager, [r for _, r in requests], tokens)
-        rows: list[int] = []
-        drawing: list[_Sequence] = []
-        for sequence, request in requests:
-            sequence.length += len(request.tokens)
-            del sequence.pending[: len(request.tokens)]
-            if request.rows == "last":
-                siblings = [sequence]
-                if sequence.length == sequence.completion.prompt_tokens:
-                    siblings += [self._fork(sequence, sample) for sample in range(1, self._num_samples)]
-                rows += [rows[-1] + 1 if rows else 0] * len(siblings)
-                drawing += siblings
-        return drawing, Draws(self._host, logits, rows, [sequence.sampler for sequence in drawing])
-
-    def _launch_ahead(self, step: _Step) -> _Step | None:
-        """Launches the step that takes the tokens which another one is about to draw; None if it is not known yet."""
-        drawing, draws = step
-        index = {sequence: i for i, sequence in enumerate(drawing)}
-        if any(sequence not in index for sequence in self._sequences):
-            return None  # a prompt is being read, or waits for room that the end of another may give
-        going = [sequence for sequence in self._sequences if not sequence.is_at_its_last]
-        if not 0 < len(going) <= min(self._plan.max_tokens, self._plan.max_rows):
-            return None
-        if not self._pager.can_append_all([(sequence.seq_id, 1) for sequence in going]):
-            return None
-        requests = [(sequence, BatchRequest(sequence.seq_id, [0], sequence.length)) for sequence in going]
-        return self._launch(requests, draws.tokens([index[sequence] for sequence in going]))
-
-    def _fork(self, sequence: _Sequence, sample: int) -> _Sequence:
-        fork = self._add(sequence.index + sample, partial(self._pager.fork, sequence.seq_id), [])
-        fork.length = sequence.length
+    def _fork(self, answer: Answer, sample: int) -> Answer:
+        """Adds another answer to the prompt that one has just completed."""
+        fork = self._add(answer.index + sample, partial(self._pager.fork, answer.seq_id), [])
+        fork.length = answer.length
         return fork
 
-    def _read(self, step: _Step) -> list[Event]:
-        """Waits for a step's tokens. Those of sequences that ended while it was under way are dropped."""
-        drawing, draws = step
-        for one in drawing:
-            self._read_prompt(one)
-        tokens = zip(drawing, draws.read(), strict=True)
-        return [self._accept(one, token) for one, token in tokens if one.completion.finish_reason is None]
+    def _release(self, answer: Answer) -> None:
+        """Gives an answer's sequence back, and with it what a step that is still running adds to it.
 
-    def _accept(self, sequence: _Sequence, token: int) -> Event:
-        completion = sequence.completion
-        completion.token_ids.append(token)
-        num_tokens = completion.prompt_tokens + len(completion.token_ids)
-        stop = token in self._stops
-        text = "" if stop else self._text(sequence.decoder, token)
-        if stop:
-            completion.finish_reason = "stop"
-        elif num_tokens >= sequence.limit:
-            completion.finish_reason = "length" if len(completion.token_ids) >= self._max_tokens else "context"
-        if completion.finish_reason:
-            text += sequence.decoder.flush() if sequence.decoder else ""
-            self._release(sequence)
-            self._sequences.remove(sequence)
-        elif sequence.length < num_tokens:
-            sequence.pending.append(token)  # else the step that takes it has been launched
-        completion.text += text
-        return Event(sequence.index, token, text, completion.finish_reason)
+        After an interruption the arena may hold more than `length` tokens; `length` of them, without the newest
+        sampled one, are certain.
+        """
+        if answer.is_released:
+            return
+        answer.is_released = True
+        if self._prefix is None:
+            self._pager.free(answer.seq_id)
+        else:
+            known = [*self._prompts[0], *answer.completion.token_ids[:-1]]
+            self._prefix.end(known[: answer.length])
+
+    def _launch(self, scheduled: Scheduled, tokens: mx.array | None = None) -> _LaunchedStep:
+        """Launches a step and the sampling of its tokens; a prompt that it completes is forked for further samples.
+
+        Args:
+            scheduled: the step.
+            tokens: its token ids where they are on the device.
+        """
+        logits = launch_step(self._host, self._pager, [request for _, request in scheduled], tokens)
+        rows: list[int] = []
+        sampled: list[Answer] = []
+        for answer, request in scheduled:
+            answer.length += len(request.tokens)
+            del answer.pending[: len(request.tokens)]
+            if request.rows == "last":
+                siblings = [answer]
+                if answer.length == answer.completion.prompt_tokens:
+                    siblings += [self._fork(answer, sample) for sample in range(1, self._num_samples)]
+                rows += [rows[-1] + 1 if rows else 0] * len(siblings)
+                sampled += siblings
+        return _LaunchedStep(sampled, Samples(self._host, logits, rows, [answer.sampler for answer in sampled]))
+
+    def _launch_ahead(self, step: _LaunchedStep) -> _LaunchedStep | None:
+        """Launches the step after a launched one, whose tokens it takes; None if it is not known yet."""
+        scheduled = step_ahead(self._answers, step.answers, self._plan, self._pager)
+        if not scheduled:
+            return None
+        index = {answer: i for i, answer in enumerate(step.answers)}
+        return self._launch(scheduled, step.samples.tokens([index[answer] for answer, _ in scheduled]))
+
+    def _read(self, step: _LaunchedStep) -> list[Event]:
+        """Waits for a step's tokens. Those of answers that ended while it was running are dropped."""
+        for answer in step.answers:
+            answer.decode_prompt()
+        tokens = zip(step.answers, step.samples.read(), strict=True)
+        return [self._accept(answer, token) for answer, token in tokens if answer.completion.finish_reason is None]
+
+    def _accept(self, answer: Answer, token: int) -> Event:
+        event = answer.accept(token, self._stops, self._max_tokens)
+        if event.finish_reason:
+            self._release(answer)
+            self._answers.remove(answer)
+        return event

@@ -1,4 +1,4 @@
-"""A loaded model: artifact, weights, tokenizer, arena, pager and host, ready to generate."""
+"""A loaded model: an artifact with weights, tokenizer, arena, pager and host, ready to generate."""
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +12,8 @@ from mlxr.compiler.artifact import Artifact, Target
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
-from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.pipeline import launch_step
@@ -36,12 +36,12 @@ Prompt = str | Sequence[int]
 
 
 class Model:
-    """A model that generates. Owns the arena and the pager; not safe for use by several threads at once.
+    """A model that generates text. Owns its arena and pager. Several threads must not use it at once.
 
     The end of a `with` block closes it.
 
     Attributes:
-        types: of activations and cache on its host, each with its reason.
+        types: the element types of activations and cache on its host, each with its reason.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Model:
             artifact: the compiled model.
             weights: a .safetensors or .gguf file, a safetensors index, or a folder of them.
             host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
-            tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
+            tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: the one in or beside the
                 weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
-            progress: told of the loading.
+            progress: called as loading proceeds.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.
@@ -95,28 +95,28 @@ class Model:
     def _find_tokenizer(
         self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None
     ) -> tuple[Tokenizer | None, TokenizerError | None]:
-        """The tokenizer, or why there is none. Only text needs it, so its absence is no error until there is text."""
+        """The tokenizer, or why there is none. Only text needs one, so its absence is no error until there is text."""
         try:
             if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
-                found = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
+                loaded = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
             else:
-                found = load_tokenizer(tokenizer or weights)
+                loaded = load_tokenizer(tokenizer or weights)
         except TokenizerError as error:
             if tokenizer is not None:
                 raise
             return None, error
-        if found.required_size > self.artifact.plan.vocab_size:
+        if loaded.required_size > self.artifact.plan.vocab_size:
             raise TokenizerError(
-                f"the tokenizer has {found.required_size} tokens, the model {self.artifact.plan.vocab_size}; "
+                f"the tokenizer has {loaded.required_size} tokens, the model {self.artifact.plan.vocab_size}; "
                 "it belongs to another model"
             )
-        return found, None
+        return loaded, None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; text gets a BOS as its tokenizer says, ids are taken as they are.
+        """Token ids of a prompt. Text gets a BOS if its tokenizer says so; ids are taken as they are.
 
         Raises:
-            TypeError: it is neither.
+            TypeError: the prompt is neither text nor ids.
             RequestError: text without a tokenizer, no tokens, or an id outside the vocabulary.
         """
         ids = self.require_tokenizer().encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
@@ -145,17 +145,18 @@ class Model:
         sampling: Sampling | None = None,
         num_samples: int = 1,
         ignore_eos: bool = False,
-        kept: KeptSequence | None = None,
+        kept: PrefixCacheEntry | None = None,
     ) -> Generation:
-        """Starts generating for several prompts at once; iterate over the result for tokens as they come.
+        """Starts generating for several prompts at once; iterate over the result for the tokens.
 
         Args:
             prompts: texts or token ids.
-            max_tokens: most tokens to generate for each.
+            max_tokens: most tokens to generate for each answer.
             sampling: how tokens are chosen; None: greedily.
             num_samples: answers to each prompt; they share its blocks of the arena.
-            ignore_eos: go on after an end-of-sequence token.
-            kept: of `keep`, for one prompt: what it begins with is not read again if the sequence holds it.
+            ignore_eos: continue after an end-of-sequence token.
+            kept: an entry that `keep` returned, for a single prompt. The first tokens of the prompt are not computed
+                again as far as the entry has them.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -186,29 +187,29 @@ class Model:
         self._running.add(generation)
         return generation
 
-    def keep(self) -> KeptSequence:
-        """A sequence of the arena for prompts that go on where the last one and its answer ended."""
-        return KeptSequence(self.pager)
+    def keep(self) -> PrefixCacheEntry:
+        """A prefix cache entry for `start`: for prompts that continue the previous prompt and its answer."""
+        return PrefixCacheEntry(self.pager)
 
     def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
         """The model's chat template.
 
         Args:
-            file: a Jinja2 file to be used instead of the template that came with the model.
+            file: a Jinja2 file to use instead of the template that came with the model.
 
         Raises:
             ChatTemplateError: the model has none.
-            TokenizerError: a file that should hold it cannot be read.
+            TokenizerError: a file that should contain it cannot be read.
             RequestError: the model has no tokenizer.
         """
         return load_chat_template([Path(path) for path in self._template_places], self.require_tokenizer(), file)
 
     def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Generation:
-        """One prompt's answer, to be iterated over for tokens as they come; see `start`."""
+        """The answer to one prompt; iterate over it for the tokens. See `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling)
 
     def generate(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Completion:
-        """One prompt's whole answer; see `start`."""
+        """The whole answer to one prompt; see `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -220,7 +221,7 @@ class Model:
         return np.concatenate(list(self.logit_chunks(tokens)))
 
     def logit_chunks(self, tokens: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
-        """Logits after each token, in order, as many rows at a time as a step gives: [rows, vocab], f32.
+        """Logits after each token, in order, as many rows at a time as a step computes: [rows, vocab], f32.
 
         Raises:
             RequestError: more tokens than the context, none, or an id outside the vocabulary.
@@ -241,7 +242,7 @@ class Model:
             self.pager.free(seq_id)
 
     def close(self) -> None:
-        """Ends what is being generated, and frees weights, arena and threads; then nothing can be asked of it."""
+        """Ends all generations and frees weights, arena and threads; the model cannot be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -280,7 +281,7 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def _check_memory(artifact: Artifact, target: Target) -> None:
-    """Refuses a model that this machine cannot hold, before anything is loaded."""
+    """Refuses a model that does not fit into this machine's memory, before anything is loaded."""
     machine_bytes = device_memory_bytes()
     plan = artifact.plan
     memory = plan.cpu.memory if target == "cpu" and plan.cpu else plan.memory

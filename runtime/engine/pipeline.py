@@ -1,13 +1,13 @@
-"""A step in two halves, so that there is time between them: it is launched, and later its tokens are read.
+"""A step in two halves: it is launched, and its tokens are read later.
 
-On hosts that pipeline both the step and the drawing of its tokens are lazy MLX graphs. The next step takes the drawn
-tokens where they are, on the device, and is launched before anyone has read them; all else that it needs (positions,
-slots, context lengths, the numbers that choose tokens) does not depend on them.
+On hosts that pipeline, both the step and the sampling of its tokens are lazy MLX graphs. The next step takes the
+sampled tokens where they are, on the device, and is launched before anyone has read them. Nothing else that it needs
+depends on them: positions, slots, context lengths, and the random numbers that choose tokens are known.
 
-Whoever gives up a step that was launched (its sequence has ended, or the generation was closed) just frees or truncates
-the sequence. The step still runs and writes its slot, whose block may have a new owner by then. That is harmless: steps
-and copies are launched by one thread, each binds the arena token that the one before made, so the late write comes
-before all that the new owner launches, and a slot is written by its owner before its owner reads it.
+To give up a launched step (its sequence has ended, or the generation was closed), it is enough to free or truncate the
+sequence. The step still runs and writes its slot, whose block may have a new owner by then. That is harmless. One
+thread launches all steps and copies, and each one binds the arena token that the one before it made. So the late write
+happens before everything that the new owner launches, and an owner writes a slot before it reads it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.device_sampling import draw_tokens
+from mlxr.runtime.engine.device_sampling import sample_tokens
 from mlxr.runtime.engine.sampling import Sampler, likeliest
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host, Logits
@@ -29,7 +29,7 @@ def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], toke
         host: where it runs.
         pager: of the host's arena.
         requests: the sequences' parts of the step.
-        tokens: [tokens], int32: token ids on the device; those of the requests then stand for their number only.
+        tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
 
     Raises:
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
@@ -41,17 +41,17 @@ def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], toke
     return host.step(batch)
 
 
-class Draws:
-    """Tokens drawn from a step's logits: on the device where the host pipelines, else when they are read."""
+class Samples:
+    """The tokens sampled from a step's logits: on the device where the host pipelines, else when they are read."""
 
     def __init__(self, host: Host, logits: Logits, rows: Sequence[int], samplers: Sequence[Sampler]) -> None:
-        """Starts the step and the drawing on hosts that pipeline; does not wait.
+        """Starts the step and the sampling on hosts that pipeline; does not wait.
 
         Args:
-            host: what made the logits.
-            logits: [rows, vocab], f32, as `Host.step` gives them.
-            rows: for each token to be drawn, the row that it is drawn from; in ascending order.
-            samplers: for each token, that of its sequence; all with the same options.
+            host: the host that computes the logits.
+            logits: [rows, vocab], f32, as `Host.step` returns them.
+            rows: the row of logits of each token, in ascending order.
+            samplers: the sampler of each token's sequence; all have the same options.
 
         Raises:
             HostError: the host cannot start the step.
@@ -64,18 +64,18 @@ class Draws:
             self._logits = logits = logits[mx.array(list(rows))]
         sampling = samplers[0].sampling
         uniforms = [] if sampling.temperature == 0 else [sampler.uniform() for sampler in samplers]
-        self._tokens = draw_tokens(logits, sampling, uniforms)
+        self._tokens = sample_tokens(logits, sampling, uniforms)
         # Nothing waits for this but `read`, which refuses broken logits as `Sampler.sample` does.
         self._greatest = mx.max(logits, axis=-1)
         self._tokens_to_read = host.copy_to_read(self._tokens)
         host.start(self._tokens, self._tokens_to_read, self._greatest, host.arena.token)
 
     def __len__(self) -> int:
-        """How many tokens are drawn."""
+        """How many tokens are sampled."""
         return len(self._rows)
 
     def tokens(self, indices: Sequence[int]) -> mx.array:
-        """Some of the tokens, in this order, where they are: [indices], int32; on hosts that pipeline."""
+        """Some of the tokens, in this order, on the device: [indices], int32. Only hosts that pipeline have them."""
         return self._tokens if list(indices) == list(range(len(self))) else self._tokens[mx.array(list(indices))]
 
     def read(self) -> list[int]:

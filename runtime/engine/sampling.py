@@ -3,7 +3,7 @@
 Order: temperature, top-k, top-p (of what top-k left, renormalised), min-p, one draw. This is the order of Hugging Face
 transformers. mlx-lm (top-p, min-p, top-k, temperature) and llama.cpp (top-k, top-p, min-p, temperature, by default)
 filter at temperature 1 and scale what is left, so there a high temperature never lets more tokens through; here top-p
-and min-p speak of the distribution that is drawn from. At temperature 1 and with one filter all of these agree.
+and min-p apply to the distribution that is sampled. At temperature 1 and with one filter, all of these agree.
 
 Definitions, for probabilities p after the temperature; of equal tokens the lower id comes first:
 
@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.intp]
 
 MIN_TEMPERATURE = 1e-30
-"""What smaller temperatures above 0 are taken for: it keeps f32 from rounding them to 0; the result is greedy."""
+"""The temperature used for smaller ones above 0, which f32 would round to 0; the result is greedy."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """0 takes the most probable token and ignores the rest; 1 draws from the model's own distribution. 0 to 100."""
+    """0 takes the most probable token and ignores the rest; 1 samples the model's own distribution. 0 to 100."""
     top_k: int = 0
     """Only the k most probable tokens; 0 for all."""
     top_p: float = 1.0
@@ -47,7 +47,7 @@ class Sampling:
     min_p: float = 0.0
     """Only tokens with at least this share of the greatest probability; 0 (all) to 1."""
     seed: int | None = None
-    """Same seed, same draws; None for a fresh one."""
+    """The same seed gives the same tokens; None for a new one each time."""
 
     def __post_init__(self) -> None:
         """Checks every option."""
@@ -60,18 +60,18 @@ class Sampling:
 
 
 class Sampler:
-    """Draws the tokens of one sequence; owns its generator.
+    """Samples the tokens of one sequence; owns a generator of random numbers.
 
-    Every `sample` at a temperature above 0 draws exactly one number. Numbers depend on the seed, `stream` and the count
-    of earlier draws alone, so a sequence gives the same tokens whichever others share its batches.
+    Every `sample` at a temperature above 0 uses exactly one number. A number depends only on the seed, on `stream` and
+    on how many came before, so a sequence gives the same tokens whichever others share its batches.
     """
 
     def __init__(self, sampling: Sampling, stream: int = 0) -> None:
-        """Keeps the options; the generator is made at the first draw.
+        """Keeps the options; the generator is made when the first number is needed.
 
         Args:
-            sampling: The options.
-            stream: Tells apart sequences that share a seed, such as several answers to one prompt.
+            sampling: the options.
+            stream: a number that differs between sequences with the same seed, such as several answers to one prompt.
         """
         self.sampling = sampling
         self._stream = stream
@@ -89,10 +89,10 @@ class Sampler:
         if self.sampling.temperature == 0:
             return best
         ids, weights = self._candidates(logits.astype(np.float32, copy=False), greatest)
-        return _draw(ids, weights, self.uniform())
+        return _weighted_choice(ids, weights, self.uniform())
 
     def uniform(self) -> float:
-        """The stream's next number, in [0, 1): `sample` takes it here; who draws elsewhere takes one for each draw."""
+        """The stream's next number, in [0, 1). Sampling on the device uses one for each token, as `sample` does."""
         return float(self._generator.random())
 
     @cached_property
@@ -168,7 +168,7 @@ def _nucleus(weights: FloatArray, top_p: float) -> IdArray:
         count = min(16 * count, weights.size)
 
 
-def _draw(ids: IdArray | None, weights: FloatArray, uniform: float) -> int:
+def _weighted_choice(ids: IdArray | None, weights: FloatArray, uniform: float) -> int:
     sums = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     # uniform < 1, but the product may round up to the total: then the last token with any weight.

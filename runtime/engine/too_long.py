@@ -1,18 +1,18 @@
-"""Prompts that leave no room for an answer: how they are refused, long ones before they are encoded."""
+"""Refuses prompts that leave no room for an answer; very long ones before they are encoded."""
 
 from mlxr.compiler.errors import PromptTooLongError
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 _QUICKLY_ENCODED = 1 << 16
-"""Characters up to which a text is just encoded."""
+"""A text of up to so many characters is encoded without an estimate of its tokens."""
 
 
 def too_long(what: str, context: int, fix: str = "shorten the prompt") -> PromptTooLongError:
-    """The error of a prompt that is too long.
+    """The error for a prompt that is too long.
 
     Args:
-        what: how long it is.
-        context: the tokens of a sequence.
+        what: says how long it is.
+        context: most tokens of a sequence.
         fix: what helps besides a longer context.
     """
     return PromptTooLongError(
@@ -22,10 +22,10 @@ def too_long(what: str, context: int, fix: str = "shorten the prompt") -> Prompt
 
 
 def check_length(text: str, tokenizer: Tokenizer, context: int) -> None:
-    """Refuses a text that has too many tokens for certain, before time and memory are spent on encoding it.
+    """Refuses a text that certainly has too many tokens, before time and memory are spent on encoding it.
 
     Raises:
-        PromptTooLongError: it has.
+        PromptTooLongError: it has too many.
     """
     if len(text) > _QUICKLY_ENCODED and (least := tokenizer.least_tokens(text)) >= context:
         raise too_long(f"the prompt has {len(text)} characters, so {least} tokens or more", context)

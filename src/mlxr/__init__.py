@@ -1,12 +1,14 @@
 """MLXR: compiles a language-model spec into specialised kernels and runs them over a paged KV arena.
 
-with mlxr.load("model.gguf") as model:
-    print(model.generate("Once upon a time", max_tokens=64).text)
-    for event in model.stream("The fox said"):
-        print(event.text, end="")
+For example:
 
-`load` takes what commands take for MODEL, and an `Artifact` that `compile` made. What a user can act on is raised as an
-`MlxrError`; an argument of a wrong type is a TypeError.
+    with mlxr.load("model.gguf") as model:
+        print(model.generate("Once upon a time", max_tokens=64).text)
+        for event in model.stream("The fox said"):
+            print(event.text, end="")
+
+`load` takes whatever the commands take for MODEL, a `ModelSpec`, or an `Artifact` that `compile` returned. Errors that
+a user can do something about are `MlxrError`s; an argument of a wrong type raises TypeError.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -77,6 +77,17 @@ def test_old_turns_are_dropped_on_request_and_never_silently(
     assert notes == ["note: forgot the oldest turn of 2", "note: forgot the oldest turn of 1"]
 
 
+def test_a_pipe_ends_at_an_unknown_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/drop\nOnce upon a time\n/usr/bin is a folder\n/fly\nnever read\n"))
+    assert main(chat(template, "--max-tokens", "4")) == 1
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2, "a message with a slash is a message"
+    assert shown.err.splitlines()[0] == "note: nothing to forget"
+    assert "unknown command /fly: /clear starts over, /drop forgets the oldest turn" in shown.err
+
+
 def test_an_answer_cut_by_the_context_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, template: Path
 ) -> None:

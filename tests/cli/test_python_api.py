@@ -1,13 +1,16 @@
 """`import mlxr` as a newcomer uses it: what it loads and compiles, what it exports, and how things print."""
 
 import shutil
+import textwrap
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import mlxr
 from mlxr.compiler import errors
+from mlxr.compiler.spec.change import _TYPES
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER, storyteller_spec
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"
@@ -40,6 +43,12 @@ def test_what_a_command_loads_python_loads_and_compiles(tmp_path: Path) -> None:
         (lambda: mlxr.load(Q8_0, host=None), "host is None; expected a host's name"),  # type: ignore
         (lambda: mlxr.load(Q8_0, threads="2"), "threads is '2', of type str; expected a whole number"),  # type: ignore
         (lambda: mlxr.load(Q8_0, changes={}), "changes is {}, of type dict; expected mlxr.Changes"),  # type: ignore
+        (lambda: mlxr.Changes(context="64"), "context is '64', of type str; expected a whole number or None"),  # type: ignore
+        (lambda: mlxr.Changes(sequences=True), "sequences is True, of type bool; expected a whole number"),
+        (lambda: mlxr.Changes(cache_dtype=16), "cache_dtype is 16, of type int; expected text or None"),  # type: ignore
+        (lambda: mlxr.Changes(accepted_keys="a"), "accepted_keys is 'a', of type str; expected a tuple of keys"),  # type: ignore
+        (lambda: mlxr.Changes(accepted_keys=(1,)), "accepted_keys has 1, of type int; expected text"),  # type: ignore
+        (lambda: mlxr.Changes(force_context=1), "force_context is 1, of type int; expected True or False"),  # type: ignore
         (lambda: mlxr.compile(Q8_0).write(5), "expected str, bytes or os.PathLike object, not int"),  # type: ignore
         (lambda: mlxr.compile(b"x"), "spec is b'x', of type bytes; expected a ModelSpec, or a name or path"),  # type: ignore
     ],
@@ -48,6 +57,19 @@ def test_wrong_types_are_told_in_words(call: Callable[[], object], message: str)
     with pytest.raises(TypeError) as error:
         call()
     assert message in str(error.value)
+
+
+def test_every_field_of_changes_has_its_type() -> None:
+    assert _TYPES.keys() == {field.name for field in fields(mlxr.Changes)}
+
+
+def test_the_example_of_the_package_is_a_program() -> None:
+    """`help(mlxr)` shows it indented, and it runs as it stands there."""
+    lines = (mlxr.__doc__ or "").splitlines()
+    example = [line for line in lines if line.startswith("    ")]
+    assert lines.index(example[0]) > 0 and len(example) == 4
+    program = compile(textwrap.dedent("\n".join(example)), "mlxr.__doc__", "exec")
+    assert {"mlxr", "model", "print"} <= set(program.co_names)
 
 
 def test_every_error_is_exported() -> None:

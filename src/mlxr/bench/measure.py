@@ -19,7 +19,7 @@ from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.plural import counted
-from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05
@@ -169,7 +169,7 @@ class _Running:
         self._model, self._work = model, work
         self._random = np.random.default_rng(work.seed)
         self._decoding: list[list[int]] = []
-        self._kept: KeptSequence | None = None
+        self._kept: PrefixCacheEntry | None = None
 
     def _prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         vocab = self._model.artifact.plan.vocab_size

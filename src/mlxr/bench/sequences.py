@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import Draws, launch_step
+from mlxr.runtime.engine.pipeline import Samples, launch_step
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
@@ -98,21 +98,22 @@ class Sequences:
     def _decode_ahead(self, steps: int) -> list[float]:
         seconds = []
         start = time.perf_counter()
-        draws = self._draw(self._tokens(self._count))
+        samples = self._sample(self._tokens(self._count))
         for step in range(steps):
-            following = self._draw([0] * self._count, draws.tokens(range(self._count))) if step + 1 < steps else None
-            draws.read()
+            ids = samples.tokens(range(self._count))
+            following = self._sample([0] * self._count, ids) if step + 1 < steps else None
+            samples.read()
             now = time.perf_counter()
             seconds.append(now - start)
             start = now
             if following is not None:
-                draws = following
+                samples = following
         return seconds
 
-    def _draw(self, tokens: list[int], drawn: mx.array | None = None) -> Draws:
+    def _sample(self, tokens: list[int], ids: mx.array | None = None) -> Samples:
         """Launches a step and the choice of its likeliest tokens."""
-        logits = launch_step(self._host, self._pager, self._grow(tokens), drawn)
-        return Draws(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
+        logits = launch_step(self._host, self._pager, self._grow(tokens), ids)
+        return Samples(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
 
     def _grow(self, tokens: list[int]) -> list[BatchRequest]:
         """One more token for each sequence."""

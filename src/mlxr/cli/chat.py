@@ -70,9 +70,12 @@ class _Options:
 
 
 def _converse(conversation: Conversation, options: _Options) -> int:
-    """Reads messages until there are no more. On a terminal a message that cannot be answered is told, and no end."""
+    """Reads messages and commands until there are no more.
+
+    One that cannot be answered is reported; a terminal then goes on with the next one, a pipe ends.
+    """
     terminal = sys.stdin.isatty()
-    waiting = ""  # a message that was too long together with what came before it
+    waiting = ""  # a message that was too long together with the conversation before it
     while True:
         message = _read_message(terminal)
         if message in (None, "/exit"):
@@ -84,8 +87,11 @@ def _converse(conversation: Conversation, options: _Options) -> int:
             elif message == "/drop":
                 message, waiting = waiting, ""
                 _drop(conversation, conversation.turns_to_drop(message, options.max_tokens) if message else 1)
-            elif terminal and message.startswith("/") and message[1:].isalpha():
-                print(f"unknown command {message}: {_COMMANDS}", file=sys.stderr)
+            elif message.startswith("/") and message[1:].isalpha():
+                unknown = f"unknown command {message}: {_COMMANDS}"
+                if not terminal:
+                    raise RequestError(unknown)
+                print(unknown, file=sys.stderr)
                 message = ""
             if message:
                 waiting = ""
@@ -102,7 +108,7 @@ def _converse(conversation: Conversation, options: _Options) -> int:
 
 
 def _offer(conversation: Conversation, message: str, options: _Options, error: PromptTooLongError) -> str:
-    """Says how a message can be answered that is too long; gives it back if /drop helps."""
+    """Says how a message that is too long can be answered; returns it if /drop helps, else nothing."""
     try:
         turns = conversation.turns_to_drop(message, options.max_tokens)
     except (ChatTemplateError, PromptTooLongError) as alone:

@@ -9,7 +9,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ChatTemplateError, HostError, PromptTooLongError, RequestError
-from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.model import Model
@@ -42,7 +42,7 @@ def ids(count: int, start: int = 300) -> list[int]:
     return [1, *range(start, start + count - 1)]
 
 
-def answer(model: Model, prompt: list[int], kept: KeptSequence | None = None) -> Completion:
+def answer(model: Model, prompt: list[int], kept: PrefixCacheEntry | None = None) -> Completion:
     return model.start([prompt], max_tokens=5, ignore_eos=True, kept=kept).finish()[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.runtime.engine.device_sampling import draw_tokens
+from mlxr.runtime.engine.device_sampling import sample_tokens
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 
 
@@ -15,7 +15,7 @@ def on_both(logits: np.ndarray, sampling: Sampling) -> tuple[list[int], list[int
     streams = range(len(logits))
     want = [Sampler(sampling, stream).sample(row) for stream, row in zip(streams, logits, strict=True)]
     uniforms = [Sampler(sampling, stream).uniform() for stream in streams] if sampling.temperature else []
-    got = draw_tokens(mx.array(logits), sampling, uniforms)
+    got = sample_tokens(mx.array(logits), sampling, uniforms)
     assert got.dtype == mx.int32 and got.shape == (len(logits),)
     return got.tolist(), want
 
@@ -51,14 +51,14 @@ def test_a_vocabulary_of_many_tokens(options: dict[str, float]) -> None:
 def test_rows_draw_by_their_own_numbers() -> None:
     logits = mx.zeros((4, 8))
     sampling = Sampling(temperature=1.0)
-    assert draw_tokens(logits, sampling, [0.0, 0.3, 0.6, 0.99]).tolist() == [0, 2, 4, 7]
+    assert sample_tokens(logits, sampling, [0.0, 0.3, 0.6, 0.99]).tolist() == [0, 2, 4, 7]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
 def test_a_draw_at_the_edges_has_weight(uniform: float) -> None:
     """The greatest double below 1 is 1 in f32: it must not reach beyond the last token that may come."""
     logits = mx.array([[-np.inf, 0.0, -np.inf, np.log(2.0), -np.inf]])
-    token = draw_tokens(logits, Sampling(temperature=1.0), [float(uniform)]).item()
+    token = sample_tokens(logits, Sampling(temperature=1.0), [float(uniform)]).item()
     assert token == (1 if uniform == 0 else 3)
 
 
@@ -66,7 +66,7 @@ def test_a_draw_at_the_edges_has_weight(uniform: float) -> None:
 def test_masked_tokens_never_come(options: dict[str, float]) -> None:
     logits = mx.array([[-np.inf, 0, -np.inf, 0, -np.inf]] * 200)
     uniforms = np.random.default_rng(1).random(200).tolist()
-    drawn = draw_tokens(logits, Sampling(**{"temperature": 1.0, **options}), uniforms)  # type: ignore[arg-type]
+    drawn = sample_tokens(logits, Sampling(**{"temperature": 1.0, **options}), uniforms)  # type: ignore[arg-type]
     counts = np.bincount(np.array(drawn), minlength=5)
     assert counts[[0, 2, 4]].tolist() == [0, 0, 0] and counts[[1, 3]].min() > 50
 
@@ -76,6 +76,6 @@ def test_broken_rows_give_some_token_and_leave_the_others_alone(temperature: flo
     """They are refused when they are read; until then the next step must have an id that exists."""
     rows = [[np.nan] * 4, [0, np.nan, 1, 2], [0, np.inf, 1, 2], [-np.inf] * 4, [-50, -50, 0, -50]]
     uniforms = [0.5] * 5 if temperature else []
-    tokens = draw_tokens(mx.array(rows), Sampling(temperature=temperature), uniforms).tolist()
+    tokens = sample_tokens(mx.array(rows), Sampling(temperature=temperature), uniforms).tolist()
     assert all(0 <= token < 4 for token in tokens)
     assert tokens[4] == 2

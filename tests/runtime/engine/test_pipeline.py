@@ -11,8 +11,8 @@ import pytest
 import mlxr
 from mlxr.compiler.errors import ArenaFullError, HostError
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.pipeline import launch_step
@@ -312,7 +312,7 @@ def test_a_kept_sequence_holds_what_it_would_without(pair: Pair, taken: int) -> 
     for ends in ([], [whole[taken - 1]]):
         held = []
         for engine in (pair.ahead, pair.plain):
-            kept = KeptSequence(engine.pager)
+            kept = PrefixCacheEntry(engine.pager)
             generation = engine.start([prompt(6)], ends, kept=kept)
             for _, _event in zip(range(first if ends else taken), generation, strict=False):
                 pass

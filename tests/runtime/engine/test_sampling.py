@@ -150,8 +150,8 @@ def test_large_logits_do_not_overflow():
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0), 1.0])
 def test_a_draw_at_the_edges_has_weight(uniform):
     weights = np.array([0, 1, 0, 2, 0], dtype=np.float32)
-    assert module._draw(None, weights, uniform) == (1 if uniform == 0 else 3)
-    assert module._draw(np.array([5, 6, 7, 8, 9]), weights, uniform) == (6 if uniform == 0 else 8)
+    assert module._weighted_choice(None, weights, uniform) == (1 if uniform == 0 else 3)
+    assert module._weighted_choice(np.array([5, 6, 7, 8, 9]), weights, uniform) == (6 if uniform == 0 else 8)
 
 
 def test_the_same_seed_gives_the_same_tokens():

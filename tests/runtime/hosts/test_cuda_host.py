@@ -20,7 +20,7 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.model_source import chip_of
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import Draws
+from mlxr.runtime.engine.pipeline import Samples
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
@@ -122,7 +122,7 @@ def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypat
     monkeypatch.setattr(host, "copy_to_read", lambda tokens: looked.append(tokens | 0) or looked[-1])
     read = host.read
     monkeypatch.setattr(host, "read", lambda result: looked.append(result) or read(result))
-    draws = Draws(host, mx.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1], [Sampler(Sampling(), 0), Sampler(Sampling(), 1)])
+    draws = Samples(host, mx.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1], [Sampler(Sampling(), 0), Sampler(Sampling(), 1)])
     assert draws.read() == [1, 0]
     assert looked[1] is looked[0] and not any(one is draws.tokens([0, 1]) for one in looked)
 
