@@ -1,1 +1,1 @@
-"""Specs, weight-name maps and the bundled model, as package data."""
+"""Specs, families and the bundled model, as package data."""

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.compiler.artifact.geometry_rule import GeometryRule, Origin
-from mlxr.compiler.spec.fields import Frozen
+from mlxr.compiler.spec.record import Record
 
 
-class Figure(Frozen):
+class Figure(Record):
     """A number of a chip."""
 
     value: Annotated[float, Field(gt=0)]
@@ -19,7 +19,7 @@ class Figure(Frozen):
     """What else there is to know."""
 
 
-class ChipFigures(Frozen):
+class ChipFigures(Record):
     """What bounds a launch. 1 GB is 10^9 bytes."""
 
     bandwidth_gb_per_s: Figure
@@ -34,7 +34,7 @@ class ChipFigures(Frozen):
     """Of the last cache before memory; 1 MiB is 2^20 bytes."""
 
 
-class HalfType(Frozen):
+class HalfType(Record):
     """A chip's preference between f16 and bf16, where a model's weights leave it open."""
 
     type: Literal["f16", "bf16"]
@@ -45,7 +45,7 @@ class HalfType(Frozen):
     """Where the choice is from."""
 
 
-class Chip(Frozen):
+class Chip(Record):
     """A chip as an artifact records it."""
 
     name: str

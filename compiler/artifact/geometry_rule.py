@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mlxr.compiler.artifact.site import Site
-from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FormatName, Frozen
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FormatName
+from mlxr.compiler.spec.record import Record
 
 Origin = Literal["measured", "published", "predicted"]
 """Where a number is from: we measured it, the maker published it, or it follows from what is known."""
 
 
-class GeometryRule(Frozen):
+class GeometryRule(Record):
     """Sets some sizes of the launches that meet all its conditions; a condition left out is met."""
 
     sizes: Annotated[dict[str, Annotated[int, Field(ge=0, le=INT32_MAX, strict=True)]], Field(min_length=1)]

@@ -1,14 +1,9 @@
 """Records that every target's part of the plan is made of."""
 
-from pydantic import BaseModel, ConfigDict
-
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.spec.record import Record
 
-
-class Record(BaseModel):
-    """Base of the plan's records."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+__all__ = ["Buffer", "MemoryPlan", "Record"]
 
 
 class Buffer(Record):

@@ -7,13 +7,13 @@ from pydantic import AfterValidator, Field
 from mlxr.compiler.artifact.chip import ChipFigures, HalfType
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.schedule.geometry_rules import known_sizes
-from mlxr.compiler.spec.fields import Frozen
+from mlxr.compiler.spec.record import Record
 
 CheckedRule = Annotated[GeometryRule, AfterValidator(known_sizes)]
 """A rule whose sizes the geometry has."""
 
 
-class ChipEntry(Frozen):
+class ChipEntry(Record):
     """A chip in its file."""
 
     title: str
@@ -28,7 +28,7 @@ class ChipEntry(Frozen):
     """Rules after those of its file."""
 
 
-class ChipFile(Frozen):
+class ChipFile(Record):
     """Chips of one family."""
 
     about: str

@@ -1,26 +1,25 @@
-"""Evaluates what families say of the keys of a file: from expressions to the `model` section of a spec.
+"""Evaluates a family's import rules: from what a file says to the `model` section of a spec.
 
-See `mlxr.compiler.spec.mapping` for what expressions look like.
+See `mlxr.compiler.spec.expression` for the language of the rules.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.facts import Facts, shortest_f32
 from mlxr.compiler.spec.explain import show
+from mlxr.compiler.spec.fields import MAX_LAYERS
+from mlxr.compiler.spec.functions import FUNCTIONS, NULL, is_false
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.schema import Place, schema_of
 
 Want = Literal["integer", "number", "flag", "text", "layers", "any"]
-NULL: Final = object()
-"""What `{is: null}` says: null, and not that nothing is said."""
-_MAX_LAYERS = 1024
 
 
-class Holds(Protocol):
+class TensorRoles(Protocol):
     """The tensors of a file, as far as expressions ask for them."""
 
     def has(self, role: str) -> bool:
@@ -44,16 +43,16 @@ class RopeReader(Protocol):
 class Evaluation:
     """Reads the facts of one file by the rules of one family."""
 
-    def __init__(self, facts: Facts, held: Holds, rope: RopeReader) -> None:
+    def __init__(self, facts: Facts, tensors: TensorRoles, rope: RopeReader) -> None:
         """Prepares to read.
 
         Args:
             facts: of the file.
-            held: its tensors.
+            tensors: its tensors.
             rope: reads what it says of RoPE.
         """
-        self.facts, self._held, self._rope = facts, held, rope
-        self._num_layers = 0
+        self.facts, self.rope, self._tensors = facts, rope, tensors
+        self.num_layers = 0
 
     def model(self) -> dict[str, Any]:
         """The `model` section that the rules give: every property that is said, the rest left out.
@@ -61,7 +60,7 @@ class Evaluation:
         Raises:
             SpecError: a key has a value of no use, is missing and has no default, or contradicts what else is said.
         """
-        self._num_layers = self._checked_layers()
+        self.num_layers = self._checked_layers()
         model: dict[str, Any] = {}
         for path in sorted(self.facts.rules.set, key=lambda path: path.count(".")):
             value = self.value(self.facts.rules.set[path], _wanted(path))
@@ -74,13 +73,13 @@ class Evaluation:
                 raise self.facts.refuse(
                     key, said, f"{show(None if expected is NULL else expected)}, as the rest of the file has it"
                 )
-        return _simplified(model, self._num_layers)
+        return _simplified(model, self.num_layers)
 
     def _checked_layers(self) -> int:
         expression = self.facts.rules.set["num_layers"]
         layers = self.value(expression, "integer")
-        if not isinstance(layers, int) or not 1 <= layers <= _MAX_LAYERS:
-            raise self.facts.refuse(_told(expression), layers, f"from 1 to {_MAX_LAYERS} layers")
+        if not isinstance(layers, int) or not 1 <= layers <= MAX_LAYERS:
+            raise self.facts.refuse(key_of(expression), layers, f"from 1 to {MAX_LAYERS} layers")
         return layers
 
     def value(self, expression: Any, want: Want = "any") -> Any:
@@ -96,12 +95,11 @@ class Evaluation:
         if "is" in expression:
             return NULL if expression["is"] is None else deepcopy(expression["is"])  # what is put into it stays ours
         if "has" in expression:
-            return self._held.has(expression["has"])
+            return self._tensors.has(expression["has"])
         if "if" in expression:
-            condition = self.value(expression["if"])
-            return self.value(expression["then" if condition not in (None, NULL, False, 0) else "else"], want)
+            return self.value(expression["else" if is_false(self.value(expression["if"])) else "then"], want)
         if "call" in expression:
-            return _FUNCTIONS[expression["call"]](self, expression["of"])
+            return FUNCTIONS[expression["call"]].apply(_Arguments(self, expression["of"]))
         if "absent" in expression and not self.facts.has(expression["key"]):
             return self.value(expression["absent"], want)
         return self._key(
@@ -133,144 +131,68 @@ class Evaluation:
 
     def _chosen(self, key: str, value: Any, choices: Mapping[str, Any]) -> Any:
         if isinstance(value, list):
-            return [self._chosen(key, item, choices) for item in value[: _MAX_LAYERS + 1]]
+            return [self._chosen(key, item, choices) for item in value[: MAX_LAYERS + 1]]
         word = show(value) if isinstance(value, bool | int) else value
         if not isinstance(word, str) or word not in choices:
             raise self.facts.refuse(key, value, f"one of {', '.join(choices)}")
         return choices[word]
 
-    def numbers(self, of: list[Any]) -> list[float] | None:
-        """Arguments that are numbers, or None where one is not said."""
-        found = []
-        for expression in of:
-            value = self.value(expression)
-            if value is None:
-                return None
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise self.facts.refuse(_told(expression), value, "a number")
-            try:
-                if not math.isfinite(float(value)):
-                    raise self.facts.refuse(_told(expression), value, "a finite number")
-            except OverflowError:
-                raise self.facts.refuse(_told(expression), value, "a number of fewer digits") from None
-            found.append(value)
-        return found
+
+class _Arguments:
+    """See `mlxr.compiler.spec.functions.Arguments`."""
+
+    def __init__(self, evaluation: Evaluation, of: list[Any]) -> None:
+        self._evaluation, self._of = evaluation, of
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
-        return self._num_layers
+        return self._evaluation.num_layers
 
-    def rope(self, of: list[Any]) -> dict[str, Any] | None:
-        """A `rope` section."""
-        layers, theta = self.value(of[0]), self.numbers(of[1:2])
-        fraction = self.numbers(of[2:3])
-        if theta is None:
-            raise self.facts.missing(_told(of[1]))
-        return self._rope(layers, float(theta[0]), float(fraction[0]) if fraction else None)
+    def __len__(self) -> int:
+        return len(self._of)
 
-    def count(self, expression: Any) -> int:
-        """A whole number from 0 to the most layers."""
-        value = self.value(expression)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_LAYERS:
-            raise self.facts.refuse(_told(expression), value, f"a whole number from 0 to {_MAX_LAYERS}")
+    def value(self, index: int) -> Any:
+        return self._evaluation.value(self._of[index])
+
+    def key(self, index: int) -> Any:
+        return self._evaluation.facts.get(self._of[index])
+
+    def number(self, index: int) -> float | None:
+        value = self.value(index)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(index, value, "a number")
+        try:
+            if not math.isfinite(float(value)):
+                raise self.refuse(index, value, "a finite number")
+        except OverflowError:
+            raise self.refuse(index, value, "a number of fewer digits") from None
         return value
 
+    def count(self, index: int) -> int:
+        value = self.value(index)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_LAYERS:
+            raise self.refuse(index, value, f"a whole number from 0 to {MAX_LAYERS}")
+        return value
 
-def _arithmetic(work: Callable[..., float]) -> Callable[[Evaluation, list[Any]], Any]:
-    def apply(evaluation: Evaluation, of: list[Any]) -> Any:
-        numbers = evaluation.numbers(of)
-        if numbers is None:
-            return None
-        try:
-            return work(*numbers)
-        except (ValueError, ZeroDivisionError, OverflowError):
-            said = ", ".join(f"{_told(expression)} {number}" for expression, number in zip(of, numbers, strict=True))
-            raise SpecError(f"{evaluation.facts.source}: {said}: of these nothing can be computed") from None
+    def rope(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
+        return self._evaluation.rope(layers, theta, fraction)
 
-    return apply
+    def missing(self, index: int) -> SpecError:
+        return self._evaluation.facts.missing(key_of(self._of[index]))
+
+    def refuse(self, index: int, value: object, expected: str) -> SpecError:
+        return self._evaluation.facts.refuse(key_of(self._of[index]), value, expected)
+
+    def impossible(self, numbers: list[float]) -> SpecError:
+        said = ", ".join(f"{key_of(of)} {number}" for of, number in zip(self._of, numbers, strict=True))
+        return SpecError(f"{self._evaluation.facts.source}: {said}: of these nothing can be computed")
 
 
-def _told(expression: Any) -> str:
-    """An expression, for messages: the key that it is about."""
+def key_of(expression: Any) -> str:
+    """The key that an expression is about, for messages."""
     return str(expression.get("key", "a number") if isinstance(expression, dict) else expression)
-
-
-def _divide(a: float, b: float) -> float:
-    whole = isinstance(a, int) and isinstance(b, int)
-    return a // b if whole else a / b
-
-
-def _unless(evaluation: Evaluation, of: list[Any]) -> Any:
-    """The first value, or nothing where it is one of the others."""
-    value, *neutral = (evaluation.value(expression) for expression in of)
-    return None if any(_alike(value, other) for other in neutral) else value
-
-
-def _alike(value: Any, other: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(other, int | float):
-        return type(value) is type(other) and bool(value == other)
-    return math.isclose(value, other, rel_tol=1e-6)
-
-
-def _equal(evaluation: Evaluation, of: list[Any]) -> bool:
-    first, second = (evaluation.value(expression) for expression in of)
-    return bool(first == second)
-
-
-def _every(evaluation: Evaluation, of: list[Any]) -> list[str] | None:
-    """Of layers that repeat, the last is another: (how many repeat, the usual, the last)."""
-    if evaluation.value(of[0]) is None:
-        return None
-    count = evaluation.count(of[0])
-    usual, last = evaluation.value(of[1]), evaluation.value(of[2])
-    return [*[usual] * (count - 1), last] if count else [usual]
-
-
-def _after(evaluation: Evaluation, of: list[Any]) -> list[str]:
-    """The first layers are of one type, the rest of another: (how many first, their type, the type of the rest)."""
-    count = min(evaluation.count(of[0]), evaluation.num_layers)
-    return [evaluation.value(of[1])] * count + [evaluation.value(of[2])] * (evaluation.num_layers - count)
-
-
-def _letters(evaluation: Evaluation, of: list[Any]) -> list[str] | None:
-    """Layers by letters: (the text, a letter, its type, ...)."""
-    text, *rest = (evaluation.value(expression) for expression in of)
-    types = dict(zip(rest[::2], rest[1::2], strict=True))
-    if text is None:
-        return None
-    if not isinstance(text, str) or not text or len(text) > _MAX_LAYERS or not set(text) <= types.keys():
-        raise evaluation.facts.refuse(_told(of[0]), text, f"a word of the letters {', '.join(types)}")
-    return [types[letter] for letter in text]
-
-
-def _sparse(evaluation: Evaluation, of: list[Any]) -> list[str]:
-    """Layers with experts: (every how many, a list of those without all the same, the type with, the type without)."""
-    step, dense = evaluation.count(of[0]), evaluation.facts.get(of[1]) or []
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise evaluation.facts.refuse(of[1], dense, "a list of layers")
-    types = [evaluation.value(of[2]), evaluation.value(of[3])]
-    return [
-        types[0] if layer not in dense and step and (layer + 1) % step == 0 else types[1]
-        for layer in range(evaluation.num_layers)
-    ]
-
-
-_FUNCTIONS: Mapping[str, Callable[[Evaluation, list[Any]], Any]] = {
-    "divide": _arithmetic(_divide),
-    "multiply": _arithmetic(lambda *numbers: math.prod(numbers)),
-    "sqrt": _arithmetic(math.sqrt),
-    "inverse": _arithmetic(lambda value: 1 / value),
-    "inverse_sqrt": _arithmetic(lambda value: 1 / math.sqrt(value)),
-    "unless": _unless,
-    "equal": _equal,
-    "not": lambda evaluation, of: evaluation.value(of[0]) in (None, NULL, False, 0),
-    "every": _every,
-    "after": _after,
-    "letters": _letters,
-    "sparse": _sparse,
-    "rope": Evaluation.rope,
-}
 
 
 def _wanted(path: str) -> Want:
@@ -319,8 +241,8 @@ def _simplified(model: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    found = dict(base)
+    merged = dict(base)
     for key, value in over.items():
         inner = base.get(key)
-        found[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return found
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged

@@ -9,7 +9,7 @@ from typing import Any
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.rules import Architecture, Kind, architectures, architectures_named
 from mlxr.compiler.spec.explain import nearest, show
-from mlxr.compiler.spec.mapping import NOTHING_SAID, Mapped
+from mlxr.compiler.spec.import_rules import NO_RULES, ImportRules
 
 _MAX_LISTED = 8
 
@@ -24,7 +24,7 @@ class Facts:
         self,
         source: str,
         values: Mapping[str, Any],
-        rules: Mapped,
+        rules: ImportRules,
         prefix: str = "",
         accepted: Collection[str] = (),
     ) -> None:
@@ -67,7 +67,7 @@ class Facts:
             if value is not None and not isinstance(value, dict):
                 raise self.refuse(key, value, "a section")
             where = f"{self.source}: {self._prefix}{key}"
-            self._sections[key] = Facts(where, value or {}, NOTHING_SAID)
+            self._sections[key] = Facts(where, value or {}, NO_RULES)
         return self._sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import validated
-from mlxr.compiler.spec.mapping import Mapped
-from mlxr.compiler.spec.names import family_text, known_families, load_tensor_names
+from mlxr.compiler.spec.family import family_text, known_families, load_family
+from mlxr.compiler.spec.import_rules import ImportRules
 
 Kind = Literal["gguf", "config"]
 _MAX_NAME = 64
@@ -20,15 +20,15 @@ class Architecture(NamedTuple):
 
     name: str
     family: str
-    rules: Mapped
+    rules: ImportRules
     """The family's over those of all files of the kind."""
 
 
 @lru_cache
-def load_rules(kind: Kind) -> Mapped:
+def load_rules(kind: Kind) -> ImportRules:
     """What holds for every file of one kind."""
     path = Path(str(resources.files("mlxr.models"))) / "importers" / f"{kind}.yaml"
-    return validated(Mapped, read_document(path.read_text(encoding="utf-8"), str(path)))
+    return validated(ImportRules, read_document(path.read_text(encoding="utf-8"), str(path)))
 
 
 @lru_cache
@@ -41,14 +41,15 @@ def architectures(kind: Kind) -> tuple[Architecture, ...]:
 def architectures_named(kind: Kind, name: str) -> tuple[Architecture, ...]:
     """Those of one name, likewise. Only families whose text has the name are read: reading all takes a moment."""
     named = re.compile(rf"names: \[[^\]]*\b{re.escape(name[:_MAX_NAME])}")
-    found = _of_families(kind, tuple(family for family in known_families() if named.search(family_text(family))))
-    return tuple(one for one in found if one.name == name)
+    families = tuple(family for family in known_families() if named.search(family_text(family)))
+    return tuple(architecture for architecture in _of_families(kind, families) if architecture.name == name)
 
 
 def _of_families(kind: Kind, families: tuple[str, ...]) -> tuple[Architecture, ...]:
-    found = []
-    for family in families:
-        mapped: Mapped = getattr(load_tensor_names(family), kind)
-        rules = mapped.over(load_rules(kind))
-        found += [Architecture(name, family, rules) for name in mapped.names]
-    return tuple(sorted(found, key=lambda one: (one.name, one.rules.only_with is None)))
+    architectures = []
+    for name in families:
+        family = load_family(name)
+        own = family.config if kind == "config" else family.gguf
+        rules = own.over(load_rules(kind))
+        architectures += [Architecture(called, name, rules) for called in own.names]
+    return tuple(sorted(architectures, key=lambda found: (found.name, found.rules.only_with is None)))

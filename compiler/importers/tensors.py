@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.spec.names import FileKind, FileTensor, load_tensor_names
+from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.family_tensors import FileKind, FileTensor
 
 _FORMATS = (
     {held.gguf: held for held in WeightFormat if held.gguf is not None}
@@ -65,7 +66,7 @@ class Tensors:
         self._names: dict[_Place, str] = {}
         # A layer has a tensor at least, so a count beyond the tensors is no reason to look for long.
         layers = range(min(num_layers, len(tensors)))
-        for name, entry in load_tensor_names(family).tensors.items():
+        for name, entry in load_family(family).tensors.items():
             if entry is None:
                 continue
             in_layer = "{i}" in name

@@ -26,8 +26,8 @@ from mlxr.compiler.schedule.geometry import StepKernel
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_choice, chunk_choice, chunk_tokens, place_activations
 from mlxr.compiler.schedule.recipes import recipes
+from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.spec.names import load_tensor_names
 from mlxr.compiler.targets.cpu.make_program import make_cpu
 from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendPrefillKernel
 from mlxr.compiler.targets.metal.kernels.kernel import Kernel
@@ -91,7 +91,7 @@ def make_plan(
         kernels=metal.kernels,
         cpu=cpu,
         weights=weights,
-        ignored_tensors=load_tensor_names(spec.model.tensor_names).ignored_for(spec.model),
+        ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model),
         arena=arena,
         arena_chosen=arena_choice(spec, arena, table),
         memory=cpu.memory if cpu and "metal" not in targets else memory,

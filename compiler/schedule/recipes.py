@@ -4,8 +4,9 @@ import re
 from collections.abc import Sequence
 
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows
+from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
 from mlxr.compiler.spec.model import Mlp, Model
-from mlxr.compiler.spec.names import FileTensor, Selection, evaluate, load_tensor_names
 
 
 def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...]]:
@@ -18,18 +19,18 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     Raises:
         SpecError: the family has no such tensor.
     """
-    found = load_tensor_names(model.tensor_names).resolve(name)
+    places = load_family(model.tensor_names).resolve(name)
     of_layer = re.match(r"layers\.(\d+)\.", name)
     mlp = model.layer(int(of_layer[1])).mlp if of_layer else model.mlp
     numbers = dimensions(model, mlp)
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Layers that do not rotate have the order of those that do: files do not tell them apart.
     layout = layouts.pop() if len(layouts) == 1 else None
-    return _recipes(found.safetensors, numbers, layout), _recipes(found.gguf, numbers, layout)
+    return _recipes(places.safetensors, numbers, layout), _recipes(places.gguf, numbers, layout)
 
 
 def dimensions(model: Model, mlp: Mlp) -> dict[str, int]:
-    """The numbers of `mlxr.compiler.spec.names.DIMENSIONS` in a layer with this feed-forward block."""
+    """The numbers of `mlxr.compiler.spec.family_tensors.DIMENSIONS` in a layer with this feed-forward block."""
     attention, experts = model.attention, mlp.experts
     return {
         "heads": attention.num_heads,
@@ -43,10 +44,10 @@ def dimensions(model: Model, mlp: Mlp) -> dict[str, int]:
     }
 
 
-def _recipes(found: Sequence[FileTensor], numbers: dict[str, int], layout: str | None) -> tuple[Recipe, ...]:
+def _recipes(entries: Sequence[FileTensor], numbers: dict[str, int], layout: str | None) -> tuple[Recipe, ...]:
     return tuple(
-        Recipe(entry.tensor, evaluate(entry.stack, numbers), _rows(entry.rows, numbers, layout), entry.add)
-        for entry in found
+        Recipe(entry.tensor, evaluate_size(entry.stack, numbers), _rows(entry.rows, numbers, layout), entry.add)
+        for entry in entries
     )
 
 
@@ -55,6 +56,6 @@ def _rows(selection: Selection | None, numbers: dict[str, int], layout: str | No
         return None
 
     def numbered(sizes: Sequence[int | str]) -> tuple[int, ...]:
-        return tuple(evaluate(size, numbers) for size in sizes)
+        return tuple(evaluate_size(size, numbers) for size in sizes)
 
-    return Rows(evaluate(selection.start, numbers), numbered(selection.shape), numbered(selection.strides))
+    return Rows(evaluate_size(selection.start, numbers), numbered(selection.shape), numbered(selection.strides))

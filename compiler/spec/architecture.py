@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from mlxr.compiler.spec.attention import Attention, Epsilon, HeadDimOf, Positive
-from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag, Frozen
+from mlxr.compiler.spec.fields import INT32_MAX, MAX_LAYERS, Contradictions, Count, Flag
 from mlxr.compiler.spec.mlp import Mlp
+from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import Rope
 
 _MAX_EXACT_POSITION = 2**24  # the first whole number whose successor float32 cannot hold
 _HEAD_COUNTS = ("num_heads", "num_kv_heads", "head_dim")
 
 
-class Norm(Frozen):
+class Norm(Record):
     """Normalisation of the residual stream around the attention and MLP blocks, and before the output."""
 
     kind: Literal["rms", "layer"] = "rms"
@@ -39,7 +40,7 @@ class Norm(Frozen):
         return self
 
 
-class LayerType(Frozen):
+class LayerType(Record):
     """What layers of one type have instead of the model's own properties; keys that are left out are the model's."""
 
     attention: Attention
@@ -55,14 +56,14 @@ class LayerType(Frozen):
         return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
 
 
-class Model(Frozen):
+class Model(Record):
     """The architecture."""
 
     vocab_size: Count
     """Rows of the embedding table."""
     hidden_size: Count
     """Width of the residual stream: a multiple of 8. It need not be num_heads x head_dim."""
-    num_layers: Annotated[int, Field(ge=1, le=1024, strict=True)]
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
     """Decoder layers."""
     context: Annotated[int, Field(ge=1, le=_MAX_EXACT_POSITION, strict=True)]
     """Longest sequence, prompt and generated tokens together; at most 2^24, where float32 still counts exactly."""
@@ -78,7 +79,7 @@ class Model(Frozen):
     """Whether both blocks read the same normalised x: x + attention(norm(x)) + mlp(norm(x)), with one norm."""
     layer_types: Annotated[dict[str, LayerType], Field(max_length=64)] = Field(default_factory=dict)
     """Layers that differ from the rest, by the name of their type: what they have instead of the model's properties."""
-    layer_pattern: Annotated[tuple[str, ...], Field(max_length=1024)] = ()
+    layer_pattern: Annotated[tuple[str, ...], Field(max_length=MAX_LAYERS)] = ()
     """Names of layer types, repeated over the layers; the last repetition may be cut."""
     tie_embeddings: Flag = False
     """Whether the output projection is the embedding table."""
@@ -91,7 +92,7 @@ class Model(Frozen):
     logit_softcap: Positive | None = None
     """Logits become logit_softcap x tanh(logit / logit_softcap), after their scale; null for none."""
     tensor_names: str = "llama"
-    """The weight-name map: a file of models/families, without its ending."""
+    """The family, which says where weight files have the tensors: a file of models/families, without its ending."""
 
     @model_validator(mode="before")
     @classmethod
@@ -221,9 +222,9 @@ class Model(Frozen):
         return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
 
 
-def _merged(base: Frozen | None, given: Any) -> Any:
+def _merged(base: Record | None, given: Any) -> Any:
     """A section of a layer type: what is given, and the model's own keys where nothing is."""
-    if not isinstance(given, dict) or not isinstance(base, Frozen):
+    if not isinstance(given, dict) or not isinstance(base, Record):
         return given
     return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag, Frozen
+from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, Flag
+from mlxr.compiler.spec.record import Record
 
 _MIN_HEAD_DIM = 32
 _MAX_HEAD_DIM = 256
@@ -54,7 +55,7 @@ def _resolve_head_dim(value: Any) -> Any:
     return head_dim
 
 
-class QkNorm(Frozen):
+class QkNorm(Record):
     """Normalisation of queries and keys, before RoPE."""
 
     scope: Literal["head", "heads", "all"]
@@ -68,7 +69,7 @@ class QkNorm(Frozen):
     """As `model.norm.eps`; null for the same number."""
 
 
-class Temperature(Frozen):
+class Temperature(Record):
     """Queries grow with their position: times 1 + beta ln(1 + floor(position / original_context))."""
 
     beta: Positive
@@ -77,7 +78,7 @@ class Temperature(Frozen):
     """Positions below it keep their queries."""
 
 
-class Attention(Frozen):
+class Attention(Record):
     """Grouped-query attention. Each of `num_kv_heads` keys and values serves num_heads / num_kv_heads queries."""
 
     num_heads: Count

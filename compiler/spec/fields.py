@@ -1,4 +1,4 @@
-"""Field types and the base class shared by every section of a spec.
+"""Field types shared by the sections of a spec.
 
 Integers and flags are strict (no "8" for 8, no 1 for true), so that a spec means what it says. A check that spans
 several fields collects what it finds in `Contradictions`, which names the key that each finding is about.
@@ -7,12 +7,13 @@ several fields collects what it finds in `Contradictions`, which names the key t
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 
 INT32_MAX = 2**31 - 1
+MAX_LAYERS = 1024
 CONTRADICTION = "contradiction"
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -60,12 +61,6 @@ SizeBytes = Annotated[
         }
     ),
 ]
-
-
-class Frozen(BaseModel):
-    """Base of every spec section: immutable, no unknown keys, no infinities."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Contradictions:

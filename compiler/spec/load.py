@@ -7,8 +7,8 @@ import yaml
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.document import MAX_BYTES, interpret, read_document
 from mlxr.compiler.spec.explain import nearest, validated
+from mlxr.compiler.spec.family import known_families
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.spec.names import known_families
 from mlxr.compiler.spec.problems import Problem
 
 

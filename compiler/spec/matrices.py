@@ -1,4 +1,4 @@
-"""The weight matrices of a model by their canonical names, which name maps, formats and plans go by."""
+"""The weight matrices of a model by their canonical names, by which families, formats and plans know them."""
 
 from mlxr.compiler.spec.architecture import Model
 from mlxr.compiler.spec.attention import Attention

@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mlxr.compiler.spec.attention import Positive
-from mlxr.compiler.spec.fields import Contradictions, Count, Flag, Frozen
+from mlxr.compiler.spec.fields import Contradictions, Count, Flag
+from mlxr.compiler.spec.record import Record
 
 
-class SharedExpert(Frozen):
+class SharedExpert(Record):
     """A network that every token goes through, beside its chosen experts. It has no biases."""
 
     intermediate_size: Count
@@ -17,7 +18,7 @@ class SharedExpert(Frozen):
     """Whether its result is multiplied by the sigmoid of a learned number of each token."""
 
 
-class Experts(Frozen):
+class Experts(Record):
     """A mixture of experts: a router chooses `per_token` of `count` networks for each token and weights them."""
 
     count: Annotated[int, Field(ge=1, le=1024, strict=True)]
@@ -51,7 +52,7 @@ class Experts(Frozen):
         return self
 
 
-class Mlp(Frozen):
+class Mlp(Record):
     """Feed-forward block: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where not gated."""
 
     intermediate_size: Count

@@ -23,11 +23,11 @@ from mlxr.compiler.spec.fields import (
     Count,
     FloatType,
     FormatName,
-    Frozen,
     SizeBytes,
 )
 from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
+from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, YarnScaling
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "Cache",
     "Experts",
     "FloatType",
-    "Frozen",
     "LayerType",
     "LinearScaling",
     "Llama3Scaling",
@@ -55,7 +54,7 @@ __all__ = [
 ]
 
 
-class Cache(Frozen):
+class Cache(Record):
     """The paged KV arena."""
 
     layout: Literal["block", "layer"] = "block"
@@ -109,7 +108,7 @@ class Cache(Frozen):
 TensorClass = Literal["embedding", "attention", "mlp", "output", "norm"]
 
 
-class WeightFormats(Frozen):
+class WeightFormats(Record):
     """How each class of tensor is held in memory.
 
     Tensors of other float types are converted at load, and quantised ones widened; a quantised format takes tensors of
@@ -157,7 +156,7 @@ def _class_of(name: str) -> TensorClass:
     return "attention" if ".attention." in name else "mlp"
 
 
-class ModelSpec(Frozen):
+class ModelSpec(Record):
     """A whole spec: what `mlxr-compile` reads."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

@@ -4,20 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlxr.compiler.spec.fields import Contradictions, Count, Flag, Frozen
+from mlxr.compiler.spec.fields import Contradictions, Count, Flag
+from mlxr.compiler.spec.record import Record
 
 Factor = Annotated[float, Field(ge=1, le=2**20, strict=True)]
 AttentionFactor = Annotated[float, Field(gt=0, le=2**20, strict=True)]
 
 
-class NoScaling(Frozen):
+class NoScaling(Record):
     """RoPE frequencies as they are."""
 
     kind: Literal["none"] = "none"
     """`none`: frequencies are not scaled."""
 
 
-class LinearScaling(Frozen):
+class LinearScaling(Record):
     """Positions divided by `factor` (position interpolation)."""
 
     kind: Literal["linear"]
@@ -26,7 +27,7 @@ class LinearScaling(Frozen):
     """How many times longer than the trained context."""
 
 
-class Llama3Scaling(Frozen):
+class Llama3Scaling(Record):
     """Llama 3.1's piecewise scaling: low frequencies divided by `factor`, high ones kept, a ramp between."""
 
     kind: Literal["llama3"]
@@ -54,7 +55,7 @@ class Llama3Scaling(Frozen):
         return self
 
 
-class YarnScaling(Frozen):
+class YarnScaling(Record):
     """YaRN: pairs that turn often in the trained context are kept, those that turn seldom are divided by `factor`."""
 
     kind: Literal["yarn"]
@@ -90,7 +91,7 @@ Factors = Annotated[
 ]
 
 
-class LongRopeScaling(Frozen):
+class LongRopeScaling(Record):
     """LongRoPE: each pair's frequency divided by a factor of its own."""
 
     kind: Literal["longrope"]
@@ -106,7 +107,7 @@ class LongRopeScaling(Frozen):
     or 1 where the context is not longer."""
 
 
-class Rope(Frozen):
+class Rope(Record):
     """Rotary position embedding."""
 
     theta: Annotated[float, Field(gt=1, le=1e15, strict=True)] = 10000.0

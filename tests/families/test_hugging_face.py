@@ -13,8 +13,8 @@ from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.rules import architectures
 from mlxr.compiler.importers.tensors import TensorFact
+from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
-from mlxr.compiler.spec.names import load_tensor_names
 
 Config = dict[str, Any]
 OWN_CODE = ("internlm2",)
@@ -28,7 +28,7 @@ BIASES = {
 
 
 def imported(config: Config) -> Model:
-    names = load_tensor_names(FAMILIES[config["model_type"]]).tensors
+    names = load_family(FAMILIES[config["model_type"]]).tensors
     hidden = config["hidden_size"]
     tensors = {}
     for role in ("embedding", "output"):

@@ -20,12 +20,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from mlxr.compiler.spec.catalog import bundled_specs  # noqa: PLC0415 (slow to import: not for other commands)
+    from mlxr.compiler.spec.family import known_families, load_family  # noqa: PLC0415
     from mlxr.compiler.spec.load import load_spec  # noqa: PLC0415
-    from mlxr.compiler.spec.names import known_families, load_tensor_names  # noqa: PLC0415
 
     families: list[dict[str, Any]] = []
     for name in known_families():
-        family = load_tensor_names(name)
+        family = load_family(name)
         names = {"config": list(family.config.names), "gguf": list(family.gguf.names)}
         families.append({"name": name, **names, "about": family.about})
     specs = [

@@ -8,7 +8,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
-from mlxr.compiler.spec.names import load_tensor_names
+from mlxr.compiler.spec.family import load_family
 from mlxr_tests.graphs import kinds, one, small_graph, source_graph
 from mlxr_tests.specs import small_spec
 
@@ -94,7 +94,7 @@ def test_shapes_of_weights_and_types_by_class() -> None:
 
 
 def test_every_weight_has_a_name_in_files() -> None:
-    names = load_tensor_names("llama")
+    names = load_family("llama")
     biases = {"qkv_bias": True, "output_bias": True, "num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
     graph = small_graph(model__attention=biases, model__mlp={"intermediate_size": 88, "bias": True})
     resolved = [names.resolve(v.name).safetensors for v in graph.values if v.role == "weight"]

@@ -1,4 +1,4 @@
-"""Weight-name maps agree with real files, and a new one needs no Python."""
+"""Families agree with real files, and a new one needs no Python."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,11 @@ import gguf
 import pytest
 
 from mlxr.compiler.errors import SpecError
-from mlxr.compiler.spec import names as names_module
+from mlxr.compiler.spec import family as family_module
 from mlxr.compiler.spec.catalog import find_spec
+from mlxr.compiler.spec.family import Family, known_families, load_family
+from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
 from mlxr.compiler.spec.load import load_spec
-from mlxr.compiler.spec.names import FileTensor, Selection, TensorNames, evaluate, known_families, load_tensor_names
 
 PER_LAYER = [
     *("attention.norm", "attention.q", "attention.k", "attention.v", "attention.o"),
@@ -22,11 +23,11 @@ PER_LAYER = [
 
 def test_canonical_names_of_the_llama_family() -> None:
     expected = {"embedding", "final_norm", "output", *(f"layers.{{i}}.{name}" for name in PER_LAYER)}
-    assert set(load_tensor_names("llama").tensors) == expected
+    assert set(load_family("llama").tensors) == expected
 
 
 def test_resolve() -> None:
-    llama = load_tensor_names("llama")
+    llama = load_family("llama")
     found = llama.resolve("layers.{i}.attention.q", 12)
     assert found == llama.resolve("layers.12.attention.q")
     assert [entry.tensor for entry in found.safetensors] == ["model.layers.12.self_attn.q_proj.weight"]
@@ -42,22 +43,22 @@ def test_resolve() -> None:
     ("name", "expected"),
     [
         ("layers.0.attention.qq", 'no tensor "layers.{i}.attention.qq"; did you mean "layers.{i}.attention.q"'),
-        ("layers.{i}.attention.q", "give its layer"),
+        ("layers.{i}.attention.q", "give the layer"),
         ("layers.x.attention.q", "no tensor"),
     ],
 )
 def test_resolve_refuses(name: str, expected: str) -> None:
     with pytest.raises(SpecError, match=re.escape(expected)):
-        load_tensor_names("llama").resolve(name)
+        load_family("llama").resolve(name)
 
 
 BY_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.0\.weight")
 
 
-@pytest.mark.parametrize("family", [name for name in known_families() if load_tensor_names(name).gguf.names])
+@pytest.mark.parametrize("family", [name for name in known_families() if load_family(name).gguf.names])
 def test_gguf_names_are_those_of_llama_cpp(family: str) -> None:
     """Architectures and tensors: a family may have some that its GGUF files lack, but none by a wrong name."""
-    names = load_tensor_names(family)
+    names = load_family(family)
     assert set(names.gguf.names) <= set(gguf.MODEL_ARCH_NAMES.values())
     known = {name.format(bid=2) for name in gguf.TENSOR_NAMES.values()}
     for canonical, value in names.tensors.items():
@@ -70,17 +71,17 @@ def test_gguf_names_are_those_of_llama_cpp(family: str) -> None:
 @pytest.mark.parametrize("family", known_families())
 def test_every_tensor_is_a_tensor_of_models(family: str) -> None:
     """Canonical names are those of the family `canonical`, which has all."""
-    assert load_tensor_names(family).tensors.keys() <= load_tensor_names("canonical").tensors.keys()
+    assert load_family(family).tensors.keys() <= load_family("canonical").tensors.keys()
 
 
 def test_sizes_are_sums_of_products() -> None:
     dimensions = {"heads": 6, "kv_heads": 2, "head_dim": 32}
-    assert evaluate("heads * head_dim + 2 * kv_heads * head_dim", dimensions) == 6 * 32 + 2 * 2 * 32
-    assert evaluate(7, {}) == evaluate("7", {}) == 7
+    assert evaluate_size("heads * head_dim + 2 * kv_heads * head_dim", dimensions) == 6 * 32 + 2 * 2 * 32
+    assert evaluate_size(7, {}) == evaluate_size("7", {}) == 7
 
 
 def test_every_tensor_of_the_bundled_file_has_a_name() -> None:
-    llama, path = load_tensor_names("llama"), find_spec("storyteller")
+    llama, path = load_family("llama"), find_spec("storyteller")
     layers = range(load_spec(path).model.num_layers)
     roles = [name for name in llama.tensors if "bias" not in name]
     wanted = {entry.tensor for name in roles for layer in layers for entry in llama.resolve(name, layer).gguf}
@@ -90,7 +91,7 @@ def test_every_tensor_of_the_bundled_file_has_a_name() -> None:
 
 
 def test_ignored_tensors_depend_on_the_model() -> None:
-    llama = load_tensor_names("llama")
+    llama = load_family("llama")
 
     def ignored(name: str, tensor: str) -> bool:
         return any(re.fullmatch(pattern, tensor) for pattern in llama.ignored_for(load_spec(find_spec(name)).model))
@@ -109,37 +110,35 @@ def test_ignored_tensors_depend_on_the_model() -> None:
 
 
 def test_unknown_family() -> None:
-    with pytest.raises(
-        SpecError, match=r'no weight-name map for family "lama"; families are .*llama.*did you mean "llama"'
-    ):
-        load_tensor_names("lama")
+    with pytest.raises(SpecError, match=r'no family "lama"; families are .*llama.*did you mean "llama"'):
+        load_family("lama")
     for family in ("../families/llama", "", "llama.yaml"):
-        with pytest.raises(SpecError, match="no weight-name map"):
-            load_tensor_names(family)
+        with pytest.raises(SpecError, match="no family"):
+            load_family(family)
 
 
 @pytest.fixture
 def families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(names_module, "_folder", lambda: tmp_path)
-    load_tensor_names.cache_clear()
+    monkeypatch.setattr(family_module, "_folder", lambda: tmp_path)
+    load_family.cache_clear()
     yield tmp_path
-    load_tensor_names.cache_clear()
+    load_family.cache_clear()
 
 
 def test_a_new_family_is_a_new_file(families: Path) -> None:
     (families / "gpt.yaml").write_text("tensors:\n  layers.{i}.mlp.up: {safetensors: 'h.{i}.up', gguf: 'blk.{i}.up'}\n")
     assert known_families() == ("gpt",)
-    found = load_tensor_names("gpt")
-    assert isinstance(found, TensorNames)
+    found = load_family("gpt")
+    assert isinstance(found, Family)
     up = found.resolve("layers.4.mlp.up")
     assert (up.safetensors[0].tensor, up.gguf[0].tensor) == ("h.4.up", "blk.4.up")
     (families / "gpt2.yaml").write_text(
         "extends: gpt\n"
         "tensors: {'layers.{i}.mlp.up': null, embedding: {gguf: e, safetensors: [a, {tensor: b, add: 1.0}]}}\n"
     )
-    assert [entry.add for entry in load_tensor_names("gpt2").resolve("embedding").safetensors] == [0.0, 1.0]
+    assert [entry.add for entry in load_family("gpt2").resolve("embedding").safetensors] == [0.0, 1.0]
     with pytest.raises(SpecError, match="no tensor"):
-        load_tensor_names("gpt2").resolve("layers.4.mlp.up")
+        load_family("gpt2").resolve("layers.4.mlp.up")
 
 
 @pytest.mark.parametrize(
@@ -163,4 +162,4 @@ def test_a_new_family_is_a_new_file(families: Path) -> None:
 def test_wrong_family_files_are_refused(families: Path, text: str, expected: str) -> None:
     (families / "bad.yaml").write_text(text)
     with pytest.raises(SpecError, match=expected):
-        load_tensor_names("bad")
+        load_family("bad")

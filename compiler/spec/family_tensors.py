@@ -1,0 +1,116 @@
+"""Where the weight files of a family have the tensors of a model, and how they lie there.
+
+File names hold `{i}` where the layer number goes, and `{e}` where tensors that follow one another, such as experts,
+have their number. Several ways to hold one tensor are alternatives, tried in order.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from mlxr.compiler.spec.fields import Contradictions
+from mlxr.compiler.spec.record import Record
+
+FileKind = Literal["safetensors", "gguf"]
+
+_TERM = re.compile(r"[a-z_]+|[0-9]{1,9}", re.ASCII)
+DIMENSIONS = ("heads", "kv_heads", "head_dim", "half_head", "group", "hidden", "intermediate", "experts")
+"""What sizes in family files may be made of; `half_head` is head_dim / 2, `group` heads / kv_heads."""
+
+Size = Annotated[int | str, Field(union_mode="left_to_right")]
+
+
+class Selection(Record):
+    """Rows of a file's tensor, in the model's order; see `mlxr.compiler.artifact.weight_plan.Rows`.
+
+    Sizes are numbers, names of DIMENSIONS, and sums of products of these.
+    """
+
+    start: Size = 0
+    """The first row."""
+    shape: tuple[Size, ...]
+    """How the model's rows are counted, outermost first."""
+    strides: tuple[Size, ...]
+    """How far apart rows are in the file along each of these."""
+    rope_layout: Literal["half"] | None = None
+    """Only where the spec rotates halves: `half` takes apart the rotary pairs that lie side by side in the file."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Selection":
+        wrong = Contradictions()
+        if len(self.shape) != len(self.strides) or not self.shape:
+            wrong.add("strides", f"{len(self.shape)} sizes in shape and {len(self.strides)} in strides; one for each")
+        for at, sizes in (("start", (self.start,)), ("shape", self.shape), ("strides", self.strides)):
+            for size in sizes:
+                if unknown := [word for word in _words(size) if not word.isdigit() and word not in DIMENSIONS]:
+                    wrong.add(at, f'"{unknown[0]}" is not a dimension', f"dimensions are {', '.join(DIMENSIONS)}")
+        wrong.refuse()
+        return self
+
+
+class FileTensor(Record):
+    """A tensor of a file, and which numbers of it are meant."""
+
+    tensor: str
+    """Its name."""
+    stack: Size = 1
+    """How many tensors follow one another, for `{e}` in the name."""
+    rows: Selection | None = None
+    """Which rows, of each; null for all as they are."""
+    add: Annotated[float, Field(strict=True)] = 0.0
+    """Added to every number: 1 for norms that files hold as their distance from 1."""
+
+
+def _as_alternatives(value: Any) -> Any:
+    items = value if isinstance(value, list | tuple) else [value] if value is not None else []
+    return tuple({"tensor": item} if isinstance(item, str) else item for item in items)
+
+
+Alternatives = Annotated[
+    tuple[FileTensor, ...],
+    BeforeValidator(_as_alternatives),
+    WithJsonSchema({"type": "string", "description": "a name, or sections of tensor, stack, rows and add"}),
+]
+"""Several ways in which files hold a tensor; in a family file also one name or one section."""
+
+
+class FamilyTensor(Record):
+    """Where files have one tensor of the model."""
+
+    safetensors: Alternatives = ()
+    """In safetensors files."""
+    gguf: Alternatives = ()
+    """In GGUF files."""
+
+    def in_layer(self, layer: int | None) -> "FamilyTensor":
+        """The same with the layer filled in."""
+
+        def filled(entries: tuple[FileTensor, ...]) -> tuple[FileTensor, ...]:
+            return tuple(
+                entry.model_copy(update={"tensor": entry.tensor.replace("{i}", str(layer))}) for entry in entries
+            )
+
+        return FamilyTensor.model_construct(safetensors=filled(self.safetensors), gguf=filled(self.gguf))
+
+
+def evaluate_size(size: int | str, dimensions: Mapping[str, int]) -> int:
+    """The number of a size: a number, or a sum of products of dimensions and numbers."""
+    if isinstance(size, int):
+        return size
+    total = 0
+    for term in size.split("+"):
+        product = 1
+        for factor in term.split("*"):
+            word = factor.strip()
+            product *= int(word) if word.isdigit() else dimensions[word]
+        total += product
+    return total
+
+
+def _words(size: int | str) -> list[str]:
+    if isinstance(size, int):
+        return []
+    words = [word.strip() for word in re.split(r"[+*]", size)]
+    return [word if _TERM.fullmatch(word) else f"{word} " for word in words]

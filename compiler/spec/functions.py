@@ -1,0 +1,161 @@
+"""The functions of the expression language: `{call: F, of: [X, ...]}`.
+
+To add one, write it here with its entry in FUNCTIONS; families may call it then. A function gets its arguments
+unevaluated, as `Arguments`: a key counts as read only if the function asked for its value.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from mlxr.compiler.errors import SpecError
+from mlxr.compiler.spec.fields import MAX_LAYERS
+
+NULL: Final = object()
+"""The value of `{is: null}`: null itself, where None means that nothing is said."""
+
+
+def is_false(value: Any) -> bool:
+    """Whether a condition with this value does not hold."""
+    return value in (None, NULL, False, 0)
+
+
+class Arguments(Protocol):
+    """The arguments of a call, by their indices, and what functions need of the model."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+
+    def __len__(self) -> int:
+        """How many arguments there are."""
+
+    def value(self, index: int, /) -> Any:
+        """An argument's value; None where the file does not say it."""
+
+    def key(self, index: int, /) -> Any:
+        """The value of the key that an argument names, whatever its type."""
+
+    def number(self, index: int, /) -> float | None:
+        """A finite number; None where the file does not say it."""
+
+    def count(self, index: int, /) -> int:
+        """A whole number from 0 to MAX_LAYERS."""
+
+    def rope(self, layers: str | None, theta: float, fraction: float | None, /) -> dict[str, Any] | None:
+        """How the file says that positions are rotated, as a spec's `rope` section."""
+
+    def missing(self, index: int, /) -> SpecError:
+        """The error for an argument whose key a model cannot do without."""
+
+    def refuse(self, index: int, value: object, expected: str, /) -> SpecError:
+        """The error for a value that cannot be used."""
+
+    def impossible(self, numbers: list[float], /) -> SpecError:
+        """The error for numbers of which nothing can be computed."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, and the fewest and the most arguments that it takes."""
+
+    fewest: int
+    most: int
+    apply: Callable[[Arguments], Any]
+
+
+def _arithmetic(work: Callable[..., float]) -> Callable[[Arguments], float | None]:
+    """A function of numbers, null where one of them is."""
+
+    def apply(of: Arguments) -> float | None:
+        numbers: list[float] = []
+        for index in range(len(of)):
+            if (number := of.number(index)) is None:
+                return None
+            numbers.append(number)
+        try:
+            return work(*numbers)
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise of.impossible(numbers) from None
+
+    return apply
+
+
+def _divide(a: float, b: float) -> float:
+    return a // b if isinstance(a, int) and isinstance(b, int) else a / b
+
+
+def _unless(of: Arguments) -> Any:
+    """The first value, or nothing where it is one of the others."""
+    value, *neutral = (of.value(index) for index in range(len(of)))
+    return None if any(_alike(value, other) for other in neutral) else value
+
+
+def _alike(value: Any, other: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(other, int | float):
+        return type(value) is type(other) and bool(value == other)
+    return math.isclose(value, other, rel_tol=1e-6)
+
+
+def _every(of: Arguments) -> list[str] | None:
+    """Types of layers that repeat, the last of them another: (how many repeat, the usual, the last)."""
+    if of.value(0) is None:
+        return None
+    count, usual, last = of.count(0), of.value(1), of.value(2)
+    return [*[usual] * (count - 1), last] if count else [usual]
+
+
+def _after(of: Arguments) -> list[str]:
+    """The first layers are of one type, the rest of another: (how many first, their type, the type of the rest)."""
+    count = min(of.count(0), of.num_layers)
+    return [of.value(1)] * count + [of.value(2)] * (of.num_layers - count)
+
+
+def _letters(of: Arguments) -> list[str] | None:
+    """Types of layers by letters: (the text, a letter, its type, ...)."""
+    text, *rest = (of.value(index) for index in range(len(of)))
+    types = dict(zip(rest[::2], rest[1::2], strict=True))
+    if text is None:
+        return None
+    if not isinstance(text, str) or not text or len(text) > MAX_LAYERS or not set(text) <= types.keys():
+        raise of.refuse(0, text, f"a word of the letters {', '.join(types)}")
+    return [types[letter] for letter in text]
+
+
+def _sparse(of: Arguments) -> list[str]:
+    """Layers with experts: (every how many, a key with a list of those without, the type with, the type without)."""
+    step, dense = of.count(0), of.key(1) or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise of.refuse(1, dense, "a list of layers")
+    with_experts, without = of.value(2), of.value(3)
+    return [
+        with_experts if layer not in dense and step and (layer + 1) % step == 0 else without
+        for layer in range(of.num_layers)
+    ]
+
+
+def _rope(of: Arguments) -> dict[str, Any] | None:
+    """A `rope` section: (which layers, the base, the share of a head that is rotated)."""
+    layers, theta = of.value(0), of.number(1)
+    fraction = of.number(2) if len(of) > 2 else None
+    if theta is None:
+        raise of.missing(1)
+    return of.rope(layers, float(theta), None if fraction is None else float(fraction))
+
+
+FUNCTIONS = {
+    "divide": Function(2, 2, _arithmetic(_divide)),
+    "multiply": Function(2, 8, _arithmetic(lambda *numbers: math.prod(numbers))),
+    "sqrt": Function(1, 1, _arithmetic(math.sqrt)),
+    "inverse": Function(1, 1, _arithmetic(lambda value: 1 / value)),
+    "inverse_sqrt": Function(1, 1, _arithmetic(lambda value: 1 / math.sqrt(value))),
+    "unless": Function(2, 8, _unless),
+    "equal": Function(2, 2, lambda of: bool(of.value(0) == of.value(1))),
+    "not": Function(1, 1, lambda of: is_false(of.value(0))),
+    "every": Function(3, 3, _every),
+    "after": Function(3, 3, _after),
+    "letters": Function(3, 9, _letters),
+    "sparse": Function(4, 4, _sparse),
+    "rope": Function(2, 3, _rope),
+}

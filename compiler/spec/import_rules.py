@@ -1,0 +1,55 @@
+"""The rules by which an importer reads a model's own files: what the keys of config.json or of GGUF metadata mean.
+
+Each family has such rules for both kinds of file, over those in models/importers/KIND.yaml that hold for all families.
+"""
+
+import re
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from mlxr.compiler.spec.expression import Expression
+from mlxr.compiler.spec.fields import Contradictions
+from mlxr.compiler.spec.record import Record
+
+
+class ImportRules(Record):
+    """What one kind of file says of a model."""
+
+    names: tuple[str, ...] = ()
+    """What it calls the architecture."""
+    only_with: str | None = None
+    """A key without which the file is of another family that goes by the same name."""
+    set: dict[str, Expression] = Field(default_factory=dict)
+    """Properties of the spec's model section, by dotted paths, to where they are found."""
+    must_equal: dict[str, Expression] = Field(default_factory=dict)
+    """Keys that say again what something else says, and must not contradict it; both are left alone if absent."""
+    harmless: tuple[str, ...] = ()
+    """Regular expressions for whole keys that change nothing."""
+    neutral: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Keys, and the values with which they change nothing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ImportRules":
+        wrong = Contradictions()
+        for pattern in self.harmless:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                wrong.add("harmless", f'"{pattern}" is not a regular expression: {error}')
+        wrong.refuse()
+        return self
+
+    def over(self, base: "ImportRules") -> "ImportRules":
+        """These rules with all that they leave out as `base` has it; names are their own."""
+        return ImportRules(
+            names=self.names,
+            only_with=self.only_with,
+            set=base.set | self.set,
+            must_equal=base.must_equal | self.must_equal,
+            harmless=(*base.harmless, *self.harmless),
+            neutral=base.neutral | self.neutral,
+        )
+
+
+NO_RULES = ImportRules()
