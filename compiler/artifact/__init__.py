@@ -25,6 +25,7 @@ from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
+from mlxr.compiler.formats import file_keys
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
@@ -71,6 +72,7 @@ __all__ = [
     "WeightPlan",
     "debug_level",
     "decode_dims",
+    "file_keys",
     "is_artifact",
     "load_artifact",
     "part_places",

@@ -7,6 +7,7 @@ default holds.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxr.compiler.formats.file_keys import ARCHITECTURE
 from mlxr.compiler.importers.evaluate import Evaluation
 from mlxr.compiler.importers.facts import Facts, find_architecture
 from mlxr.compiler.importers.gguf_rope import FACTOR_TENSORS, GgufRope
@@ -38,7 +39,7 @@ def spec_from_gguf(
     Raises:
         SpecError: the architecture, a key, a value or a tensor's type is not supported; the message names it.
     """
-    architecture = find_architecture(source, "general.architecture", metadata, "gguf")
+    architecture = find_architecture(source, ARCHITECTURE, metadata, "gguf")
     facts = Facts(source, metadata, architecture.rules, f"{architecture.name}.", options.accepted_keys)
     held = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))
     if facts.integer("vocab_size", held.vocab_size) != held.vocab_size:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.formats.file_keys import QUANTISATION
 from mlxr.compiler.formats.stored_planes import PLANE_ENDINGS, plane_format, plane_names
 from mlxr.compiler.formats.weight_format import AFFINE_BITS, AFFINE_GROUPS, WeightFormat
 from mlxr.compiler.importers.facts import Facts
@@ -39,7 +40,7 @@ def check_quantisation(facts: Facts) -> None:
     Raises:
         SpecError: naming the way.
     """
-    for key in ("quantization", "quantization_config"):
+    for key in QUANTISATION:
         settings = facts.get(key)
         if settings is None:
             continue
@@ -72,7 +73,7 @@ def quantised_tensors(facts: Facts, tensors: Mapping[str, TensorFact]) -> dict[s
         SpecError: shapes and settings contradict each other, or mean a format that is not supported.
     """
     matrices = dict(tensors)
-    settings = facts.get("quantization") or facts.get("quantization_config") or {}
+    settings: dict[str, Any] = next(filter(None, map(facts.get, QUANTISATION)), {})
     layers = _layers(settings)
     for first, second, _ in PLANE_ENDINGS:
         for stem in [name.removesuffix(second) for name in tensors if name.endswith(second)]:

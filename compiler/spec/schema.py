@@ -8,6 +8,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +44,7 @@ class _Described(_Untitled):
         return section
 
 
+@cache
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The docstrings below the fields of a class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import ChatTemplateError, TokenizerError
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.hub_files import read_chat_template, read_template_file
@@ -10,7 +11,6 @@ from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights import gguf_metadata
 from mlxr.runtime.weights.gguf_parts import only_model
 
-_KEY = "tokenizer.chat_template"
 _MOST_CHARACTERS = 1 << 20
 
 
@@ -53,11 +53,12 @@ def _of_gguf(place: Path) -> tuple[str, str] | None:
         place = file
     if place.suffix.lower() != ".gguf":
         return None
-    text = gguf_metadata(place).get(_KEY)
+    text = gguf_metadata(place).get(file_keys.CHAT_TEMPLATE)
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise TokenizerError(
-            f"{place}: `{_KEY}` is {text!r:.60}, expected text of at most {_MOST_CHARACTERS} characters"
+            f"{place}: `{file_keys.CHAT_TEMPLATE}` is {text!r:.60}, expected text of at most {_MOST_CHARACTERS} "
+            "characters"
         )
     return text, str(place)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.end_tokens import end_tokens
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-PREFIX = "tokenizer.ggml."
+PREFIX = file_keys.TOKENIZER
 _END_KEYS = ("eot_token_id", "eom_token_id")  # further tokens that end a turn, in chat models
 
 

@@ -7,13 +7,14 @@ config.json               eos_token_id, likewise
 chat_template.jinja, chat_template.json
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.json_file import read_json_object, read_small_file
 
 _MAX_JSON_BYTES = 16 << 20
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -56,7 +57,7 @@ def read_named_tokens(folder: Path) -> NamedTokens:
         eos=_token(names, "eos_token", path),
         end_ids=tuple(
             token_id
-            for name in ("generation_config.json", "config.json")
+            for name in ("generation_config.json", file_keys.CONFIG_FILE)
             for token_id in _ids(_read_json(folder / name), "eos_token_id", folder / name)
         ),
         add_bos=_flag(config, "add_bos_token", path),
@@ -95,35 +96,17 @@ def read_template_file(path: Path) -> str:
     Raises:
         TokenizerError: it cannot be read.
     """
-    return _read(path, _MAX_TEMPLATE_BYTES, "a chat template").decode("utf-8")
+    try:
+        return read_small_file(path, _MAX_TEMPLATE_BYTES, TokenizerError, "a chat template").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """A file's JSON object; an empty one where there is no file."""
     if not path.is_file():
         return {}
-    text = _read(path, _MAX_JSON_BYTES, "this file")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path}: holds no JSON object")
-    return content
-
-
-def _read(path: Path, most_bytes: int, what: str) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(most_bytes + 1)
-        data.decode("utf-8")
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
-    if len(data) > most_bytes:
-        raise TokenizerError(f"{path}: more than {most_bytes} bytes are too many for {what}")
-    return data
+    return read_json_object(path, _MAX_JSON_BYTES, TokenizerError)
 
 
 def _token(names: Mapping[str, Any], key: str, path: Path) -> str | None:

@@ -4,17 +4,15 @@ Tensor shapes do not show a wrong RoPE base or a wrong norm epsilon: the model w
 and the config.json beside safetensors files say these numbers; what they say must be what the spec says.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxr.compiler.artifact import ModelSpec
+from mlxr.compiler.artifact import ModelSpec, file_keys
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.json_file import read_json
 from mlxr.runtime.weights.weight_file import WeightFile
-
-_MAX_CONFIG_BYTES = 1 << 20
 
 
 class _Fact(NamedTuple):
@@ -70,12 +68,12 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
         WeightsError: they say another number; all that differ are named.
     """
     if file.format == "gguf":
-        prefix = file.metadata.get("general.architecture")
+        prefix = file.metadata.get(file_keys.ARCHITECTURE)
         flat = {key: file.metadata.get(f"{prefix}.{key}") for fact in _FACTS for key in fact.gguf}
         said = {fact.name: next((flat[key] for key in fact.gguf if flat[key] is not None), None) for fact in _FACTS}
         source = file.path
     else:
-        source = file.path.with_name("config.json")
+        source = file.path.with_name(file_keys.CONFIG_FILE)
         config = _read_config(source)
         said = {fact.name: _first(config, fact.config) for fact in _FACTS}
     wrong = []
@@ -83,8 +81,8 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
         number, expected = said[fact.name], tuple(fact.values(spec))
         if not isinstance(number, int | float) or isinstance(number, bool) or not expected:
             continue
-        if not any(math.isclose(number, one, rel_tol=1e-5) for one in expected):
-            numbers = " or ".join(f"{one:.6g}" for one in expected)
+        if not any(math.isclose(number, value, rel_tol=1e-5) for value in expected):
+            numbers = " or ".join(f"{value:.6g}" for value in expected)
             wrong.append(f"{fact.name} is {number:.6g}, the spec says {numbers}")
     if wrong:
         raise WeightsError(
@@ -94,16 +92,8 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        if not path.is_file():
-            return {}
-        with path.open("rb") as stream:
-            text = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(text) > _MAX_CONFIG_BYTES:
-            raise WeightsError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is not a model's config.json")
-        config = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: cannot be read as JSON: {error}") from error
+    """What config.json says; nothing, where there is none or it is no object."""
+    config = read_json(path, file_keys.CONFIG_BYTES, WeightsError) if path.is_file() else {}
     return config if isinstance(config, dict) else {}
 
 

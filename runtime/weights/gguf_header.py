@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gguf import GGUFValueType
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import gguf_type
 from mlxr.runtime.weights.gguf_cursor import GgufCursor, GgufFault
@@ -152,9 +153,9 @@ def _read_tensor(cursor: GgufCursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _alignment(metadata: Mapping[str, MetadataValue]) -> int:
-    alignment = metadata.get("general.alignment", 32)
+    alignment = metadata.get(file_keys.ALIGNMENT, 32)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
-        raise GgufFault(f"general.alignment is {quoted(str(alignment))}, expected a power of two")
+        raise GgufFault(f"{file_keys.ALIGNMENT} is {quoted(str(alignment))}, expected a power of two")
     return alignment
 
 

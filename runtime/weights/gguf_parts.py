@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.weight_file import TensorInfo, quoted
 
@@ -31,7 +32,7 @@ class Header(Protocol):
 
 def num_parts(metadata: Mapping[str, Any]) -> int:
     """The files of the model that a file belongs to."""
-    count = metadata.get("split.count", 1)
+    count = metadata.get(file_keys.SPLIT_COUNT, 1)
     return count if type(count) is int and count > 1 else 1
 
 
@@ -53,20 +54,21 @@ def read_parts(path: Path, own: Header, read: Callable[[Path], Header]) -> tuple
         if not part.is_file():
             raise WeightsError(f"{path}: {part.name} is missing, one of its model's {count} files; download it")
         header = own if part == path else read(part)
-        told = (header.metadata.get("split.no"), num_parts(header.metadata))
+        told = (header.metadata.get(file_keys.SPLIT_NUMBER), num_parts(header.metadata))
         if told != (number, count):
             raise WeightsError(
-                f"{part}: split.no and split.count are {told[0]} and {told[1]}, but by its name {number} and {count}; "
+                f"{part}: {file_keys.SPLIT_NUMBER} and {file_keys.SPLIT_COUNT} are {told[0]} and {told[1]}, but by its "
+                f"name {number} and {count}; "
                 "give it the name that it was downloaded by"
             )
         if twice := tensors.keys() & header.tensors.keys():
             raise WeightsError(f"{part}: the tensor {quoted(min(twice))} is in another file of the model, too")
         tensors |= header.tensors
         metadata = metadata or dict(header.metadata)
-    total = metadata.get("split.tensors.count", len(tensors))
+    total = metadata.get(file_keys.SPLIT_TENSORS, len(tensors))
     if total != len(tensors):
         raise WeightsError(
-            f"{path}: its model's {count} files hold {len(tensors)} tensors; split.tensors.count is {total}"
+            f"{path}: its model's {count} files hold {len(tensors)} tensors; {file_keys.SPLIT_TENSORS} is {total}"
         )
     return metadata, tensors
 

@@ -3,10 +3,10 @@
 Invariant: a shard lies beside its index; a name that leads elsewhere is refused.
 """
 
-import json
 from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.json_file import read_json
 from mlxr.runtime.weights.safetensors_header import MAX_HEADER_BYTES, read_safetensors_header
 from mlxr.runtime.weights.weight_file import TensorInfo, quoted
 
@@ -43,14 +43,7 @@ def read_safetensors_index(path: Path) -> dict[str, TensorInfo]:
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
-    try:
-        if path.stat().st_size > MAX_HEADER_BYTES:
-            raise WeightsError(f"{path}: too large for an index: more than {MAX_HEADER_BYTES} bytes")
-        index = json.loads(path.read_bytes())
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: not a JSON file: {quoted(str(error))}") from error
+    index = read_json(path, MAX_HEADER_BYTES, WeightsError)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise WeightsError(f"{path}: no `weight_map` from tensor names to shard files; is it a safetensors index?")

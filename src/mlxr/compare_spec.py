@@ -13,6 +13,7 @@ from typing import Any
 
 from mlxr.compiler.build.rope import rope_frequencies, rope_scale
 from mlxr.compiler.errors import ContextError, SpecError, WeightsError
+from mlxr.compiler.formats.file_keys import ARCHITECTURE
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.explain import show
 from mlxr.compiler.spec.model import LayerType, Model, ModelSpec
@@ -83,7 +84,7 @@ def _unsaid(file: WeightFile, said: Model) -> tuple[str, ...]:
     # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
     layers = range(said.num_layers)
     windowless = all(said.layer(index).attention.sliding_window is None for index in layers)
-    window = file.metadata.get("general.architecture") == "llama" and windowless
+    window = file.metadata.get(ARCHITECTURE) == "llama" and windowless
     # Some hold the output projection although it is the embedding table.
     held = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
     tied = held and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)

@@ -1,24 +1,22 @@
 """A model's own files as MODEL: a GGUF file, or a folder as Hugging Face lays it out."""
 
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mlxr.compiler.errors import SpecError
+from mlxr.compiler.formats.file_keys import CONFIG_BYTES, CONFIG_FILE
 from mlxr.compiler.importers.config import spec_from_config
 from mlxr.compiler.importers.gguf import FACTOR_TENSORS, spec_from_gguf
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.other_files import is_gguf
+from mlxr.runtime.json_file import read_json_object
 from mlxr.runtime.weights.gguf_parts import model_name, only_model
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.same_numbers import same_numbers
 from mlxr.runtime.weights.weight_file import WeightFile
 
-CONFIG = "config.json"
-_MAX_CONFIG_BYTES = 1 << 20
 _MAX_FACTORS = 4096
 
 
@@ -26,7 +24,7 @@ def is_model_file(path: Path) -> bool:
     """Whether a path is a GGUF file, whatever its name, or a folder with a config.json or with one GGUF model."""
     try:
         if path.is_dir():
-            return (path / CONFIG).is_file() or only_model(path.glob("*.gguf")) is not None
+            return (path / CONFIG_FILE).is_file() or only_model(path.glob("*.gguf")) is not None
         return is_gguf(path)
     except (OSError, ValueError):  # a name too long, a folder that may not be searched: find_spec says so
         return False
@@ -40,13 +38,13 @@ def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
         SpecError: the model is not supported; the message names what is not.
     """
     weights = path
-    if path.is_dir() and not (path / CONFIG).is_file():
+    if path.is_dir() and not (path / CONFIG_FILE).is_file():
         weights = only_model(path.glob("*.gguf")) or path
     file = open_weights(weights)
     name = path.absolute().name if path.is_dir() and weights == path else model_name(weights)
     spec = import_weights(file, name, options)
     if spec is None:
-        raise SpecError(f"{path}: has no {CONFIG}, so nothing says what model this is")
+        raise SpecError(f"{path}: has no {CONFIG_FILE}, so nothing says what model this is")
     return spec, weights
 
 
@@ -59,10 +57,17 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
     tensors = {key: TensorFact(info.shape, info.type) for key, info in file.tensors.items()}
     if file.format == "gguf":
         return spec_from_gguf(file.metadata, tensors, name, str(file.path), options, _factors(file))
-    config = file.path.with_name(CONFIG)
+    config = file.path.with_name(CONFIG_FILE)
     if not config.is_file():
         return None
-    return spec_from_config(_read_config(config), tensors, name, str(config), options, partial(same_numbers, file))
+    return spec_from_config(
+        read_json_object(config, CONFIG_BYTES, SpecError),
+        tensors,
+        name,
+        str(config),
+        options,
+        partial(same_numbers, file),
+    )
 
 
 def _factors(file: WeightFile) -> dict[str, list[float]]:
@@ -76,17 +81,3 @@ def _factors(file: WeightFile) -> dict[str, list[float]]:
             raise SpecError(f"{file.path}: {name} is {list(info.shape)} {info.type}; expected floats, one a pair")
         found[name] = [float(number) for number in file.read(name).ravel()]
     return found
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            text = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(text) > _MAX_CONFIG_BYTES:
-            raise SpecError(f"{path}: larger than {_MAX_CONFIG_BYTES} bytes; this is not a model's {CONFIG}")
-        config = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"{path}: holds no JSON object, so it is not a model's {CONFIG}")
-    return config

@@ -61,7 +61,7 @@ def test_gguf_metadata(tmp_path):
         ("chat_template.json", '{"chat_template": 5}', "its chat_template is 5, expected text"),
         ("tokenizer_config.json", "x", "cannot be read as JSON"),
         ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
-        ("chat_template.jinja", b"a" * (1 << 20) + b"b", "too many for a chat template"),
+        ("chat_template.jinja", b"a" * (1 << 20) + b"b", "larger than 1048576 bytes; this is not a chat template"),
     ],
 )
 def test_faulty_files(tmp_path, name, content, message):

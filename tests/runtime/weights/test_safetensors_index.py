@@ -84,8 +84,8 @@ def test_index_and_shards_disagree(index, weight_map, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a JSON file"),
-        ("[" * 100_000, "not a JSON file"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "no `weight_map`"),
         ("{}", "no `weight_map`"),
         ('{"weight_map": ["a"]}', "no `weight_map`"),

@@ -1,0 +1,54 @@
+"""Reads the small files that lie beside a model's weights: bounded, and with errors that name the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.errors import MlxrError
+
+
+def read_small_file(path: Path, most_bytes: int, error: type[MlxrError], what: str = "") -> bytes:
+    """A file's content.
+
+    Args:
+        path: the file.
+        most_bytes: how large it may be.
+        error: what to raise.
+        what: what it should be, for the message; by default a model's file of its name.
+
+    Raises:
+        MlxrError: the file is missing, not readable or too large; of the class `error`.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(most_bytes + 1)
+    except OSError as fault:
+        raise error(f"{path}: cannot be read: {fault.strerror or fault}") from fault
+    if len(content) > most_bytes:
+        expected = what or f"a model's {path.name}"
+        raise error(f"{path}: larger than {most_bytes} bytes; this is not {expected}")
+    return content
+
+
+def read_json(path: Path, most_bytes: int, error: type[MlxrError]) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        MlxrError: as `read_small_file`, or it is not JSON.
+    """
+    try:
+        return json.loads(read_small_file(path, most_bytes, error))
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{path}: cannot be read as JSON: {fault}") from fault
+
+
+def read_json_object(path: Path, most_bytes: int, error: type[MlxrError]) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        MlxrError: as `read_json`, or it holds something else.
+    """
+    content = read_json(path, most_bytes, error)
+    if not isinstance(content, dict):
+        raise error(f"{path}: holds no JSON object, so it is not a model's {path.name}")
+    return content
