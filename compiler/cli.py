@@ -1,4 +1,4 @@
-"""The `mlxr-compile` command: a spec in, an artifact out, and what it will need."""
+"""The `mlxr-compile` command: compiles a spec to an artifact, and says what it will need."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ def _targets(text: str) -> tuple[Target, ...]:
 
 
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
-    """What a program wants to know of a compilation."""
+    """The summary for programs."""
     plan = compilation.artifact.plan
     return {
         "name": compilation.artifact.spec.name,
@@ -130,7 +130,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     whole = arena.num_blocks // arena.max_blocks_per_sequence
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
-    held = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
+    formats = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
     caches = {str(types.cache): types for types in plan.types}
     cache = ", ".join(f"{name} ({types.target})" if len(caches) > 1 else name for name, types in caches.items())
     lines = [
@@ -145,7 +145,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
             f"  cpu      {len(plan.cpu.kernels)} functions of C in {plan.cpu.file}, compute {plan.cpu.compute}"
         )
     lines += [
-        f"  weights  {size(memory.weights_bytes)}, {held}",
+        f"  weights  {size(memory.weights_bytes)}, {formats}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
         f"context {arena.context} x {sequences}{few}, {cache}",
         f"  scratch  {_scratch(plan)}",
@@ -156,13 +156,13 @@ def describe(compilation: Compilation, output: Path | None) -> str:
 
 
 def _totals(plan: Plan) -> str:
-    """What each target needs; a budget counts the larger."""
+    """The memory that each target needs; a budget counts the largest."""
     texts = [f"{size(plan.memory.total_bytes)} (metal)"] if "metal" in plan.targets else []
     return ", ".join([*texts, f"{size(plan.cpu.memory.total_bytes)} (cpu)"] if plan.cpu else texts)
 
 
 def _scratch(plan: Plan) -> str:
-    """Activations of each target, whose hosts differ in how they hold them."""
+    """The activations of each target, whose hosts differ in how they hold them."""
     texts = [f"{size(plan.memory.activation_bytes)} of activations (metal)"] if "metal" in plan.targets else []
     if plan.cpu:
         first = plan.cpu.memory.activation_bytes

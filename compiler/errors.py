@@ -1,23 +1,23 @@
 """Every error MLXR raises on purpose.
 
-    MlxrError                 a user can act on it: says what, got, expected, where, and the fix
+    MlxrError                 a user can act on it: it says what is wrong, what was expected, where, and the fix
       SpecError               a spec that does not parse or contradicts itself (path:line:column)
         ContextError          a model whose own context is shorter than what is asked for
       GraphError              an op graph that breaks a rule (node, stage, passes already run)
       PlanError               a plan that cannot be made or breaks a rule
         BudgetError           weights + arena + activations exceed the memory budget
       ArtifactError           an artifact that is missing, tampered with, or of another version
-      WeightsError            a weight file that is corrupt or does not match the artifact
+      WeightsError            a weight file that is missing, corrupt, or does not match the artifact
       TokenizerError          a tokenizer that is missing or corrupt
       ChatTemplateError       a chat template that is missing, is faulty, or took too long or too much memory
       HostError               a host that cannot run here, or a kernel that cannot be built
-        KernelFault           a kernel did something illegal (sim: out of bounds, divergence, race, ...)
+        KernelFault           a kernel that did something illegal (sim: out of bounds, divergence, race, ...)
       ArenaError              a wrong use of the KV arena
         ArenaFullError        no free block is left
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
         PromptTooLongError    a prompt that leaves no token of the context for the answer
 
-The command line prints the message and exits with 1; nothing else about an MlxrError is shown unless MLXR_DEBUG is set.
+The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.
 """
 
 
@@ -50,7 +50,7 @@ class ArtifactError(MlxrError):
 
 
 class WeightsError(MlxrError):
-    """A weight file that is corrupt or does not match the artifact."""
+    """A weight file that is missing, corrupt, or does not match the artifact."""
 
 
 class TokenizerError(MlxrError):
@@ -66,7 +66,7 @@ class HostError(MlxrError):
 
 
 class KernelFault(HostError):  # noqa: N818 (what Metal and CUDA call it)
-    """A kernel did something illegal while it ran."""
+    """A kernel that did something illegal while it ran."""
 
 
 class ArenaError(MlxrError):

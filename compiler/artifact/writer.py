@@ -21,8 +21,10 @@ def write_files(files: Mapping[str, str], folder: Path, *, whatever_is_there: bo
     Raises:
         ArtifactError: the folder holds something else, or cannot be written.
     """
-    folder = folder.resolve()
+    named, folder = folder, folder.resolve()
     try:
+        if named.exists() and not named.is_dir() and not whatever_is_there:
+            raise ArtifactError(f"{named} is not a folder, and an artifact is one; name a new or an empty folder")
         with unchanging(folder.parent):
             _check_replaceable(folder, whatever_is_there)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,8 @@ def write_files(files: Mapping[str, str], folder: Path, *, whatever_is_there: bo
                 _check_replaceable(folder, whatever_is_there)
                 _move_into_place(staging, folder, old)
     except OSError as error:
-        raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+        link = f", to which {named} links" if named.is_symlink() else ""
+        raise ArtifactError(f"cannot write {folder}{link}: {error.strerror or error}") from error
 
 
 def _check_replaceable(folder: Path, whatever_is_there: bool) -> None:

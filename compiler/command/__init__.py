@@ -1,1 +1,1 @@
-"""What the compiler's command is made of."""
+"""Parts of the commands: the guard around them, their argument parser, and options that several have."""

@@ -1,6 +1,6 @@
-"""What stands around every command: errors and signals become messages and exit codes.
+"""Runs a command and turns errors and signals into messages and exit codes.
 
-Imports nothing heavy, so that it is in place before anything slow can be interrupted.
+It imports nothing heavy, so that it is in place before anything slow can be interrupted.
 """
 
 import os
@@ -13,10 +13,11 @@ from mlxr.compiler.errors import MlxrError
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command; an MlxrError is printed and gives 1, Ctrl-C 130, a reader that went away 141.
+    """Runs a command and returns its exit code.
 
-    An operating-system error that reaches this place concerns the standard streams, a full disk behind them say: 1.
-    With MLXR_DEBUG set, errors keep their traceback.
+    An MlxrError is printed and gives 1; Ctrl-C gives 130; a reader of our output that has gone gives 141. An
+    operating-system error that comes this far is about the standard streams (a full disk, say) and gives 1. With
+    MLXR_DEBUG set, errors keep their traceback.
     """
     _open_closed_streams()
     debug = False
@@ -45,14 +46,14 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Python leaves a stream that the caller closed as None; here it is empty or goes nowhere instead."""
+    """Opens the standard streams that the caller closed on /dev/null; Python sets them to None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
 
 
 def _discard_output() -> None:
-    """What is still buffered goes nowhere: Python would complain once more when it flushes at exit."""
+    """Discards what is still buffered: Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

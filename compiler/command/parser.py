@@ -1,23 +1,23 @@
-"""The argument parser of `mlxr` and `mlxr-compile`: argparse, whose mistakes come with the nearest right word.
+"""The argument parser of `mlxr` and `mlxr-compile`: argparse with plainer messages that suggest the nearest right word.
 
-Imports nothing heavy: help must come at once.
+It imports nothing heavy, so that help comes at once.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that tells of unknown options, commands and choices in plain words.
+    """An ArgumentParser that says in plain words what is wrong with options, commands and choices.
 
-    Unlike argparse's own, a command's parser tells of its unknown options itself: with its own usage, not that of all
-    commands.
+    Unlike argparse's own, a command's parser reports its unknown options itself: with its own usage, not with the usage
+    of all commands.
     """
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def _parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
         """Parses, and ends the process with 2 where something is left over."""
-        parsed, left = super().parse_known_args(args, namespace)
+        parsed, left = super()._parse_known_args(*args, **options)
         if left:
             self._refuse(left)
         return parsed, []
@@ -27,6 +27,23 @@ class CommandParser(argparse.ArgumentParser):
         if not options:
             self.error(f"unexpected argument {left[0]!r}; a text with spaces needs quotes")
         self.error(f"there is no option {options[0]}{_meant(options[0], self._option_string_actions)}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if action.type not in (int, float):
+                raise
+            what = "a whole number" if action.type is int else "a number"
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {what}") from error
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            if action.nargs is not None:
+                raise
+            raise argparse.ArgumentError(action, "its value is missing") from error
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -40,7 +57,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _meant(word: str, choices: Iterable[str]) -> str:
-    """A question that names the choice most like a word, if one is like it at all."""
+    """A question that names the choice most like a word; empty if none is like it."""
     import difflib  # noqa: PLC0415 (only for mistakes)
 
     like = difflib.get_close_matches(word, list(choices), n=1)

@@ -1,23 +1,27 @@
-"""The options that name the types of activations and cache; of every command that takes a model."""
+"""The options that name the types of activations and cache, for every command that takes a model."""
 
 import argparse
 
 from mlxr.compiler.spec.change import Changes
 
 
-def add_type_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--activations` and `--kv`."""
+def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = True) -> None:
+    """Adds `--activations` and `--kv`.
+
+    Args:
+        parser: where to add them.
+        takes_specs: whether the command's model may be a spec, which has types of its own.
+    """
+    default = "what the spec says; for .gguf files and folders " if takes_specs else ""
     parser.add_argument(
         "--activations",
         choices=("f32", "f16", "bf16"),
-        help="element type of activations on GPUs (default: what the spec says; for .gguf files and folders 16 bits, "
-        "or f32 where all weights are f32)",
+        help=f"element type of activations on GPUs (default: {default}16 bits, or f32 where all weights are f32)",
     )
     parser.add_argument(
         "--kv",
         choices=("f32", "f16", "bf16", "q8"),
-        help="element type of the cache (default: what the spec says; for .gguf files and folders that of the "
-        "activations, and f16 on CPUs)",
+        help=f"element type of the cache (default: {default}that of the activations, and f16 on CPUs)",
     )
 
 

@@ -1,1 +1,1 @@
-"""Words for people: numbers of things, and sizes."""
+"""Text for people: counts with their nouns, and sizes."""

@@ -1,8 +1,8 @@
-"""Sizes in bytes, for people."""
+"""Sizes in bytes, as text for people."""
 
 
 def size(size_bytes: int) -> str:
-    """Bytes for people: 1.5 GiB."""
+    """A number of bytes as text: 1.5 GiB."""
     value, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

@@ -1,4 +1,4 @@
-"""Numbers of things, for people: 1 token, 2 tokens."""
+"""Counts with their nouns: 1 token, 2 tokens."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -6,7 +6,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
     Args:
         number: how many.
-        noun: of one.
-        plural: of several, where it is not the noun and an s.
+        noun: the noun in the singular.
+        plural: its plural, where that is not the noun and an s.
     """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -79,7 +79,7 @@ __all__ = [
     "load",
 ]
 
-# Names are imported when first used, so that `mlxr-compile` never waits for MLX.
+# Names are imported when they are first used, so that `mlxr-compile` never waits for MLX.
 _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "Changes": "mlxr.compiler.spec.change",
@@ -113,17 +113,17 @@ def compile(
 
     Args:
         spec: a ModelSpec, a spec file, a bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
-        changes: of its spec: context, sequences, types.
-        chip: the GPU to choose launch geometry for, `h200` say; None: none in particular.
+        changes: changes to its spec: context, sequences, types.
+        chip: the GPU to choose launch geometry for (`h200`, say); None: none in particular.
 
     Returns:
         The artifact, in memory; `artifact.write(folder)` puts it on disk.
 
     Raises:
         TypeError: an argument of a wrong type.
-        SpecError: the spec does not parse or contradicts itself, or the model is of no family that is known.
+        SpecError: the spec does not parse or contradicts itself, or the model's family is not known.
         WeightsError: the model's own files are corrupt.
-        BudgetError: it needs more memory than it allows itself.
+        BudgetError: it needs more memory than its budget allows.
         PlanError: there is no such chip.
     """
     import os  # noqa: PLC0415
@@ -138,6 +138,6 @@ def compile(
     expect("spec", spec, (ModelSpec, *PATH), "a ModelSpec, or a name or path")
     expect("changes", changes, (Changes, type(None)), "mlxr.Changes")
     expect("chip", chip, (str, type(None)), "a chip's name")
-    wanted = changes or NO_CHANGES
-    found = changed(spec, wanted) if isinstance(spec, ModelSpec) else resolve_spec(os.fspath(spec), wanted)[0]
-    return compile_spec(found, chip=find_chip(chip) if chip else None).artifact
+    changes = changes or NO_CHANGES
+    resolved = changed(spec, changes) if isinstance(spec, ModelSpec) else resolve_spec(os.fspath(spec), changes)[0]
+    return compile_spec(resolved, chip=find_chip(chip) if chip else None).artifact

@@ -1,8 +1,8 @@
-"""Holds a spec against what the files of its weights say of the same model.
+"""Compares a spec with what the files of its weights say about the model.
 
-Tensor shapes do not show another activation, window or norm: such a model would load and talk nonsense. So the files
+Tensor shapes do not show another activation, window or norm: such a model would load and write nonsense. So the files
 are imported as if they were MODEL, and every property that the importer finds must be the spec's. What a user may
-choose is left alone: types, formats, the cache, and a context up to the model's own.
+choose is not compared: types, formats, the cache, and a context up to the model's own.
 """
 
 import math
@@ -41,17 +41,17 @@ _NOTHING = object()
 def check_spec(
     spec: ModelSpec, weights: Path, accepted_keys: tuple[str, ...] = (), force_context: bool = False
 ) -> None:
-    """Refuses a spec that contradicts what the weights' own files say; what they do not say is not checked.
+    """Refuses a spec that contradicts what the weights' own files say. What they do not say is not checked.
 
     Args:
         spec: the spec.
         weights: a weight file or a folder.
-        accepted_keys: of the files, as `ImportOptions` has them.
-        force_context: likewise.
+        accepted_keys: keys of the files to accept, as in `ImportOptions`.
+        force_context: as in `ImportOptions`.
 
     Raises:
         ContextError: the spec's context is longer than the model's own.
-        WeightsError: the files say something else than the spec, all of which is named; or they are corrupt.
+        WeightsError: the files contradict the spec (the message names every difference), or they are corrupt.
     """
     file = open_weights(weights)
     options = ImportOptions(spec.model.context, accepted_keys=accepted_keys, force_context=force_context)
@@ -59,17 +59,17 @@ def check_spec(
     try:
         try:
             said = import_weights(file, spec.name, options)
-        except ContextError as error:  # of another model the context is the least that is wrong
+        except ContextError as error:  # if it is another model, its other properties matter more
             too_long = error
             said = import_weights(file, spec.name, replace(options, force_context=True))
     except SpecError:
         if accepted_keys:
             raise
-        return  # what cannot be imported may have a spec all the same: `check_metadata` compares its numbers
+        return  # a model that cannot be imported may still have a spec: `check_metadata` compares its numbers
     if said is None:
         return
     unsaid = _unsaid(file, said.model) if file.format == "gguf" else ()
-    if wrong := [one for one in differences(spec.model, said.model) if not one.startswith(unsaid)]:
+    if wrong := [phrase for phrase in differences(spec.model, said.model) if not phrase.startswith(unsaid)]:
         raise WeightsError(
             f"{file.path}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the "
             "spec (mlxr import writes the one that goes with these weights) and compile it again, or name the weights "
@@ -80,66 +80,66 @@ def check_spec(
 
 
 def _unsaid(file: WeightFile, said: Model) -> tuple[str, ...]:
-    """Beginnings of differences that a GGUF file does not speak of."""
+    """How the phrases begin of differences that do not count, since the GGUF file does not say these properties."""
     # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
     layers = range(said.num_layers)
     windowless = all(said.layer(index).attention.sliding_window is None for index in layers)
     window = file.metadata.get(ARCHITECTURE) == "llama" and windowless
-    # Some hold the output projection although it is the embedding table.
-    held = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
-    tied = held and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)
+    # Some files hold the output projection although it is the embedding table.
+    has_both = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
+    tied = has_both and same_numbers(file, _GGUF_OUTPUT, _GGUF_EMBEDDING)
     phrases = {"model.attention.sliding_window is null": window, "model.tie_embeddings ": tied}
     return tuple(phrase for phrase, holds in phrases.items() if holds)
 
 
 def differences(spec: Model, said: Model) -> Iterator[str]:
-    """What two models do not share, each as a phrase with its path and both values."""
+    """The differences of two models, each as a phrase with its path and both values."""
     ours, theirs = ({name: getattr(model, name) for name in _OF_MODEL} for model in (spec, said))
-    for path, one, other in _unlike(ours, theirs, "model"):
-        yield f"{path} is {_told(other)}, the spec says {_told(one)}"
+    for path, our, their in _unlike(ours, theirs, "model"):
+        yield f"{path} is {_told(their)}, the spec says {_told(our)}"
     places: dict[tuple[str, str, str], list[int]] = {}
     for index in range(min(spec.num_layers, said.num_layers)):
-        first, second = (_properties(model.layer(index), spec.context) for model in (spec, said))
-        for path, one, other in _unlike(first, second, "model"):
-            places.setdefault((path, _told(one), _told(other)), []).append(index)
-    for (path, one, other), layers in places.items():
+        ours, theirs = (_properties(model.layer(index), spec.context) for model in (spec, said))
+        for path, our, their in _unlike(ours, theirs, "model"):
+            places.setdefault((path, _told(our), _told(their)), []).append(index)
+    for (path, our, their), layers in places.items():
         where = "" if len(layers) == spec.num_layers else f" in layer {layers[0]}"
-        yield f"{path} is {other}{where}, the spec says {one}"
+        yield f"{path} is {their}{where}, the spec says {our}"
 
 
 def _properties(layer: LayerType, context: int) -> dict[str, Any]:
-    """A layer's properties, with those that specs may leave out as what they then are."""
-    found = layer.model_dump(mode="json")
-    attention, rope = found["attention"], layer.rope
+    """A layer's properties; those that a spec may leave out have the values that they then take."""
+    properties = layer.model_dump(mode="json")
+    attention, rope = properties["attention"], layer.rope
     if attention["scale"] is None:
         attention["scale"] = layer.attention.head_dim**-0.5
     if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
         attention["sliding_window"] = None
     if rope is not None:
-        # The same angles may be said in several ways: as a scaling, or as what it makes of the frequencies.
+        # The same angles can be said in several ways: as a scaling, or as the frequencies that it gives.
         angles = rope_frequencies(rope, layer.rotary_dim, context)
-        found["rope"] = _Rope(found["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))
-    return found
+        properties["rope"] = _Rope(properties["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))
+    return properties
 
 
 class _Rope(dict[str, Any]):
-    """A `rope` section that is like another of the same angles."""
+    """A `rope` section; it equals another one that gives the same angles."""
 
     def __init__(self, section: dict[str, Any], angles: tuple[float, ...]) -> None:
         super().__init__(section)
         self.angles = angles
 
 
-def _unlike(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def _unlike(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """Paths at which two properties differ, with both values."""
-    if isinstance(one, _Rope) and isinstance(other, _Rope) and _alike(one.angles, other.angles):
+    if isinstance(ours, _Rope) and isinstance(theirs, _Rope) and _alike(ours.angles, theirs.angles):
         return
-    first, second = _section(one), _section(other)
+    first, second = _section(ours), _section(theirs)
     if first is not None and second is not None:
         for key in {**first, **second}:
             yield from _unlike(first.get(key, _NOTHING), second.get(key, _NOTHING), f"{path}.{key}")
-    elif not _alike(one, other):
-        yield path, one, other
+    elif not _alike(ours, theirs):
+        yield path, ours, theirs
 
 
 def _section(value: Any) -> dict[str, Any] | None:
@@ -148,11 +148,11 @@ def _section(value: Any) -> dict[str, Any] | None:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else None
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other))
-    return math.isclose(one, other, rel_tol=1e-5) if numbers else bool(one == other)
+def _alike(first: Any, second: Any) -> bool:
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second))
+    return math.isclose(first, second, rel_tol=1e-5) if numbers else bool(first == second)
 
 
 def _told(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A model's own files as MODEL: a GGUF file, or a folder as Hugging Face lays it out."""
+"""Imports a model from its own files: a GGUF file, or a folder as Hugging Face lays it out."""
 
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
 
 
 def import_weights(file: WeightFile, name: str, options: ImportOptions) -> ModelSpec | None:
-    """The spec of the model that weights are of; None where no config.json is beside safetensors.
+    """The spec of the model that a weight file belongs to; None if there is no config.json beside safetensors.
 
     Raises:
         SpecError: as `import_model`.
@@ -71,13 +71,13 @@ def import_weights(file: WeightFile, name: str, options: ImportOptions) -> Model
 
 
 def _factors(file: WeightFile) -> dict[str, list[float]]:
-    """Numbers of the tensors of RoPE divisors, which are part of what a GGUF file says of its model."""
-    found = {}
+    """Numbers of the tensors of RoPE divisors, with which a GGUF file describes its model too."""
+    factors = {}
     for name in FACTOR_TENSORS:
         info = file.tensors.get(name)
         if info is None:
             continue
         if info.num_elements > _MAX_FACTORS or not (info.element_type.is_float and info.element_type.is_readable):
             raise SpecError(f"{file.path}: {name} is {list(info.shape)} {info.type}; expected floats, one a pair")
-        found[name] = [float(number) for number in file.read(name).ravel()]
-    return found
+        factors[name] = [float(number) for number in file.read(name).ravel()]
+    return factors

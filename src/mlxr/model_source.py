@@ -37,18 +37,18 @@ def load(
     changes: Changes = NO_CHANGES,
     progress: "Progress | None" = None,
 ) -> "Model":
-    """Loads a model; what is not compiled yet is compiled for the host, and cached.
+    """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
 
     Args:
-        model: an artifact, a spec, or as text or path what commands take for MODEL: an artifact folder, a spec file, a
+        model: an artifact, a spec, or what commands take for MODEL, as text or path: an artifact folder, a spec file, a
             bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
         weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
         host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
         tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
             weights.
         threads: how many threads host cpu runs; None: one for each core that this process may use.
-        changes: of the model's spec: context, sequences, types.
-        progress: told of the loading.
+        changes: changes to the model's spec: context, sequences, types.
+        progress: called with what is being loaded and how far it is.
 
     Raises:
         TypeError: an argument of a wrong type.
@@ -89,7 +89,7 @@ def load(
 
 
 def chip_of(host: HostEntry) -> Chip | None:
-    """The chip that a host runs on, where its launch geometry depends on it and it is known."""
+    """The chip that a host runs on, if launch geometry depends on it and it is known."""
     if not (name := host.gpu_name()):
         return None
     from mlxr.compiler.chips.catalog import find_chip_of_device  # noqa: PLC0415 (only where there is a GPU)
@@ -98,7 +98,7 @@ def chip_of(host: HostEntry) -> Chip | None:
 
 
 def here() -> Chip | None:
-    """The chip of this machine's GPU, where there is one and it is known."""
+    """The chip of this machine's GPU, if there is one and it is known."""
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
 
     return chip_of(resolve_host(AUTO))
@@ -109,12 +109,12 @@ def resolve_artifact(
 ) -> tuple[Artifact, Path | None]:
     """The artifact of MODEL (compiled now or found in the cache), and the weights that belong to it, if any.
 
-    An artifact that is not as the changes ask is compiled again, from its own spec and for its own chip.
+    An artifact that differs from what the changes ask for is compiled again, from its own spec and for its own chip.
 
     Args:
         name: MODEL.
-        changes: to its spec.
-        chip: whose launch geometry to take where there is no artifact yet; None: one for all.
+        changes: changes to its spec.
+        chip: the chip whose launch geometry to take where there is no artifact yet; None: none in particular.
 
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
@@ -129,11 +129,11 @@ def resolve_artifact(
 
 
 def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, Path | None]:
-    """The spec of MODEL where it is no artifact, and the weights that belong to it, if any.
+    """The spec of MODEL, which is not an artifact, and the weights that belong to it, if any.
 
     Args:
         name: MODEL.
-        changes: to its spec.
+        changes: changes to its spec.
 
     Raises:
         MlxrError: there is no such model, or its spec contradicts itself or the changes.
@@ -166,7 +166,7 @@ def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:
 
 
 def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
-    """The artifact from the cache, else compiled; a cache that cannot be used is worth a note, no more."""
+    """The artifact from the cache, or compiled and cached. A cache that cannot be used costs a note and no more."""
     geometry = chip.model_dump_json() if chip else ""
     key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
     entry = f"{spec.name}-{key}"
@@ -184,7 +184,7 @@ def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
 
 
 def _compiler_digest() -> str:
-    """A hash of all that decides what a spec compiles to: after a change of a template the cache holds nothing."""
+    """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale."""
     digest = hashlib.sha256(VERSION.encode())
     for package, pattern in (
         ("mlxr.compiler", "*.py"),

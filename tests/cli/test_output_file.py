@@ -1,4 +1,4 @@
-"""Files that `-o` names: whole or not at all, with the mode they had; what is no regular file is written through."""
+"""Files that `-o` names: whole or not at all, with the mode they had; what is not a regular file is written through."""
 
 import os
 import stat
@@ -68,3 +68,31 @@ def test_an_unwritable_place_is_told_and_nothing_is_left(tmp_path: Path) -> None
         with pytest.raises(MlxrError, match=message):
             write_output(path, b"")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:
+    """Also by root, whom the mode does not stop."""
+    path = tmp_path / "spec.yaml"
+    path.write_text("mine")
+    path.chmod(0o444)
+    with pytest.raises(MlxrError, match="it is write-protected; name another file"):
+        write_output(path, b"other")
+    assert path.read_text() == "mine"
+
+
+def test_hard_links_stay_one_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "spec.yaml", tmp_path / "other.yaml"
+    path.write_text("longer than what is written")
+    other.hardlink_to(path)
+    write_output(path, b"content")
+    assert other.read_bytes() == b"content" and path.samefile(other)
+
+
+def test_links_to_what_is_not_there(tmp_path: Path) -> None:
+    link, lost = tmp_path / "link", tmp_path / "lost"
+    link.symlink_to("new")
+    lost.symlink_to("no/such/file")
+    write_output(link, b"content")
+    assert (tmp_path / "new").read_bytes() == b"content" and link.is_symlink()
+    with pytest.raises(MlxrError, match="lost: it links to no/such/file, in a folder that does not exist"):
+        write_output(lost, b"content")

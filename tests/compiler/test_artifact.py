@@ -119,8 +119,12 @@ def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folde
     other = tmp_path / "precious"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
-    for path in (other, other / "letter.txt"):
-        with pytest.raises(ArtifactError, match="is not an artifact"):
+    for path, message in [
+        (other, "exists and is not an artifact"),
+        (other / "letter.txt", "letter.txt is not a folder, and an artifact is one"),
+        (Path("/dev/null"), "/dev/null is not a folder"),
+    ]:
+        with pytest.raises(ArtifactError, match=message):
             artifact.write(path)
     assert (other / "letter.txt").read_text() == "dear"
     assert {p.name for p in tmp_path.iterdir()} == {"artifact", "precious"}, "no staging folders are left"

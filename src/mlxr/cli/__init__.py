@@ -1,7 +1,7 @@
-"""The `mlxr` command: the one place that sees both the compiler and the runtime.
+"""The `mlxr` command: the only place that sees both the compiler and the runtime.
 
-Results go to standard output, the rest to standard error. Exit 0: done; 1: the input is at fault; 2: wrong usage;
-130: interrupted.
+Results go to standard output, everything else to standard error. Exit codes: 0, done; 1, the input is at fault; 2, the
+usage is wrong; 130, interrupted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ COMMANDS = {
     "models": ("models", "list the families and bundled specs"),
     "cache": ("cache", "list or clear what MLXR keeps on disk"),
 }
-"""Of each command its module here, which is imported when the command is given, and its line in the help."""
+"""Each command's module here, which is imported when the command is given, and its line in the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

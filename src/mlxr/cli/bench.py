@@ -1,4 +1,4 @@
-"""`mlxr bench`: how fast a model runs here, one configuration in one process."""
+"""`mlxr bench`: how fast a model runs here. One process measures one configuration."""
 
 import argparse
 import json
@@ -28,19 +28,19 @@ _UNITS = {
 KEYS = {
     "model, host, threads, compute, weights, activations, cache": "what ran, and how",
     "prompt_tokens": "length of each prompt; null with --lengths",
-    "prompt_lengths": "of the prompts that were measured one at a time, in order",
+    "prompt_lengths": "lengths of the prompts that were measured one at a time, in order",
     "decode_tokens, context, batch": "the workload; context: tokens in the cache when decoding starts",
     "load_seconds": "compiling (if it was not compiled yet) and loading",
     "prefill_tokens_per_second": "median over prompts, as many at a time as --batch says",
-    "time_to_first_token_seconds": "of one sequence: median over prompts; _min_, _max_ and _p95_ are its spread",
+    "time_to_first_token_seconds": "of a single sequence: median over prompts; _min_, _max_ and _p95_ are its spread",
     "decode_tokens_per_second": "over all steps",
     "decode_step_ms": "median over steps; _min_ and _max_ are its spread",
     "weight_bytes_per_step": "bytes of weights that a decode step reads, each counted once",
-    "read_gb_per_second": "those weights, keys and values, divided by the time of a median step; 1 GB is 10^9 bytes",
+    "read_gb_per_second": "these weights, keys and values, divided by the time of a median step; 1 GB is 10^9 bytes",
     "peak_memory_bytes": "of the whole process, mapped files included",
     "planned_bytes": "weights and arena, as planned",
     "launches_per_decode_step": "kernels launched, on average",
-    "warm_up_runs": "before what is measured, in all",
+    "warm_up_runs": "all runs before the measured ones, of prompts and of decoding",
     "warm_up_agreed": "whether two warm-up runs in a row agreed within 5 %, for prompts and for decoding",
 }
 """What is printed, and its keys in JSON."""
@@ -53,9 +53,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="measure a model's speed",
         description="Measure time to first token, prefill and decode speed, and memory of one configuration. Each is "
         "warmed up until two runs in a row agree within 5 % (at most 10 runs). Tokens are random; tokens per second "
-        "count those of all sequences. An imported model (a .gguf file or a folder) is compiled for sequences as long "
-        "and as many as the measurement needs.",
-        epilog="What is printed, under these keys in JSON and in plain words else: "
+        "count those of all sequences. An imported model (a .gguf file or a folder) is compiled for as long and as "
+        "many sequences as the measurement needs.",
+        epilog="Printed, with these keys in JSON and in plain words otherwise: "
         + "; ".join(f"{name} ({what})" for name, what in KEYS.items())
         + ".",
     )
@@ -73,7 +73,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="prompts of random lengths from A to B instead, each of a length that this process has not seen yet",
     )
     parser.add_argument(
-        "--prompts", type=int, default=LEAST_PROMPTS, metavar="N", help=f"prompts to measure (default: {LEAST_PROMPTS})"
+        "--prompts",
+        type=int,
+        default=LEAST_PROMPTS,
+        metavar="N",
+        help="prompts to measure, one at a time; with --batch B also N times B prompts at once "
+        f"(default, and least: {LEAST_PROMPTS})",
     )
     parser.add_argument(
         "--decode-tokens", type=int, default=64, metavar="N", help="decode steps to measure (default: 64)"
@@ -84,7 +89,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=int,
         default=0,
         metavar="N",
-        help="tokens of each sequence in the cache when decoding starts, at least 1 (0)",
+        help="tokens of each sequence that are in the cache when decoding starts (default: 1)",
     )
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`mlxr cache`: what is kept on disk to be found again, and how to be rid of it."""
+"""`mlxr cache`: shows what MLXR keeps on disk, and removes it."""
 
 import argparse
 import json
@@ -16,18 +16,18 @@ from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache_folder import cache_root, caches
 
 _ABOUT = (
-    "MLXR keeps what it compiled, so that the next run finds it. All of it can be made again. It is in MLXR_CACHE_DIR "
-    "if that is set, else in $XDG_CACHE_HOME/mlxr, else in ~/.cache/mlxr."
+    "MLXR keeps what it compiled, so that the next run starts at once. All of it can be made again. It is in "
+    "MLXR_CACHE_DIR if that is set, else in $XDG_CACHE_HOME/mlxr, else in ~/.cache/mlxr."
 )
 
 
 _OURS = re.compile(r"sha256|.+-[0-9a-f]{16,64}(\.\w+)*|\..+", re.DOTALL)
-"""Names of what is cached, which end in a hash; of hashes; and of what is being written."""
+"""Names of our files: cache entries, which end in a hash; the folder of hashes; and files that are being written."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of cached files: the name of its folder, how many there are, and what they take."""
+    """A kind of cached files: the name of its folder, how many there are, and how many bytes they take."""
 
     name: str
     about: str
@@ -54,20 +54,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_list(args: argparse.Namespace) -> int:
     """Runs `mlxr cache list`."""
     root = cache_root()
-    found = [_kind(root, name, about) for name, about in caches().items()]
+    ours = [_kind(root, name, about) for name, about in caches().items()]
     others = [_kind(root, name, "not of mlxr's commands; never cleared") for name in _other_folders(root)]
     if args.json:
-        print(json.dumps({"folder": str(root), "kinds": [asdict(kind) for kind in (*found, *others)]}, indent=1))
+        print(json.dumps({"folder": str(root), "kinds": [asdict(kind) for kind in (*ours, *others)]}, indent=1))
         return 0
     print(f"{root}{'' if root.exists() else ' (does not exist yet)'}")
-    for kind in (*found, *others):
+    for kind in (*ours, *others):
         entries = counted(kind.entries, "entry", "entries")
         print(f"  {kind.name:<12} {size(kind.size_bytes):>10}  {entries:>12}  {kind.about}")
     return 0
 
 
 def run_clear(args: argparse.Namespace) -> int:
-    """Runs `mlxr cache clear`: removes the folders of the kinds, and nothing else that lies beside them."""
+    """Runs `mlxr cache clear`: removes the folders of the kinds, and nothing that lies beside them."""
     unknown = [name for name in args.kind if name not in caches()]
     if unknown:
         raise MlxrError(f"there is no cache {unknown[0]!r}; there are {', '.join(caches())}")
@@ -122,7 +122,7 @@ def _kind(root: Path, name: str, about: str) -> Kind:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of all files below a folder; what another process removes meanwhile counts nothing."""
+    """Bytes of all files below a folder; files that another process removes meanwhile do not count."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:

@@ -28,9 +28,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model_arguments(parser)
     add_context_argument(parser)
     parser.add_argument(
-        "--system", type=text_argument, metavar="TEXT", help="what the model is told first, if its template takes that"
+        "--system", type=text_argument, metavar="TEXT", help="a system message to begin with, if the template takes one"
     )
-    parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
+    parser.add_argument(
+        "--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead of the model's own"
+    )
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: up to the end of the context)"
     )
@@ -123,7 +125,7 @@ def _offer(conversation: Conversation, message: str, options: _Options, error: P
 
 
 def _drop(conversation: Conversation, turns: int) -> None:
-    """Drops the oldest turns, and says so."""
+    """Drops the oldest turns and says how many."""
     before = conversation.num_turns
     conversation.drop_oldest(turns)
     dropped = before - conversation.num_turns

@@ -1,4 +1,4 @@
-"""`mlxr import`: the spec of a model's own files, to read, edit and compile."""
+"""`mlxr import`: writes the spec of a model's own files, to read, edit and compile."""
 
 import argparse
 import sys
@@ -15,7 +15,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "import",
         help="write the spec of a model's own files",
-        description="Write the spec that a .gguf file, or a Hugging Face or mlx-lm folder, is compiled by.",
+        description="Write the spec of the model in a .gguf file, or in a Hugging Face or mlx-lm folder: to read, "
+        "edit, and compile with mlxr-compile.",
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, or a folder with a config.json")
     parser.add_argument(
@@ -25,10 +26,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--compute",
         choices=("exact", "fast"),
         default="fast",
-        help="what the spec shall say of `compute` (default: fast)",
+        help="how the spec says to compute; exact: f32 activations; fast: 8-bit or bf16 ones where that is faster "
+        "(default: fast)",
     )
-    add_context_argument(parser)
-    add_type_arguments(parser)
+    add_context_argument(parser, takes_specs=False)
+    add_type_arguments(parser, takes_specs=False)
     parser.add_argument(
         "--sequences", type=int, default=1, metavar="N", help="most sequences at once, each with a cache (default: 1)"
     )

@@ -1,4 +1,4 @@
-"""`mlxr inspect`: the arguments; `mlxr.inspect.command` does it."""
+"""The arguments of `mlxr inspect`; `mlxr.inspect.command` does the work."""
 
 import argparse
 from pathlib import Path
@@ -24,9 +24,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--all-launches", action="store_true", help="show every launch instead of folding layers that are alike"
     )
     parser.add_argument(
-        "--target", choices=TARGETS, help="whose launches or kernel to show (default: metal where the artifact has it)"
+        "--target",
+        choices=TARGETS,
+        help="the target whose launches or kernel to show (default: metal where the artifact has it)",
     )
-    roofline = parser.add_argument_group("roofline", "how long each launch takes, at most and as measured")
+    roofline = parser.add_argument_group("roofline", "how long each launch takes, predicted and measured")
     roofline.add_argument(
         "--chip",
         metavar="NAME",

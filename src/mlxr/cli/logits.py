@@ -1,4 +1,4 @@
-"""`mlxr logits`: the model's raw output for given tokens, to check it against another implementation."""
+"""`mlxr logits`: writes the model's raw output for given tokens, to check it against another implementation."""
 
 import argparse
 import io
@@ -17,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "logits",
         help="write the logits of given tokens",
-        description="Write the logits after each given token: [tokens, vocab] f32, a .npy file.",
+        description="Write the logits after each given token to a .npy file: [tokens, vocab], f32.",
     )
     add_model_arguments(parser)
     add_context_argument(parser)

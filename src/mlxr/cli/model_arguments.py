@@ -48,19 +48,25 @@ def add_key_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="take a key of config.json or of GGUF metadata that MLXR does not know to change nothing, instead of "
+        help="assume that a key of config.json or of GGUF metadata that MLXR does not know changes nothing, instead of "
         "refusing the model; may be given several times",
     )
 
 
-def add_context_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that says how long a sequence may be."""
+def add_context_argument(parser: argparse.ArgumentParser, *, takes_specs: bool = True) -> None:
+    """The arguments that say how long a sequence may be.
+
+    Args:
+        parser: where to add them.
+        takes_specs: whether the command's model may be a spec, which has a context of its own.
+    """
+    default = "what the spec says; for .gguf files and folders " if takes_specs else ""
     parser.add_argument(
         "--context",
         type=int,
         metavar="N",
-        help=f"longest sequence in tokens (default: what the spec says; for .gguf files and folders the model's own "
-        f"limit, but at most {DEFAULT_CONTEXT}, because memory for the whole cache is taken at the start)",
+        help=f"longest sequence in tokens (default: {default}the model's own limit, but at most {DEFAULT_CONTEXT}, "
+        "because memory for the whole cache is allocated at the start)",
     )
     parser.add_argument(
         "--force-context",
@@ -71,7 +77,7 @@ def add_context_argument(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def telling_of_force() -> Iterator[None]:
-    """Says in the error for a context that is too long which option of `add_context_argument` insists on it."""
+    """Adds to the error of a context that is too long which option of `add_context_argument` allows it."""
     try:
         yield
     except ContextError as error:
@@ -81,11 +87,11 @@ def telling_of_force() -> Iterator[None]:
 
 
 def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model":
-    """The model that the arguments name, loaded.
+    """Loads the model that the arguments name.
 
     Args:
-        args: of `add_model_arguments`, and perhaps of `add_context_argument`.
-        needed: what the command itself must have; context, compute and types are those of the arguments.
+        args: those of `add_model_arguments`, and perhaps of `add_context_argument`.
+        needed: what the command itself needs; context, compute and types come from the arguments.
 
     Raises:
         MlxrError: it cannot be found, compiled or loaded.

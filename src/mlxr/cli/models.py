@@ -1,4 +1,4 @@
-"""`mlxr models`: the families and specs that are known."""
+"""`mlxr models`: lists the families and specs that MLXR knows."""
 
 import argparse
 import json

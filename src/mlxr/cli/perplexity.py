@@ -1,4 +1,4 @@
-"""`mlxr perplexity`: how well a model predicts a text, and so what a format or a way to compute costs."""
+"""`mlxr perplexity`: measures how well a model predicts a text, and so what a format or a way to compute costs."""
 
 import argparse
 import json
@@ -19,7 +19,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "perplexity",
         help="measure how well a model predicts a text",
         description="Measure how well a model predicts a text: e to the mean negative log-likelihood of its tokens. "
-        "The text is cut into windows, each read from an empty cache, after a BOS if the model has one before texts.",
+        "The text is cut into windows. Each starts with an empty cache, and with a BOS token if the model puts one "
+        "before texts.",
     )
     add_model_arguments(parser)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
@@ -30,7 +31,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--stride",
         type=int,
         metavar="N",
-        help="tokens from the start of a window to that of the next (default: --context, so that they do not overlap)",
+        help="tokens from the start of a window to the start of the next (default: --context, so that windows do not "
+        "overlap)",
     )
     parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         def show(done: int, total: int, value: float) -> None:
             line.show(f"window {done} of {total}: perplexity {value:.4f}")
 
-        found = perplexity(model, ids, args.window, args.stride, begin, show)
+        result = perplexity(model, ids, args.window, args.stride, begin, show)
     seconds = time.perf_counter() - start
     spec = model.artifact.spec
     figures = {
@@ -67,17 +69,17 @@ def run(args: argparse.Namespace) -> int:
         "cache": str(model.types.cache),
         "text": str(args.text),
         "context": args.window,
-        "perplexity": found.value,
+        "perplexity": result.value,
         "seconds": round(seconds, 2),
-    } | {key: value for key, value in asdict(found).items() if key != "value"}
+    } | {key: value for key, value in asdict(result).items() if key != "value"}
     if args.json:
         print(json.dumps(figures, indent=1))
         return 0
     print(
-        f"perplexity {found.value:.4f} +- {found.standard_error:.4f}  ({counted(found.tokens, 'token')}, "
-        f"{counted(found.windows, 'window')} of {args.window}; {figures['model']}, weights "
+        f"perplexity {result.value:.4f} +- {result.standard_error:.4f}  ({counted(result.tokens, 'token')}, "
+        f"{counted(result.windows, 'window')} of {args.window}; {figures['model']}, weights "
         f"{figures['weights']}, activations {figures['activations']}, cache {figures['cache']}, {figures['compute']}, "
-        f"host {figures['host']}; {found.tokens / seconds:.0f} tokens/s)"
+        f"host {figures['host']}; {result.tokens / seconds:.0f} tokens/s)"
     )
     return 0
 

@@ -1,4 +1,4 @@
-"""The options that say what of a prompt the model is given: by its chat template, or as it is."""
+"""The options that say how the model gets a prompt: through its chat template, or as it is."""
 
 import argparse
 from pathlib import Path
@@ -11,24 +11,26 @@ from mlxr.runtime.engine.too_long import check_length
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds them."""
     parser.add_argument(
-        "--system", metavar="TEXT", help="what the model is told before the prompt, if its chat template takes that"
+        "--system", metavar="TEXT", help="a system message before the prompt, if the chat template takes one"
     )
-    parser.add_argument("--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead")
+    parser.add_argument(
+        "--template", type=Path, metavar="FILE", help="a Jinja2 chat template to use instead of the model's own"
+    )
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="give the model the prompt as it is; otherwise a model with a chat template gets it as a user's message",
+        help="give the model the prompt as it is; otherwise a model with a chat template gets it as a user message",
     )
     parser.add_argument(
         "--special",
         action="store_true",
-        help="read special tokens that are spelled out in the prompt (<|im_start|>) as those tokens, as is always "
-        "done with a chat template; otherwise they are text like any other",
+        help="read special tokens that are spelled out in the prompt (<|im_start|>) as those tokens; otherwise they "
+        "are plain text. With a chat template they are always read as tokens",
     )
 
 
 def prompt_ids(model: Model, args: argparse.Namespace, prompt: str) -> list[int]:
-    """The tokens that the model is given for a prompt.
+    """The tokens that the model gets for a prompt.
 
     Raises:
         RequestError: the options contradict each other, or the model has no tokenizer.

@@ -8,17 +8,17 @@ from mlxr.cli.streams import refuse_other_bytes_than_text, text_argument
 from mlxr.compiler.errors import RequestError
 
 _MOST_BYTES = 256 << 20
-"""Of a file or standard input: more than any context holds, and less than a machine's memory."""
+"""The most bytes of a file or standard input: more than any context holds, and less than a machine's memory."""
 
 
 def add_prompt_source(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--prompt", type=text_argument, metavar="TEXT", help="the prompt; without it, standard input is read"
+        "--prompt", type=text_argument, metavar="TEXT", help="the prompt (default: what standard input holds)"
     )
     source.add_argument(
-        "--file", type=Path, metavar="FILE", help="a file with the prompt, UTF-8; a newline at its end is left out"
+        "--file", type=Path, metavar="FILE", help="a UTF-8 file with the prompt; a newline at its end is left out"
     )
 
 
@@ -26,7 +26,7 @@ def read_prompt(args: argparse.Namespace) -> str:
     """The prompt.
 
     Raises:
-        RequestError: it cannot be read, is no UTF-8, is too large, or is empty where a file or standard input has it.
+        RequestError: it cannot be read, is not UTF-8, is too large, or a file or standard input is empty.
     """
     if args.prompt is not None:
         given: str = args.prompt

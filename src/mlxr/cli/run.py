@@ -1,4 +1,4 @@
-"""`mlxr run`: generate text."""
+"""`mlxr run`: generates text."""
 
 import argparse
 import json
@@ -17,7 +17,9 @@ from mlxr.runtime.engine.model import Model
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = commands.add_parser("run", help="generate text", description="Generate text from a prompt, as it comes.")
+    parser = commands.add_parser(
+        "run", help="generate text", description="Generate text from a prompt, printed as it comes."
+    )
     add_model_arguments(parser)
     add_context_argument(parser)
     add_prompt_source(parser)
@@ -25,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--max-tokens", type=int, default=200, metavar="N", help="most tokens to generate (default: 200)"
     )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on where the model ends its answer")
+    parser.add_argument("--ignore-eos", action="store_true", help="continue where the model ends its answer")
     add_sampling_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the text that continues it")
     parser.add_argument("--stats", action="store_true", help="show speed and launches on standard error at the end")
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stats(model: Model, generation: Generation, completion: Completion) -> dict[str, object]:
-    """Speeds are null where nothing was measured: a single token has no decode time."""
+    """Counts and speeds. Speeds are null where nothing was measured: a single token has no decode time."""
     decoded = len(completion.token_ids) - 1
     prefill, decode = generation.prefill_seconds, generation.decode_seconds
     return {

@@ -7,38 +7,39 @@ from mlxr.runtime.engine.sampling import Sampling
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 0.0) -> None:
-    """Adds them; `temperature` is the default one."""
+    """Adds the options; `temperature` is the default temperature."""
     parser.add_argument(
         "--temperature",
         type=float,
         default=temperature,
         metavar="T",
-        help=f"0 takes the most probable token, 1 draws by the model's own probabilities (default: {temperature:g})",
+        help="0: always the most probable token; 1: sample from the model's own probabilities "
+        f"(default: {temperature:g})",
     )
     parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="draw from the K most probable tokens (default: 0, all)"
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens (default: 0, all)"
     )
     parser.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
-        help="draw from the most probable tokens that together have probability P (default: 1, all)",
+        help="sample from the most probable tokens that together have probability P (default: 1, all)",
     )
     parser.add_argument(
         "--min-p",
         type=float,
         default=0.0,
         metavar="P",
-        help="draw from tokens at least P times as probable as the first (default: 0, all)",
+        help="sample from tokens at least P times as probable as the most probable one (default: 0, all)",
     )
     parser.add_argument(
-        "--seed", type=int, metavar="S", help="the same seed gives the same text (default: another each time)"
+        "--seed", type=int, metavar="S", help="the same seed gives the same text (default: a different one each time)"
     )
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
-    """What they say.
+    """What the options say.
 
     Raises:
         RequestError: a number is out of its range.

@@ -1,4 +1,4 @@
-"""`mlxr tokenize`: the tokens of a text, as a model reads it."""
+"""`mlxr tokenize`: shows the tokens of a text, as a model reads it."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "tokenize",
         help="show the tokens of a text",
-        description="Show the tokens of a text as a model's tokenizer makes them, each with its id and how the "
-        "vocabulary spells it; first and last what the model wants around a text. No weights are loaded.",
+        description="Show the tokens that a model's tokenizer makes of a text, each with its id and its spelling in "
+        "the vocabulary, including those that the model puts before or after a text (BOS, say). No weights are loaded.",
     )
     parser.add_argument(
         "model",
@@ -29,10 +29,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--special",
         action="store_true",
         help="read special tokens that are spelled out in the text (<|im_start|>) as those tokens; otherwise they are "
-        "text like any other",
+        "plain text",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--ids", action="store_true", help="print the ids alone, on one line, as mlxr logits takes them")
+    form.add_argument("--ids", action="store_true", help="print only the ids, on one line, as mlxr logits takes them")
     form.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""`mlxr tune`: the arguments; `mlxr.tuning.command` does it."""
+"""The arguments of `mlxr tune`; `mlxr.tuning.command` does the work."""
 
 import argparse
 from pathlib import Path
