@@ -162,7 +162,7 @@ FAULTS = [
     Fault(
         "fuse_residual: fires where the other addend is scaled",
         "compiler/passes/fuse_residual.py",
-        'ports = (("b", "a"), ("a", "b")) if add.attrs["alpha"] == 1 else (("b", "a"),)',
+        'ports = (("b", "a"), ("a", "b")) if attrs.alpha == 1 else (("b", "a"),)',
         'ports = (("b", "a"), ("a", "b"))',
         (PASSES, "tests/kernels/test_families.py"),
     ),

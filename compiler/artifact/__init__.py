@@ -31,15 +31,18 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.stored_planes import plane_format, plane_names
 from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, layer_buffer
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
-from mlxr.compiler.ir.verify import ARENA_TOKEN
 from mlxr.compiler.spec.model import ModelSpec
 
 __all__ = [
+    "ARENAS",
     "ARENA_TOKEN",
+    "K_ARENA",
     "PANEL_ROWS",
     "TARGETS",
     "TUNING",
+    "V_ARENA",
     "Affine",
     "ArenaGeometry",
     "Artifact",
@@ -74,6 +77,7 @@ __all__ = [
     "decode_dims",
     "file_keys",
     "is_artifact",
+    "layer_buffer",
     "load_artifact",
     "part_places",
     "plane_format",

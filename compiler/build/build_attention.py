@@ -2,7 +2,10 @@
 
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.build.rope import rope_scale
-from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.ir.buffers import ARENAS, layer_prefix
+from mlxr.compiler.ir.ops.attention import Attention
+from mlxr.compiler.ir.ops.cache import CacheWrite
+from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.compiler.spec.model import LayerType
 
 
@@ -19,7 +22,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         The result of the output projection, [tokens, hidden].
     """
     a, hidden = layer.attention, b.spec.model.hidden_size
-    prefix = f"layers.{index}.attention"
+    prefix = f"{layer_prefix(index)}attention"
     heads = {"q": a.num_heads, "k": a.num_kv_heads, "v": a.num_kv_heads}
     q, k, v = (
         b.linear(
@@ -32,26 +35,14 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     )
     q, k = (_queries_or_keys(b, prefix, role, layer, name, heads[role]) for role, name in (("q", q), ("k", k)))
     if a.temperature is not None:
-        ports = {"x": q, "positions": "positions"}
-        context = a.temperature.original_context
-        q = b.op("temperature", f"{prefix}.q_tempered", ports, beta=a.temperature.beta, original_context=context)
-    arena = {"k_arena": "k_arena", "v_arena": "v_arena"}
-    b.op_with_outputs(
-        "cache_write",
-        f"{prefix}.cache_write",
-        {"k": k, "v": v, "slots": "slots"} | arena,
-        (),
-        layer=index,
-        num_kv_heads=a.num_kv_heads,
-        head_dim=a.head_dim,
-    )
+        temperature = Temperature(a.temperature.beta, a.temperature.original_context)
+        q = b.op(temperature, f"{prefix}.q_tempered", {"x": q, "positions": "positions"})
+    arenas = {name: name for name in ARENAS}
+    write = CacheWrite(num_kv_heads=a.num_kv_heads, head_dim=a.head_dim)
+    b.op_with_outputs(write, f"{prefix}.cache_write", {"k": k, "v": v, "slots": "slots"} | arenas, ())
     tables = {name: name for name in ("positions", "query_start", "context_lens", "block_tables")}
     sinks = {"sinks": b.vector(f"{prefix}.sinks", a.num_heads)} if a.sinks else {}
-    attended = b.op(
-        "attention",
-        f"{prefix}.attended",
-        {"q": q} | tables | arena | sinks,
-        layer=index,
+    attention = Attention(
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
         head_dim=a.head_dim,
@@ -59,6 +50,7 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
         window=a.sliding_window,
         softcap=a.softcap,
     )
+    attended = b.op(attention, f"{prefix}.attended", {"q": q} | tables | arenas | sinks)
     bias = f"{prefix}.o_bias" if a.output_bias else None
     return b.linear(f"{prefix}.o", attended, (hidden, a.num_heads * a.head_dim), bias)
 
@@ -69,18 +61,16 @@ def _queries_or_keys(b: Builder, prefix: str, role: str, layer: LayerType, x: st
     if norm is not None:
         width = head_dim if norm.scope == "head" else num_heads * head_dim
         groups = 1 if norm.scope == "all" else num_heads
-        model = b.spec.model.norm
-        changes: dict[str, AttrValue] = {"kind": norm.kind or model.kind, "eps": norm.eps or model.eps}
-        x = b.norm(f"{prefix}.{role}_norm", f"{prefix}.{role}_normed", x, width, groups, bias=norm.bias, **changes)
+        name, out = f"{prefix}.{role}_norm", f"{prefix}.{role}_normed"
+        x = b.norm(name, out, x, width, groups=groups, kind=norm.kind, eps=norm.eps, bias=norm.bias)
     if layer.rope is None:
         return x
-    return b.op(
-        "rope",
-        f"{prefix}.{role}_rotated",
-        {"x": x, "positions": "positions", "frequencies": b.frequencies(layer.rope, layer.rotary_dim)},
+    rope = Rope(
         num_heads=num_heads,
         head_dim=head_dim,
         rotary_dim=layer.rotary_dim,
         rope_layout=layer.rope.layout,
         rope_scale=rope_scale(layer.rope, b.spec.model.context),
     )
+    frequencies = b.frequencies(layer.rope, layer.rotary_dim)
+    return b.op(rope, f"{prefix}.{role}_rotated", {"x": x, "positions": "positions", "frequencies": frequencies})

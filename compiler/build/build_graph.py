@@ -8,8 +8,12 @@ from mlxr.compiler.build.build_mlp import build_mlp
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import ARENAS, layer_prefix
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
+from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.rows import Embed, GatherRows
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.spec.model import ModelSpec
 
 
@@ -22,19 +26,19 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
         if layer.rope is not None:
             b.frequencies(layer.rope, layer.rotary_dim)
     table = b.matrix("embedding", (model.vocab_size, model.hidden_size))
-    ids = {"ids": "token_ids", "table": table}
-    x = b.op("embed", "embedded", ids, dtype=str(b.activation), scale=model.embedding_scale)
+    x = b.op(Embed(b.activation, model.embedding_scale), "embedded", {"ids": "token_ids", "table": table})
     for index in range(model.num_layers):
-        x = _layer(b, index, x)
+        with b.in_layer(index):
+            x = _layer(b, index, x)
     normed = b.norm("final_norm", "normed", x, model.hidden_size)
     if not model.tie_embeddings:
         table = b.matrix("output", (model.vocab_size, model.hidden_size))
-    logits = b.op("linear", "logits_of_all_tokens", {"x": normed, "weight": table}, dtype="f32")
+    logits = b.op(Linear(DType.F32), "logits_of_all_tokens", {"x": normed, "weight": table})
     if model.logit_scale != 1:
-        logits = b.op("scale", "logits_scaled", {"x": logits}, factor=model.logit_scale)
+        logits = b.op(Scale(model.logit_scale), "logits_scaled", {"x": logits})
     if model.logit_softcap is not None:
-        logits = b.op("soft_cap", "logits_capped", {"x": logits}, cap=model.logit_softcap)
-    logits = b.op("gather_rows", "logits", {"x": logits, "rows": "logit_rows"})
+        logits = b.op(SoftCap(model.logit_softcap), "logits_capped", {"x": logits})
+    logits = b.op(GatherRows(), "logits", {"x": logits, "rows": "logit_rows"})
     return OpGraph(b.values, b.ops, [logits])
 
 
@@ -50,14 +54,14 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
     ]
     for name, shape in inputs:
         b.declare(name, "input", shape, DType.I32)
-    for name in ("k_arena", "v_arena"):
+    for name in ARENAS:
         b.declare(name, "arena", arena.shape, arena.dtype)
 
 
 def _layer(b: Builder, index: int, x: str) -> str:
     """Both blocks of a layer around the residual stream x, with the norms where the spec places them."""
     model, layer = b.spec.model, b.spec.model.layer(index)
-    attention, mlp = f"layers.{index}.attention", f"layers.{index}.mlp"
+    attention, mlp = f"{layer_prefix(index)}attention", f"{layer_prefix(index)}mlp"
     if model.parallel_blocks:
         normed = _pre_norm(b, attention, x)
         attended = build_attention(b, index, layer, normed)
@@ -74,17 +78,17 @@ def _pre_norm(b: Builder, prefix: str, x: str) -> str:
     return b.norm(f"{prefix}.norm", f"{prefix}.normed", x, b.spec.model.hidden_size)
 
 
-def _add_all(b: Builder, prefix: str, x: str, made: list[str]) -> str:
+def _add_all(b: Builder, prefix: str, x: str, results: list[str]) -> str:
     """The residual stream after a block, whose results by name are added to it, normalised first where the spec says.
 
     Without a norm between, each result is added by itself, because a projection can add one residual.
     """
     if b.spec.model.norm.placement == "pre":
-        for number, one in enumerate(made, 1):
-            x = b.residual(f"{prefix}.out" if number == len(made) else f"{prefix}.out_{number}", x, one)
+        for number, result in enumerate(results, 1):
+            x = b.residual(f"{prefix}.out" if number == len(results) else f"{prefix}.out_{number}", x, result)
         return x
-    total = made[0]
-    for one in made[1:]:
-        total = b.op("add", f"{prefix}.sum", {"a": total, "b": one}, alpha=1.0)
+    total = results[0]
+    for result in results[1:]:
+        total = b.op(Add(1.0), f"{prefix}.sum", {"a": total, "b": result})
     normed = b.norm(f"{prefix}.post_norm", f"{prefix}.post_normed", total, b.spec.model.hidden_size)
     return b.residual(f"{prefix}.out", x, normed)

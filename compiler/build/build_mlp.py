@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from mlxr.compiler.build.builder import Builder
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.ir.ops.elementwise import Activation, Multiply, SwigluOai
+from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
+from mlxr.compiler.ir.ops.rows import GateRows
 from mlxr.compiler.spec.model import Experts, Mlp
 
 
@@ -23,15 +25,15 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
     """
     if mlp.experts is None:
         return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias)]
-    made = [_experts(b, prefix, mlp, mlp.experts, x)]
+    results = [_experts(b, prefix, mlp, mlp.experts, x)]
     shared = mlp.experts.shared
     if shared is not None:
         out = _network(b, f"{prefix}.shared", mlp, x, shared.intermediate_size, False)
         if shared.gate:
             gate = b.linear(f"{prefix}.shared.router", x, (1, b.spec.model.hidden_size), dtype=DType.F32)
-            out = b.op("gate_rows", f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
-        made.append(out)
-    return made
+            out = b.op(GateRows(), f"{prefix}.shared.gated_out", {"x": out, "gate": gate})
+        results.append(out)
+    return results
 
 
 def _network(b: Builder, prefix: str, mlp: Mlp, x: str, width: int, bias: bool) -> str:
@@ -50,27 +52,19 @@ def _experts(b: Builder, prefix: str, mlp: Mlp, experts: Experts, x: str) -> str
     ports = {"x": b.linear(f"{prefix}.router", x, (count, hidden), router_bias, DType.F32)}
     if experts.selection_bias:
         ports["bias"] = b.vector(f"{prefix}.selection_bias", count)
-    chosen, weights = b.op_with_outputs(
-        "route",
-        f"{prefix}.routed",
-        ports,
-        ("experts", "weights"),
-        top_k=top_k,
-        router=experts.router,
-        normalise=experts.normalise,
-        scale=experts.scale,
-    )
+    route = Route(top_k=top_k, router=experts.router, normalise=experts.normalise, scale=experts.scale)
+    chosen, weights = b.op_with_outputs(route, f"{prefix}.routed", ports, ("experts", "weights"))
 
     def linear(role: str, x: str, shape: tuple[int, int]) -> str:
         name = f"{prefix}.experts.{role}"
         inputs = {"x": x, "weight": b.matrix(name, (count * shape[0], shape[1])), "experts": chosen}
         if mlp.bias:
             inputs["bias"] = b.vector(f"{name}_bias", count * shape[0])
-        attrs: dict[str, AttrValue] = {"num_experts": count, "top_k": top_k, "dtype": str(b.activation)}
-        return b.op("expert_linear", f"{name}_projected", inputs, **attrs)
+        attrs = ExpertLinear(num_experts=count, top_k=top_k, dtype=b.activation)
+        return b.op(attrs, f"{name}_projected", inputs)
 
     down = _feed_forward(b, f"{prefix}.experts", mlp, x, (mlp.intermediate_size, hidden), linear)
-    return b.op("expert_sum", f"{prefix}.experts.summed", {"x": down, "weights": weights})
+    return b.op(ExpertSum(), f"{prefix}.experts.summed", {"x": down, "weights": weights})
 
 
 def _feed_forward(
@@ -83,14 +77,16 @@ def _feed_forward(
 ) -> str:
     """Adds down(act(gate(x)) * up(x)), or down(act(up(x))); `linear` adds a projection: (role, x, shape) -> result."""
     width, hidden = shape
+    activation = mlp.activation
     if not mlp.gated:
+        assert activation != "swiglu_oai", "the spec refuses it without a gate"
         up = linear("up", x, (width, hidden))
-        activated = b.op("activation", f"{prefix}.activated", {"x": up}, kind=mlp.activation)
+        activated = b.op(Activation(activation), f"{prefix}.activated", {"x": up})
         return linear("down", activated, (hidden, width))
     gate, up = linear("gate", x, (width, hidden)), linear("up", x, (width, hidden))
-    if mlp.activation == "swiglu_oai":
-        gated = b.op("swiglu_oai", f"{prefix}.gated", {"a": gate, "b": up}, limit=mlp.limit)
+    if activation == "swiglu_oai":
+        gated = b.op(SwigluOai(mlp.limit), f"{prefix}.gated", {"a": gate, "b": up})
     else:
-        gate = b.op("activation", f"{prefix}.activated", {"x": gate}, kind=mlp.activation)
-        gated = b.op("multiply", f"{prefix}.gated", {"a": gate, "b": up})
+        gate = b.op(Activation(activation), f"{prefix}.activated", {"x": gate})
+        gated = b.op(Multiply(), f"{prefix}.gated", {"a": gate, "b": up})
     return linear("down", gated, (hidden, width))

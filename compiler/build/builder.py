@@ -1,20 +1,28 @@
 """Collects the values and ops of a source graph, one op at a time, and infers what each makes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mlxr.compiler.build.rope import rope_frequencies
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, Role, Value
-from mlxr.compiler.ir.ops import OPS, AttrValue, Shape
+from mlxr.compiler.ir.op_kind import NormKind, OpKind
+from mlxr.compiler.ir.ops.elementwise import Add
+from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.spec.model import ModelSpec, Rope
 
 
 class Builder:
-    """Values and ops so far, in order; each method adds to them and returns the name of what it made."""
+    """Values and ops so far, in order; each method adds to them and returns the name of the value that it added."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.activation = DType(spec.activation_dtype)
         self.values: list[Value] = []
         self.ops: list[Op] = []
+        self._layer: int | None = None
         self._tensors: dict[str, Value] = {}
         self._frequencies: dict[tuple[float, ...], str] = {}
 
@@ -41,22 +49,27 @@ class Builder:
             self._frequencies[data] = self.declare(name, "constant", (len(data),), DType.F32, data)
         return self._frequencies[data]
 
-    def op(self, kind: str, name: str, inputs: dict[str, str], /, **attrs: AttrValue) -> str:
+    @contextmanager
+    def in_layer(self, layer: int) -> Iterator[None]:
+        """Within it, ops are of that layer."""
+        self._layer = layer
+        yield
+        self._layer = None
+
+    def op(self, attrs: OpKind, name: str, inputs: dict[str, str]) -> str:
         """Adds an op of that name, which is also the name of its result."""
-        self.op_with_outputs(kind, name, inputs, ("out",), **attrs)
+        self.op_with_outputs(attrs, name, inputs, ("out",))
         return name
 
-    def op_with_outputs(
-        self, kind: str, name: str, inputs: dict[str, str], ports: tuple[str, ...], /, **attrs: AttrValue
-    ) -> list[str]:
+    def op_with_outputs(self, attrs: OpKind, name: str, inputs: dict[str, str], ports: tuple[str, ...]) -> list[str]:
         """Adds an op and returns its results by port: `NAME` for the port `out`, `NAME.PORT` for others."""
         outputs = {}
         tensors = {port: self._tensors[value].tensor for port, value in inputs.items()}
-        for port, tensor in OPS[kind].infer(tensors, attrs).items():
+        for port, tensor in attrs.infer(tensors).items():
             if port != "token":
-                made = name if port == "out" else f"{name}.{port}"
-                outputs[port] = self.declare(made, "activation", tensor.shape, tensor.dtype)
-        self.ops.append(Op(name, kind, inputs, outputs, attrs))
+                result = name if port == "out" else f"{name}.{port}"
+                outputs[port] = self.declare(result, "activation", tensor.shape, tensor.dtype)
+        self.ops.append(Op(name, attrs, inputs, outputs, self._layer))
         return [outputs[port] for port in ports if port in outputs]
 
     def linear(
@@ -66,10 +79,21 @@ class Builder:
         inputs = {"x": x, "weight": self.matrix(name, shape)}
         if bias is not None:
             inputs["bias"] = self.vector(bias, shape[0])
-        return self.op("linear", f"{name}_projected", inputs, dtype=str(dtype or self.activation))
+        return self.op(Linear(dtype or self.activation), f"{name}_projected", inputs)
 
-    def norm(self, name: str, out: str, x: str, width: int, groups: int = 1, **changes: AttrValue) -> str:
-        """Adds a norm op as the spec describes norms, its weight `name` [width] and, with `bias`, `name_bias`.
+    def norm(
+        self,
+        name: str,
+        out: str,
+        x: str,
+        width: int,
+        *,
+        groups: int = 1,
+        kind: NormKind | None = None,
+        eps: float | None = None,
+        bias: bool | None = None,
+    ) -> str:
+        """Adds a norm op, its weight `name` [width] and, with `bias`, `name_bias`.
 
         Args:
             name: of the weight.
@@ -77,16 +101,16 @@ class Builder:
             x: what is normalised.
             width: elements of the weight.
             groups: equal pieces of a row that are normalised by themselves.
-            changes: kind, eps and bias where they differ from the spec's.
+            kind: rms or layer; None for the kind of the model's norms.
+            eps: added to the mean square; None for that of the model's norms.
+            bias: whether it adds one; None for what the model's norms do.
         """
-        model_norm = self.spec.model.norm
-        options: dict[str, AttrValue] = {"kind": model_norm.kind, "eps": model_norm.eps, "bias": model_norm.bias}
-        options |= changes
+        norm = self.spec.model.norm
         inputs = {"x": x, "weight": self.vector(name, width)}
-        if options.pop("bias"):
+        if norm.bias if bias is None else bias:
             inputs["bias"] = self.vector(f"{name}_bias", width)
-        return self.op("norm", out, inputs, groups=groups, residual_scale=1.0, **options)
+        return self.op(Norm(groups, 1.0, kind or norm.kind, eps or norm.eps), out, inputs)
 
     def residual(self, name: str, x: str, addend: str) -> str:
-        """Adds what a block made to the residual stream."""
-        return self.op("add", name, {"a": x, "b": addend}, alpha=self.spec.model.residual_scale)
+        """Adds the result of a block to the residual stream."""
+        return self.op(Add(self.spec.model.residual_scale), name, {"a": x, "b": addend})

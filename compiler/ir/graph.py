@@ -7,12 +7,15 @@ with `rewrite`); names of ops and values are unique. Op nodes and value nodes al
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.ops import AttrValue, Shape, Tensor
+from mlxr.compiler.ir.checks import RuleError
+from mlxr.compiler.ir.op_kind import AttrValue, OpKind
+from mlxr.compiler.ir.tensor import Shape, Tensor
 
+Kind = TypeVar("Kind", bound=OpKind)
 Role = Literal["input", "constant", "weight", "arena", "token", "activation"]
 
 
@@ -42,13 +45,31 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """An op: `inputs` and `outputs` map ports to value names."""
+    """An op of the graph.
+
+    Attributes:
+        name: its own.
+        attrs: its kind, with its attributes.
+        inputs, outputs: value names by port.
+        layer: the layer of the model that it belongs to, whose part of the arena it accesses; None for an op outside of
+            the layers.
+    """
 
     name: str
-    kind: str
+    attrs: OpKind
     inputs: dict[str, str]
     outputs: dict[str, str]
-    attrs: dict[str, AttrValue]
+    layer: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return self.attrs.name
+
+    def attrs_as(self, kind: type[Kind]) -> Kind:
+        """The attributes of an op that is known to be of that kind, or of one of several with that base."""
+        assert isinstance(self.attrs, kind), f"op {self.name!r} is of kind {self.kind}, not {kind.__name__}"
+        return self.attrs
 
     @property
     def out(self) -> str:
@@ -91,6 +112,10 @@ class OpGraph:
     def ops(self) -> Iterator[Op]:
         """Ops in program order."""
         return iter(self._ops.values())
+
+    def ops_of(self, kind: type[Kind]) -> list[tuple[Op, Kind]]:
+        """The ops of a kind with their attributes, in program order."""
+        return [(op, op.attrs) for op in self._ops.values() if isinstance(op.attrs, kind)]
 
     @property
     def values(self) -> Iterator[Value]:
@@ -164,8 +189,9 @@ class OpGraph:
                     "kind": o.kind,
                     "inputs": dict(o.inputs),
                     "outputs": dict(o.outputs),
-                    "attrs": dict(o.attrs),
                 }
+                | ({} if o.layer is None else {"layer": o.layer})
+                | {"attrs": o.attrs.attributes}
                 for o in self.ops
             ],
             "outputs": list(self.outputs),
@@ -173,7 +199,12 @@ class OpGraph:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "OpGraph":
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote.
+
+        Raises:
+            GraphError: a name is used twice or not declared, or an op's kind, attributes or layer are none that there
+                can be; the message names the op.
+        """
         return OpGraph(
             (
                 Value(
@@ -186,7 +217,7 @@ class OpGraph:
                 )
                 for v in data["values"]
             ),
-            (Op(o["name"], o["kind"], o["inputs"], o["outputs"], o["attrs"]) for o in data["ops"]),
+            (_read_op(op) for op in data["ops"]),
             data["outputs"],
         )
 
@@ -195,10 +226,25 @@ class OpGraph:
         return "".join(self._line(op) for op in self.ops) + f"return {', '.join('%' + o for o in self.outputs)}\n"
 
     def _line(self, op: Op) -> str:
-        made = ", ".join(
+        outputs = ", ".join(
             f"%{name}: [{', '.join(map(str, self.value(name).shape))}] {self.value(name).dtype}"
             for name in op.outputs.values()
         )
-        read = ", ".join(f"{port}=%{name}" for port, name in op.inputs.items())
-        attrs = " ".join(f"{k}={json.dumps(v)}" for k, v in op.attrs.items() if v is not None)
-        return f"{made + ' = ' if made else ''}{op.kind}({read})" + (f" {{{attrs}}}\n" if attrs else "\n")
+        inputs = ", ".join(f"{port}=%{name}" for port, name in op.inputs.items())
+        shown: dict[str, AttrValue] = {} if op.attrs.arena == "none" else {"layer": op.layer}
+        attrs = " ".join(f"{k}={json.dumps(v)}" for k, v in (shown | op.attrs.attributes).items() if v is not None)
+        return f"{outputs + ' = ' if outputs else ''}{op.kind}({inputs})" + (f" {{{attrs}}}\n" if attrs else "\n")
+
+
+def _read_op(data: Mapping[str, Any]) -> Op:
+    # Imported here: the op kinds are classes that a host which reads no graph does not need.
+    from mlxr.compiler.ir.op_registry import read_op_kind  # noqa: PLC0415
+
+    name, layer = data["name"], data.get("layer")
+    if layer is not None and type(layer) is not int:
+        raise GraphError(f"op {name!r}: layer is {layer!r}; expected a whole number")
+    try:
+        attrs = read_op_kind(data["kind"], data["attrs"])
+    except RuleError as error:
+        raise GraphError(f"op {name!r} ({data['kind']}): {error}") from None
+    return Op(name, attrs, data["inputs"], data["outputs"], layer)

@@ -5,13 +5,13 @@ Every value is made before it is read in program order, so a verified graph has 
 """
 
 from mlxr.compiler.errors import GraphError
+from mlxr.compiler.ir.buffers import ARENA_TOKEN
+from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops import OPS, RuleError
-
-ARENA_TOKEN = "arena_token"
+from mlxr.compiler.ir.op_kind import Stage
 
 
-def verify(graph: OpGraph, stage: str, context: str = "") -> None:
+def verify(graph: OpGraph, stage: Stage, context: str = "") -> None:
     """Checks every rule of a stage.
 
     Args:
@@ -28,32 +28,29 @@ def verify(graph: OpGraph, stage: str, context: str = "") -> None:
         raise GraphError(f"{error} [stage {stage}{', after ' + context if context else ''}]") from None
 
 
-def _check(graph: OpGraph, stage: str) -> None:
-    made = {v.name for v in graph.values if v.role not in ("activation", "token") or v.name == ARENA_TOKEN}
+def _check(graph: OpGraph, stage: Stage) -> None:
+    known = {v.name for v in graph.values if v.role not in ("activation", "token") or v.name == ARENA_TOKEN}
     for op in graph.ops:
-        kind = OPS.get(op.kind)
-        if kind is None:
-            raise GraphError(f"op {op.name!r} is of the unknown kind {op.kind!r}; known: {', '.join(sorted(OPS))}")
-        if stage not in kind.stages:
+        if stage not in op.attrs.stages:
             raise GraphError(f"op {op.name!r} of kind {op.kind!r} must not be left at this stage")
         _check_ports(op)
         for port, name in op.inputs.items():
-            if name not in made:
+            if name not in known:
                 raise GraphError(f"op {op.name!r} reads {name!r} on port {port!r} before any op makes it")
         for name in op.outputs.values():
-            if name in made:
+            if name in known:
                 raise GraphError(f"op {op.name!r} makes {name!r}, which exists already")
-            made.add(name)
+            known.add(name)
         _check_shapes(graph, op)
     for name in graph.outputs:
-        if name not in made:
+        if name not in known:
             raise GraphError(f"the graph returns {name!r}, which no op makes")
     if stage == "ordered":
         check_arena_order(graph)
 
 
 def _check_ports(op: Op) -> None:
-    kind = OPS[op.kind]
+    kind = op.attrs
     missing = [port for port in kind.inputs if port not in op.inputs]
     unknown = [port for port in op.inputs if port not in (*kind.inputs, *kind.optional)]
     wrong = [port for port in op.outputs if port not in kind.outputs]
@@ -62,13 +59,13 @@ def _check_ports(op: Op) -> None:
         raise GraphError(
             f"op {op.name!r} ({op.kind}) has wrong ports: missing {missing + absent}, unknown {unknown + wrong}"
         )
-    if set(op.attrs) != set(kind.attrs):
-        raise GraphError(f"op {op.name!r} ({op.kind}) has attributes {sorted(op.attrs)}; expected {sorted(kind.attrs)}")
+    if kind.arena != "none" and op.layer is None:
+        raise GraphError(f"op {op.name!r} ({op.kind}) accesses the arena but is in no layer")
 
 
 def _check_shapes(graph: OpGraph, op: Op) -> None:
     try:
-        expected = OPS[op.kind].infer({p: graph.value(n).tensor for p, n in op.inputs.items()}, op.attrs)
+        expected = op.attrs.infer({p: graph.value(n).tensor for p, n in op.inputs.items()})
     except RuleError as error:
         raise GraphError(f"op {op.name!r} ({op.kind}): {error}") from None
     for port, name in op.outputs.items():
@@ -85,7 +82,7 @@ def check_arena_order(graph: OpGraph) -> None:
     """
     last = ARENA_TOKEN
     for op in graph.ops:
-        if OPS[op.kind].arena == "none":
+        if op.attrs.arena == "none":
             continue
         if op.inputs.get("token") != last:
             raise GraphError(

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.linear import Linear, Projection
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Edits:
 
 def as_projection(op: Op) -> Op:
     """A linear op as the projection that it is a special case of."""
-    if op.kind == "projection":
+    if isinstance(op.attrs, Projection):
         return op
-    return replace(op, kind="projection", attrs=dict(op.attrs) | PLAIN_PROJECTION)
+    return replace(op, attrs=Projection(op.attrs_as(Linear).dtype))
 
 
 def sibling(name: str, last: str) -> str:
@@ -78,7 +79,7 @@ def sibling(name: str, last: str) -> str:
     return f"{name.rpartition('.')[0]}.{last}"
 
 
-def sole_producer(graph: OpGraph, name: str, kind: str) -> Op | None:
+def sole_producer(graph: OpGraph, name: str, kind: type[OpKind]) -> Op | None:
     """The op of that kind that makes a value, if the value has one consumer and is not returned."""
     op = graph.producer(name)
-    return op if op and op.kind == kind and graph.sole_consumer(name) else None
+    return op if op and isinstance(op.attrs, kind) and graph.sole_consumer(name) else None

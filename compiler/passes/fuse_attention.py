@@ -4,9 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mlxr.compiler.ir.buffers import ARENAS
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.ir.op_kind import RopeLayout
+from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention, Split
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.ir.ops.rope import Rope, Temperature
+from mlxr.compiler.passes.attention_walk import AttentionSite, attention_sites
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
+
+_DECODE_BATCH = ("positions", "slots", "context_lens", "block_tables")
+_PREFILL_BATCH = ("positions", "query_start", "context_lens", "block_tables")
+_WRITE_BATCH = ("positions", "slots")
 
 
 @dataclass(frozen=True)
@@ -22,29 +31,53 @@ class _Match:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        found = (self.split, self.rope_q, self.rope_k, self.temperature, self.write, self.attention)
-        return tuple(op for op in found if op)
+        ops = (self.split, self.rope_q, self.rope_k, self.temperature, self.write, self.attention)
+        return tuple(op for op in ops if op)
 
-    def attrs(self, *names: str) -> dict[str, AttrValue]:
-        rotation = dict(self.rope_q.attrs) if self.rope_q else _NO_ROTATION
-        heat = self.temperature.attrs if self.temperature else {"beta": None, "original_context": None}
-        attrs = rotation | {"temperature_beta": heat["beta"], "temperature_context": heat["original_context"]}
-        attrs |= self.attention.attrs
-        return {n: attrs[n] for n in ("layer", "num_heads", "num_kv_heads", "head_dim", *_ROTATION, *names)}
+    @property
+    def rotation(self) -> tuple[int, RopeLayout, float]:
+        """Rotated elements of a head, layout and scale of the ropes."""
+        if self.rope_q is None:
+            return 0, "half", 1.0
+        rope = self.rope_q.attrs_as(Rope)
+        return rope.rotary_dim, rope.rope_layout, rope.rope_scale
 
-    def inputs(self, *names: str, optional: tuple[str, ...] = ()) -> dict[str, str]:
-        rotated = dict(self.rope_q.inputs) if self.rope_q else {}
-        heated = dict(self.temperature.inputs) if self.temperature else {}
-        # The positions of all are the same; cache_write has none.
-        inputs = heated | rotated | dict(self.write.inputs) | dict(self.attention.inputs)
-        inputs["qkv"] = self.split.inputs["x"]
-        given = [name for name in ("frequencies", *optional) if name in inputs]
-        return {name: inputs[name] for name in ("qkv", *given, *names, "k_arena", "v_arena")}
+    def fused_write(self) -> RopeCacheWrite:
+        attention = self.attention.attrs_as(Attention)
+        rotary_dim, rope_layout, rope_scale = self.rotation
+        return RopeCacheWrite(
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            rotary_dim=rotary_dim,
+            rope_layout=rope_layout,
+            rope_scale=rope_scale,
+        )
 
+    def fused_attention(self, kind: type[PackedAttention]) -> PackedAttention:
+        attention = self.attention.attrs_as(Attention)
+        rotary_dim, rope_layout, rope_scale = self.rotation
+        temperature = self.temperature.attrs_as(Temperature) if self.temperature else None
+        return kind(
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            rotary_dim=rotary_dim,
+            rope_layout=rope_layout,
+            rope_scale=rope_scale,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+            temperature_beta=temperature.beta if temperature else None,
+            temperature_context=temperature.original_context if temperature else None,
+        )
 
-_ROTATION = ("rotary_dim", "rope_layout", "rope_scale")
-_NO_ROTATION: dict[str, AttrValue] = {"rotary_dim": 0, "rope_layout": "half", "rope_scale": 1.0}
-_SCORES = ("scale", "window", "softcap", "temperature_beta", "temperature_context")
+    def inputs(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
+        rope = self.rope_q.inputs if self.rope_q else {}
+        # All have the same positions, except that cache_write has none.
+        inputs = {**rope, **self.write.inputs, **self.attention.inputs, "qkv": self.split.inputs["x"]}
+        bound = [name for name in ("frequencies", *optional) if name in inputs]
+        return {name: inputs[name] for name in ("qkv", *bound, *names, *ARENAS)}
 
 
 @dataclass(frozen=True)
@@ -80,61 +113,47 @@ class FuseAttention:
         return edits.result()
 
     def _decode(self, m: _Match) -> list[Op]:
-        return [
-            Op(
-                m.attention.name,
-                "rope_write_attention",
-                m.inputs("positions", "slots", "context_lens", "block_tables", optional=("sinks",)),
-                {"out": m.attention.out},
-                m.attrs(*_SCORES),
-            )
-        ]
+        inputs = m.inputs(_DECODE_BATCH, optional=("sinks",))
+        return [replace(m.attention, attrs=m.fused_attention(RopeWriteAttention), inputs=inputs)]
 
     def _prefill(self, edits: Edits, m: _Match) -> list[Op]:
         if "query_tiles" not in edits.graph and not any(v.name == "query_tiles" for v in edits.values):
             edits.declare(replace(edits.graph.value("positions"), name="query_tiles", shape=("tiles", 2)))
-        attention = m.inputs("positions", "query_start", "context_lens", "block_tables", optional=("sinks",))
+        inputs = m.inputs(_PREFILL_BATCH, optional=("sinks",)) | {"query_tiles": "query_tiles"}
         return [
-            Op(m.write.name, "rope_cache_write", m.inputs("positions", "slots"), {}, m.attrs()),
-            Op(
-                m.attention.name,
-                "rope_attention",
-                attention | {"query_tiles": "query_tiles"},
-                {"out": m.attention.out},
-                m.attrs(*_SCORES),
-            ),
+            replace(m.write, attrs=m.fused_write(), inputs=m.inputs(_WRITE_BATCH)),
+            replace(m.attention, attrs=m.fused_attention(RopeAttention), inputs=inputs),
         ]
 
 
 def _matches(graph: OpGraph) -> Iterator[_Match]:
-    writes = {op.attrs["layer"]: op for op in graph.ops if op.kind == "cache_write"}
-    for attention in [op for op in graph.ops if op.kind == "attention"]:
-        write = writes.get(attention.attrs["layer"])
-        if write is None:
-            continue
-        q, k = attention.inputs["q"], write.inputs["k"]
-        temperature = sole_producer(graph, q, "temperature")
-        q = temperature.inputs["x"] if temperature else q
-        ropes = [sole_producer(graph, name, "rope") for name in (q, k)]
-        q, k = (rope.inputs["x"] if rope else name for rope, name in zip(ropes, (q, k), strict=True))
-        split = sole_producer(graph, q, "split")
-        ports = (q, k, write.inputs["v"])
+    for site in attention_sites(graph):
+        split = sole_producer(graph, site.q.source, Split)
+        sources = (site.q.source, site.k.source, site.v.source)
         if (
             split
-            and _same_rotation(ropes[0], ropes[1])
-            and graph.index(write.name) < graph.index(attention.name)
-            and ports == tuple(split.outputs[port] for port in "qkv")
-            and all(graph.sole_consumer(name) for name in ports)
-            and _same_positions(attention, temperature, ropes[0])
+            and _has_no_other_ops(site)
+            and _same_rotation(site.q.rope, site.k.rope)
+            and graph.index(site.write.name) < graph.index(site.attention.name)
+            and sources == tuple(split.outputs[port] for port in "qkv")
+            and all(graph.sole_consumer(name) for name in sources)
+            and _same_positions(site.attention, site.q.temperature, site.q.rope)
         ):
-            yield _Match(split, ropes[0], ropes[1], temperature, write, attention)
+            yield _Match(split, site.q.rope, site.k.rope, site.q.temperature, site.write, site.attention)
+
+
+def _has_no_other_ops(site: AttentionSite) -> bool:
+    """Whether nothing but the ropes and the queries' temperature lies between the projection and the attention."""
+    others = (site.q.norm, site.k.norm, site.k.temperature, site.v.norm, site.v.rope, site.v.temperature)
+    return not any(others)
 
 
 def _same_rotation(q: Op | None, k: Op | None) -> bool:
     if q is None or k is None:
         return q is k
+    a, b = q.attrs_as(Rope), k.attrs_as(Rope)
     same_place = all(q.inputs[port] == k.inputs[port] for port in ("positions", "frequencies"))
-    return same_place and all(q.attrs[name] == k.attrs[name] for name in _ROTATION)
+    return same_place and (a.rotary_dim, a.rope_layout, a.rope_scale) == (b.rotary_dim, b.rope_layout, b.rope_scale)
 
 
 def _same_positions(attention: Op, *others: Op | None) -> bool:

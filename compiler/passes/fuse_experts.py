@@ -1,8 +1,9 @@
 """Makes the last projections of experts and the sum over them one op."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertLinear, ExpertSum
 from mlxr.compiler.passes.base import Edits, PassResult, sole_producer
 
 
@@ -20,15 +21,15 @@ class FuseExperts:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every sum."""
         edits = Edits(graph)
-        for total in [op for op in graph.ops if op.kind == "expert_sum"]:
-            linear = sole_producer(graph, total.inputs["x"], "expert_linear")
+        for total, _ in graph.ops_of(ExpertSum):
+            linear = sole_producer(graph, total.inputs["x"], ExpertLinear)
             if linear is None:
                 continue
-            columns, top_k = graph.value(linear.inputs["weight"]).shape[1], linear.attrs["top_k"]
-            assert isinstance(columns, int) and isinstance(top_k, int), "weights and experts are numbers"
-            if graph.value(linear.inputs["x"]).shape[1] == top_k * columns:
+            experts, columns = linear.attrs_as(ExpertLinear), graph.value(linear.inputs["weight"]).shape[1]
+            assert isinstance(columns, int), "weights have no symbolic dims"
+            if graph.value(linear.inputs["x"]).shape[1] == experts.top_k * columns:
+                combine = ExpertCombine(experts.num_experts, experts.top_k, experts.dtype)
                 inputs = linear.inputs | {"weights": total.inputs["weights"]}
-                attrs = linear.attrs | {"residual_scale": 1.0}
-                edits.replace(total, Op(total.name, "expert_combine", inputs, total.outputs, attrs))
+                edits.replace(total, replace(total, attrs=combine, inputs=inputs))
                 edits.replace(linear)
         return edits.result()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.rows import GatherRows
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 
@@ -21,9 +23,11 @@ class FuseGather:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every gather."""
         edits = Edits(graph)
-        for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
+        for gather, _ in graph.ops_of(GatherRows):
             op = graph.sole_consumer(gather.out)
-            if op is None or op.kind not in ("linear", "projection") or {"rows", "residual", "gate"} & op.inputs.keys():
+            if op is None or not isinstance(op.attrs, Linear | Projection):
+                continue
+            if {"rows", "residual", "gate"} & op.inputs.keys():
                 continue
             if op.inputs["x"] == gather.out:
                 edits.replace(op, replace(as_projection(op), inputs=op.inputs | gather.inputs))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.experts import ExpertProjection
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 
@@ -23,30 +26,30 @@ class FuseNorm:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every norm."""
         edits = Edits(graph)
-        for norm in [op for op in graph.ops if op.kind == "norm"]:
+        for norm, attrs in graph.ops_of(Norm):
             consumers = graph.consumers(norm.out)
-            if norm.out in graph.outputs or not consumers or "residual" in norm.inputs or norm.attrs["groups"] != 1:
+            if norm.out in graph.outputs or not consumers or "residual" in norm.inputs or attrs.groups != 1:
                 continue
             if all(_takes(op, norm.out) for op in consumers):
                 for op in consumers:
-                    edits.replace(op, _with_norm(op, norm))
+                    edits.replace(op, _with_norm(op, norm, attrs))
                 edits.replace(norm)
         return edits.result()
 
 
 def _takes(op: Op, name: str) -> bool:
     return (
-        op.kind in ("linear", "projection", "expert_projection")
+        isinstance(op.attrs, Linear | Projection | ExpertProjection)
         and "norm" not in op.inputs
         and [port for port, bound in op.inputs.items() if bound == name] == ["x"]
     )
 
 
-def _with_norm(op: Op, norm: Op) -> Op:
-    fused = op if op.kind == "expert_projection" else as_projection(op)
+def _with_norm(op: Op, norm: Op, attrs: Norm) -> Op:
+    """The op with the norm before it."""
+    fused = op if isinstance(op.attrs, ExpertProjection) else as_projection(op)
+    assert isinstance(fused.attrs, Projection | ExpertProjection), "the ops that take a norm"
     inputs = fused.inputs | {"x": norm.inputs["x"], "norm": norm.inputs["weight"]}
     if "bias" in norm.inputs:
         inputs["norm_bias"] = norm.inputs["bias"]
-    return replace(
-        fused, inputs=inputs, attrs=fused.attrs | {"eps": norm.attrs["eps"], "norm_kind": norm.attrs["kind"]}
-    )
+    return replace(fused, inputs=inputs, attrs=replace(fused.attrs, eps=attrs.eps, norm_kind=attrs.kind))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.elementwise import Scale, SoftCap
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.rows import GateRows
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 
@@ -25,30 +28,28 @@ class FuseOutput:
         edits = Edits(graph)
         fused: dict[str, Op] = {}
         for op in graph.ops:
-            if op.kind not in ("scale", "soft_cap", "gate_rows"):
+            if not isinstance(op.attrs, Scale | SoftCap | GateRows):
                 continue
-            made = graph.producer(op.inputs["x"])
-            if made is None or not graph.sole_consumer(op.inputs["x"]):
+            producer = graph.producer(op.inputs["x"])
+            if producer is None or not graph.sole_consumer(op.inputs["x"]):
                 continue
-            before = fused.get(made.name, made)
-            if before.kind in ("linear", "projection") and (after := _absorbed(as_projection(before), op)):
-                edits.replace(made)
-                fused[op.name] = replace(after, name=op.name, outputs=op.outputs)
+            before = fused.get(producer.name, producer)
+            if isinstance(before.attrs, Linear | Projection) and (after := _absorbed(as_projection(before), op)):
+                edits.replace(producer)
+                fused[op.name] = replace(op, attrs=after.attrs, inputs=after.inputs)
                 edits.replace(op, fused[op.name])
         return edits.result()
 
 
 def _absorbed(projection: Op, op: Op) -> Op | None:
     """The projection that does what `op` does to its result, or None."""
-    attrs = projection.attrs
+    attrs = projection.attrs_as(Projection)
     if {"residual", "gate"} & projection.inputs.keys():
         return None
-    if op.kind == "gate_rows":
+    if isinstance(op.attrs, GateRows):
         return replace(projection, inputs=projection.inputs | {"gate": op.inputs["gate"]})
-    if attrs["out_cap"] is not None:
+    if attrs.out_cap is not None:
         return None
-    if op.kind == "soft_cap":
-        return replace(projection, attrs=attrs | {"out_cap": op.attrs["cap"]})
-    factor, scaled = op.attrs["factor"], attrs["out_scale"]
-    assert isinstance(factor, int | float) and isinstance(scaled, int | float), "the op table says so"
-    return replace(projection, attrs=attrs | {"out_scale": scaled * factor})
+    if isinstance(op.attrs, SoftCap):
+        return replace(projection, attrs=replace(attrs, out_cap=op.attrs.cap))
+    return replace(projection, attrs=replace(attrs, out_scale=attrs.out_scale * op.attrs_as(Scale).factor))

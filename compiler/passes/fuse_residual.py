@@ -3,6 +3,10 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.elementwise import Add
+from mlxr.compiler.ir.ops.experts import ExpertCombine
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 
@@ -23,27 +27,30 @@ class FuseResidual:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rules to every add."""
         edits = Edits(graph)
-        for add in [op for op in graph.ops if op.kind == "add"]:
-            ports = (("b", "a"), ("a", "b")) if add.attrs["alpha"] == 1 else (("b", "a"),)
+        for add, attrs in graph.ops_of(Add):
+            ports = (("b", "a"), ("a", "b")) if attrs.alpha == 1 else (("b", "a"),)
             for port, other in ports:
                 op = graph.producer(add.inputs[port])
                 twice = op is not None and add.inputs[other] == add.inputs[port]
                 if op is None or twice or not edits.untouched(op) or not graph.sole_consumer(add.inputs[port]):
                     continue
-                if fused := _adding(op):
+                if fused := _adding(op, attrs.alpha):
                     inputs = fused.inputs | {"residual": add.inputs[other]}
-                    attrs = fused.attrs | {"residual_scale": add.attrs["alpha"]}
                     edits.replace(op)
-                    edits.replace(add, replace(fused, name=add.name, inputs=inputs, outputs=add.outputs, attrs=attrs))
+                    edits.replace(add, replace(add, attrs=fused.attrs, inputs=inputs))
                     break
         return edits.result()
 
 
-def _adding(op: Op) -> Op | None:
-    """The op in the form that can add a residual, if it has none yet."""
-    if op.kind in ("linear", "projection"):
+def _adding(op: Op, scale: float) -> Op | None:
+    """The op in the form that adds `scale` times its result to a residual, if it has none yet."""
+    if "residual" in op.inputs:
+        return None
+    if isinstance(op.attrs, Linear | Projection):
         op = as_projection(op)
-        free = "residual" not in op.inputs and op.attrs["activation"] is None
-    else:
-        free = op.kind in ("expert_combine", "norm") and "residual" not in op.inputs
-    return op if free else None
+    attrs = op.attrs
+    if isinstance(attrs, Projection) and attrs.activation is None:
+        return replace(op, attrs=replace(attrs, residual_scale=scale))
+    if isinstance(attrs, ExpertCombine | Norm):
+        return replace(op, attrs=replace(attrs, residual_scale=scale))
+    return None

@@ -3,9 +3,13 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.ops.elementwise import Scale, SoftCap
+from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.ir.ops.rows import GatherRows
 from mlxr.compiler.passes.base import Edits, PassResult
 
-_ROWWISE = {"norm", "linear", "scale", "soft_cap"}
+_ROWWISE = (Norm, Linear, Scale, SoftCap)
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,10 @@ class LastTokenLogits:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every gather."""
         edits = Edits(graph)
-        for gather in [op for op in graph.ops if op.kind == "gather_rows"]:
+        for gather, _ in graph.ops_of(GatherRows):
             chain: list[Op] = []
             source = graph.producer(gather.inputs["x"])
-            while source and source.kind in _ROWWISE and _sinks(graph, source):
+            while source and isinstance(source.attrs, _ROWWISE) and _sinks(graph, source):
                 chain.append(source)
                 source = graph.producer(source.inputs["x"])
             if chain:

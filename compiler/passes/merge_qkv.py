@@ -3,7 +3,10 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.passes.base import Edits, PassResult, sibling
+from mlxr.compiler.ir.ops.attention import Split
+from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.passes.attention_walk import attention_sites
+from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,9 @@ class MergeQkv:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every layer."""
         edits = Edits(graph)
-        writes = {op.attrs["layer"]: op for op in graph.ops if op.kind == "cache_write"}
-        for attention in [op for op in graph.ops if op.kind == "attention"]:
-            write = writes.get(attention.attrs["layer"])
-            if write is None:
-                continue
-            sources = [attention.inputs["q"], write.inputs["k"], write.inputs["v"]]
-            linears = [op for name in sources if (op := _linear_behind(graph, name))]
+        for site in attention_sites(graph):
+            sources = (site.q.source, site.k.source, site.v.source)
+            linears = [op for name in sources if (op := sole_producer(graph, name, Linear))]
             if len({op.name for op in linears}) == 3 and self._alike(linears):
                 self._merge(edits, linears)
         return edits.result()
@@ -50,29 +49,17 @@ class MergeQkv:
         widths = [value.shape[1] for value in outs if isinstance(value.shape[1], int)]
         name = sibling(outs[0].name, "qkv_projected")
         qkv = edits.declare(replace(outs[0], name=name, shape=(outs[0].shape[0], sum(widths))))
-        merged = Op(name, "linear", inputs, {"out": qkv}, linears[0].attrs)
-        ports = dict(zip("qkv", outs, strict=True))
+        merged = replace(linears[0], name=name, inputs=inputs, outputs={"out": qkv})
+        q, k, v = widths
         split = Op(
             sibling(name, "split"),
-            "split",
+            Split(q, k, v),
             {"x": qkv},
-            {port: value.name for port, value in ports.items()},
-            dict(zip("qkv", widths, strict=True)),
+            {port: value.name for port, value in zip("qkv", outs, strict=True)},
+            merged.layer,
         )
         # All three read x alone, so the first one's place is after all inputs and before all users.
         for op in linears:
             edits.replace(op)
         first = min(linears, key=lambda op: graph.index(op.name))
         edits.replace(first, merged, split)
-
-
-def _linear_behind(graph: OpGraph, name: str) -> Op | None:
-    """The linear op that makes a value, looking through what the fused attention does to it after the projection.
-
-    None if something else reads what lies between.
-    """
-    op = graph.producer(name) if graph.sole_consumer(name) else None
-    for kind in ("temperature", "rope", "norm"):
-        if op and op.kind == kind and graph.sole_consumer(op.inputs["x"]):
-            op = graph.producer(op.inputs["x"])
-    return op if op and op.kind == "linear" else None

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.graph import OpGraph, Value
-from mlxr.compiler.ir.ops import OPS
-from mlxr.compiler.ir.verify import ARENA_TOKEN
 from mlxr.compiler.passes.base import Edits, PassResult
 
 
@@ -24,7 +23,7 @@ class OrderArena:
         edits = Edits(graph)
         last = ARENA_TOKEN
         for op in graph.ops:
-            if OPS[op.kind].arena == "none":
+            if op.attrs.arena == "none":
                 continue
             if last == ARENA_TOKEN:
                 edits.declare(Value(ARENA_TOKEN, "token", (8,), DType.U32))

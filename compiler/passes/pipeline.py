@@ -66,13 +66,14 @@ def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[Pa
     level = debug_level()
     verify(graph, "source")
     records: list[PassRecord] = []
-    for one in passes:
+    for graph_pass in passes:
         start = time.perf_counter()
-        result = one.run(graph)
-        records.append(PassRecord(one.name, result.modified, len(result.graph), (time.perf_counter() - start) * 1e6))
+        result = graph_pass.run(graph)
+        time_us = (time.perf_counter() - start) * 1e6
+        records.append(PassRecord(graph_pass.name, result.modified, len(result.graph), time_us))
         if result.modified:
             graph = result.graph
-        if one is not passes[-1]:
+        if graph_pass is not passes[-1]:
             verify(graph, "fused", ", ".join(r.name for r in records))
         if level >= 1:
             print(f"pass {records[-1].name}: {records[-1].num_ops} ops, {records[-1].time_us:.0f} us", file=sys.stderr)

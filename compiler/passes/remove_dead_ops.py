@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.ops import OPS
 from mlxr.compiler.passes.base import Edits, PassResult
 
 
@@ -19,13 +18,13 @@ class RemoveDeadOps:
     def run(self, graph: OpGraph) -> PassResult:
         """Applies the rule to every op."""
         roots = {"%" + name for name in graph.outputs}
-        roots |= {op.name for op in graph.ops if OPS[op.kind].arena in ("write", "readwrite")}
+        roots |= {op.name for op in graph.ops if op.attrs.arena in ("write", "readwrite")}
         reached = set(roots)
         frontier = list(roots)
         while frontier:
-            found = [node for node in graph.nx.predecessors(frontier.pop()) if node not in reached]
-            reached.update(found)
-            frontier.extend(found)
+            unseen = [node for node in graph.nx.predecessors(frontier.pop()) if node not in reached]
+            reached.update(unseen)
+            frontier.extend(unseen)
         edits = Edits(graph)
         for op in graph.ops:
             if op.name not in reached:

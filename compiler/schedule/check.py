@@ -6,7 +6,7 @@ from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Launch
 from mlxr.compiler.artifact.plan import Plan, Step
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.ir.verify import ARENA_TOKEN
+from mlxr.compiler.ir.buffers import ARENA_TOKEN
 
 _ARENAS = ("k_arena", "v_arena")
 _BATCH = frozenset(

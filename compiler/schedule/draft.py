@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
-from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.metal.kernels.kernel import Kernel

@@ -17,7 +17,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import OpGraph, Value
-from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.schedule.check import check_plan

@@ -11,7 +11,7 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
 from mlxr.compiler.formats.arena import ArenaGeometry, cache_row_bytes
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.spec.fields import INT32_MAX

@@ -111,7 +111,7 @@ def test_only_the_chosen_experts_are_read():
     bench = OpBench(compiled(large_spec("experts-normalised", "f32")))
     ops = {op.name: op for op in bench.artifact.graph("decode").ops}
     name, combine = expert_ops(bench.artifact)
-    chosen, num_experts = [3, 1], ops[name].attrs["num_experts"]
+    chosen, num_experts = [3, 1], ops[name].attrs.num_experts
     make = bench._input
 
     def poisoned(value, batch, dims):

@@ -7,9 +7,9 @@ import pytest
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.targets.metal.kernels.row_kernels import RouteKernel
-from mlxr.runtime.hosts.mlx_ops import evaluate
 from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
+from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import Mismatch, check_op
 

@@ -11,11 +11,13 @@ from mlxr.cli import main
 from mlxr.compiler.artifact import KernelEntry
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.errors import HostError, RequestError
+from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.roofline import roofline
 from mlxr.runtime.hosts.metal.host import MetalHost
-from mlxr.runtime.hosts.mlx_ops import LARGE_OPS
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs
+from mlxr.runtime.hosts.mlx_ops import evaluate_large
+from mlxr.runtime.hosts.mlx_ops.types import Inputs
+from mlxr.tuning import pieces as pieces_module
 from mlxr.tuning.measure_launches import measure_launches
 from mlxr.tuning.pieces import Pieces, gpu_host
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
@@ -83,13 +85,12 @@ def test_ops_whose_weights_one_launch_unpacks() -> None:
 def test_norms_of_mlx_ops_are_cast_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As hosts do once: an op is timed without the cast of its norm's f32 weight."""
     artifact, taken = variant("for-mlx"), []
-    project = LARGE_OPS["projection"]
 
-    def note(inputs: Inputs, attrs: Attrs) -> mx.array:
+    def note(attrs: OpKind, inputs: Inputs) -> mx.array:
         taken.append((inputs["x"].dtype, inputs["norm"].dtype))
-        return project(inputs, attrs)
+        return evaluate_large(attrs, inputs)
 
-    monkeypatch.setitem(LARGE_OPS, "projection", note)
+    monkeypatch.setattr(pieces_module, "evaluate_large", note)
     gpu, batch = FakeGpu(cost_us), prefill_batch(artifact, 64)
     pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
     launches = [one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"]

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
-from mlxr.compiler.ir.ops import AttrValue
+from mlxr.compiler.ir.op_kind import GatedKind, NormKind, OpKind, RopeLayout
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection, Route
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.norm import Norm, QkNorm
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.kernels.attention import CpuAttendDecode, CpuAttendPrefill, CpuCacheWrite, CpuRopeTable
@@ -33,6 +41,43 @@ class CpuDraft:
     needs_rows: bool = False
 
 
+class _MatrixFields(TypedDict):
+    """Fields of the kernels that multiply with a weight."""
+
+    in_features: int
+    segments: tuple[Segment, ...]
+    max_rows: int
+    norm: NormKind | None
+    norm_bias: bool
+    eps: float | None
+    bias: bool
+    residual: bool
+    residual_scale: float
+    activation_kind: GatedKind | None
+    gated: bool
+    limit: float | None
+
+
+class _RotaryFields(TypedDict):
+    """Fields of the kernels that rotate."""
+
+    arena: ArenaGeometry
+    num_heads: int
+    rotary_dim: int
+    rope_layout: RopeLayout
+
+
+class _AttentionFields(_RotaryFields):
+    """Fields of the attention kernels."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    compute: Literal["exact", "fast"]
+    sinks: bool
+    temperature: tuple[float, int] | None
+
+
 class CpuLowering:
     """Lowers one step's graph. Rotations are looked up in tables that the step's first calls make."""
 
@@ -42,18 +87,18 @@ class CpuLowering:
         self.shapes = spec.matrix_shapes()
         self.drafts: list[CpuDraft] = []
         self._tables: dict[CpuRopeTable, str] = {}
-        self._rules: dict[str, Callable[[Op], None]] = {
-            "embed": self._embed,
-            "linear": self._projection,
-            "projection": self._projection,
-            "norm": self._norm,
-            "qk_norm": self._qk_norm,
-            "rope_write_attention": self._attend_decode,
-            "rope_cache_write": self._cache_write,
-            "rope_attention": self._attend_prefill,
-            "route": self._route,
-            "expert_projection": self._expert_projection,
-            "expert_combine": self._expert_combine,
+        self._rules: dict[type[OpKind], Callable[[Op], None]] = {
+            Embed: self._embed,
+            Linear: self._projection,
+            Projection: self._projection,
+            Norm: self._norm,
+            QkNorm: self._qk_norm,
+            RopeWriteAttention: self._attend_decode,
+            RopeCacheWrite: self._cache_write,
+            RopeAttention: self._attend_prefill,
+            Route: self._route,
+            ExpertProjection: self._expert_projection,
+            ExpertCombine: self._expert_combine,
         }
 
     def run(self) -> list[CpuDraft]:
@@ -63,7 +108,7 @@ class CpuLowering:
             PlanError: an op has no function; a pass that should have fused it did not fire.
         """
         for op in self.graph.ops:
-            rule = self._rules.get(op.kind)
+            rule = self._rules.get(type(op.attrs))
             if rule is None:
                 raise PlanError(f"op {op.name!r} ({op.kind}) has no C function in step {self.step}; was it not fused?")
             rule(op)
@@ -100,90 +145,116 @@ class CpuLowering:
         assert isinstance(vocab, int) and isinstance(hidden, int), "weights have no symbolic dims"
         held = self.spec.weights.of_tensor(table.parts[0])
         layout: Literal["packed", "rows"] = "packed" if held.is_quantised else "rows"
-        scale = _number(op.attrs["scale"])
-        self._add(op, CpuEmbed("embed", vocab, hidden, held, layout, scale))
+        self._add(op, CpuEmbed("embed", vocab, hidden, held, layout, op.attrs_as(Embed).scale))
 
-    def _matrix_fields(self, op: Op, experts: int = 1) -> dict[str, Any]:
+    def _matrix_fields(self, op: Op, experts: int = 1) -> _MatrixFields:
         """Fields of the kernels that multiply with a weight of `experts` matrices."""
-        weight = self._value(op, "weight")
-        segments = tuple(Segment(self.spec.weights.of_tensor(p), self.shapes[p][0] // experts) for p in weight.parts)
-        kind = op.attrs.get("activation")
-        normed = "norm" in op.inputs
+        weight, attrs = self._value(op, "weight"), op.attrs_as(Product)
+        norm, finish = attrs.norm, attrs.finish
         return {
-            "label": weight.name.rpartition(".")[2],
             "in_features": self._width(op, "weight"),
-            "segments": segments,
-            "compute": self.spec.compute,
+            "segments": tuple(
+                Segment(self.spec.weights.of_tensor(p), self.shapes[p][0] // experts) for p in weight.parts
+            ),
             "max_rows": self.max_tokens,
-            "norm": op.attrs["norm_kind"] if normed else None,
+            "norm": norm.kind if norm else None,
             "norm_bias": "norm_bias" in op.inputs,
-            "eps": _number(op.attrs["eps"]) if normed else None,
+            "eps": norm.eps if norm else None,
             "bias": "bias" in op.inputs,
             "residual": "residual" in op.inputs,
-            "residual_scale": _number(op.attrs.get("residual_scale", 1.0)),
-            "activation_kind": kind,
-            "gated": kind is not None and bool(op.attrs["gated"]),
-            "limit": op.attrs.get("limit"),
+            "residual_scale": finish.residual_scale,
+            "activation_kind": finish.activation,
+            "gated": finish.gated,
+            "limit": finish.limit,
         }
+
+    def _label(self, op: Op) -> str:
+        """The last word of a weight's name."""
+        return self._value(op, "weight").name.rpartition(".")[2]
 
     def _weights(self, op: Op) -> dict[str, str]:
         return {f"w{index}": part for index, part in enumerate(self._value(op, "weight").parts)}
 
     def _projection(self, op: Op) -> None:
-        logits = op.out in self.graph.outputs
-        fields = self._matrix_fields(op) | {
-            "gather": "rows" in op.inputs,
-            "out_scale": _number(op.attrs.get("out_scale", 1.0)),
-            "out_cap": op.attrs.get("out_cap"),
-            "gate": "gate" in op.inputs,
-            "logits": logits,
-        }
-        if any(reader.kind == "route" for reader in self.graph.consumers(op.out)):
-            fields["compute"] = "exact"  # where two experts are nearly as good, rounding would choose
-        kernel = CpuProjection(**fields | ({"label": "logits"} if logits else {}))
+        logits, finish = op.out in self.graph.outputs, op.attrs_as(Product).finish
+        # Where two experts are nearly as good, rounding would choose.
+        routes = any(isinstance(reader.attrs, Route) for reader in self.graph.consumers(op.out))
+        kernel = CpuProjection(
+            label="logits" if logits else self._label(op),
+            compute="exact" if routes else self.spec.compute,
+            gather="rows" in op.inputs,
+            out_scale=finish.out_scale,
+            out_cap=finish.out_cap,
+            gate="gate" in op.inputs,
+            logits=logits,
+            **self._matrix_fields(op),
+        )
         self._add(op, kernel, self._weights(op))
 
     def _norm(self, op: Op) -> None:
-        groups, width = _whole(op.attrs["groups"]), self._width(op, "x")
+        attrs, width = op.attrs_as(Norm), self._width(op, "x")
         kernel = CpuNorm(
             label="norm",
             width=width,
-            groups=groups,
-            kind=op.attrs["kind"],  # type: ignore[arg-type]
-            eps=_number(op.attrs["eps"]),
-            piece_weights=groups > 1 and self._width(op, "weight") == width,
+            groups=attrs.groups,
+            kind=attrs.kind,
+            eps=attrs.eps,
+            piece_weights=attrs.groups > 1 and self._width(op, "weight") == width,
             bias="bias" in op.inputs,
             residual="residual" in op.inputs,
-            residual_scale=_number(op.attrs["residual_scale"]),
+            residual_scale=attrs.residual_scale,
             count="rows" if self._value(op, "x").shape[0] == "rows" else "tokens",
         )
         self._add(op, kernel)
 
     def _qk_norm(self, op: Op) -> None:
-        fields: dict[str, Any] = {
-            name: op.attrs[name] for name in ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps")
-        }
-        self._add(op, CpuQkNorm(label="qk_norm", bias="q_norm_bias" in op.inputs, **fields))
+        attrs = op.attrs_as(QkNorm)
+        kernel = CpuQkNorm(
+            label="qk_norm",
+            num_heads=attrs.num_heads,
+            num_kv_heads=attrs.num_kv_heads,
+            head_dim=attrs.head_dim,
+            scope=attrs.scope,
+            kind=attrs.kind,
+            eps=attrs.eps,
+            bias="q_norm_bias" in op.inputs,
+        )
+        self._add(op, kernel)
 
     def _route(self, op: Op) -> None:
-        count = self._width(op, "x")
+        attrs, count = op.attrs_as(Route), self._width(op, "x")
         if count > MOST_EXPERTS:
             raise PlanError(f"op {op.name!r} routes to {count} experts; target cpu has at most {MOST_EXPERTS}")
-        fields: dict[str, Any] = {name: op.attrs[name] for name in ("top_k", "router", "normalise", "scale")}
-        self._add(op, CpuRoute(label="route", num_experts=count, bias="bias" in op.inputs, **fields))
+        kernel = CpuRoute(
+            label="route",
+            num_experts=count,
+            top_k=attrs.top_k,
+            router=attrs.router,
+            bias="bias" in op.inputs,
+            normalise=attrs.normalise,
+            scale=attrs.scale,
+        )
+        self._add(op, kernel)
 
     def _experts(self, op: Op, *, combine: bool) -> None:
-        count, top_k = _whole(op.attrs["num_experts"]), _whole(op.attrs["top_k"])
-        fields = self._matrix_fields(op, count)
+        attrs = op.attrs_as(ExpertProduct)
+        fields = self._matrix_fields(op, attrs.num_experts)
         for part, segment in zip(self._value(op, "weight").parts, fields["segments"], strict=True):
             if segment.format.is_quantised and segment.rows % PANEL_ROWS:
                 raise PlanError(
                     f"{part} has {segment.rows} rows an expert in {segment.format}; target cpu packs {PANEL_ROWS} rows "
                     f"together: make them a multiple of that, or the format a float one"
                 )
-        fields |= {"label": f"experts_{fields['label']}", "num_experts": count, "top_k": top_k, "combine": combine}
-        per_pair = combine or self._width(op, "x") != fields["in_features"]
-        self._add(op, CpuExperts(**fields, inputs_of_pairs=per_pair), self._weights(op))
+        kernel = CpuExperts(
+            label=f"experts_{self._label(op)}",
+            compute=self.spec.compute,
+            num_experts=attrs.num_experts,
+            top_k=attrs.top_k,
+            inputs_of_pairs=combine or self._width(op, "x") != fields["in_features"],
+            combine=combine,
+            **fields,
+        )
+        self._add(op, kernel, self._weights(op))
 
     def _expert_projection(self, op: Op) -> None:
         self._experts(op, combine=False)
@@ -191,44 +262,44 @@ class CpuLowering:
     def _expert_combine(self, op: Op) -> None:
         self._experts(op, combine=True)
 
-    def _heads(self, op: Op) -> dict[str, Any]:
-        """Fields of the kernels that rotate."""
-        fields = {name: op.attrs[name] for name in ("num_heads", "rotary_dim", "rope_layout")}
-        return fields | {"arena": self.arena}
+    def _rotary_fields(self, op: Op) -> _RotaryFields:
+        attrs = op.attrs_as(PackedHeads)
+        return {
+            "arena": self.arena,
+            "num_heads": attrs.num_heads,
+            "rotary_dim": attrs.rotary_dim,
+            "rope_layout": attrs.rope_layout,
+        }
 
-    def _softmax(self, op: Op) -> dict[str, Any]:
-        """Fields of the attention kernels."""
-        fields = self._heads(op) | {name: op.attrs[name] for name in ("scale", "window", "softcap")}
-        beta, context = op.attrs["temperature_beta"], op.attrs["temperature_context"]
-        temperature = None if beta is None else (_number(beta), _whole(context))
-        return fields | {"compute": self.spec.compute, "sinks": "sinks" in op.inputs, "temperature": temperature}
+    def _attention_fields(self, op: Op) -> _AttentionFields:
+        attrs = op.attrs_as(PackedAttention)
+        return {
+            **self._rotary_fields(op),
+            "scale": attrs.scale,
+            "window": attrs.window,
+            "softcap": attrs.softcap,
+            "compute": self.spec.compute,
+            "sinks": "sinks" in op.inputs,
+            "temperature": attrs.temperature,
+        }
 
     def _rotated(self, op: Op, kernel: CpuKernel) -> None:
         """Adds a call that reads the table of its op's rotations, which those with the same ones share."""
         buffers = {}
         if "frequencies" in op.inputs:
             frequencies = self._value(op, "frequencies").data
-            table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies, scale=_number(op.attrs["rope_scale"]))
+            scale = op.attrs_as(PackedHeads).rope_scale
+            table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies, scale=scale)
             number = len(self._tables) + 1
             name = self._tables.setdefault(table, ROPE_TABLE if number == 1 else f"{ROPE_TABLE}_{number}")
             buffers["rope_table"] = name
-        self._add(op, kernel, buffers, _whole(op.attrs["layer"]))
+        self._add(op, kernel, buffers, op.layer)
 
     def _cache_write(self, op: Op) -> None:
-        self._rotated(op, CpuCacheWrite(label="cache_write", **self._heads(op)))
+        self._rotated(op, CpuCacheWrite(label="cache_write", **self._rotary_fields(op)))
 
     def _attend_decode(self, op: Op) -> None:
-        self._rotated(op, CpuAttendDecode(label="attend_decode", **self._softmax(op)))
+        self._rotated(op, CpuAttendDecode(label="attend_decode", **self._attention_fields(op)))
 
     def _attend_prefill(self, op: Op) -> None:
-        self._rotated(op, CpuAttendPrefill(label="attend_prefill", **self._softmax(op)))
-
-
-def _number(value: AttrValue) -> float:
-    assert isinstance(value, int | float), f"{value!r} is not a number"
-    return float(value)
-
-
-def _whole(value: AttrValue) -> int:
-    assert isinstance(value, int), f"{value!r} is not a whole number"
-    return value
+        self._rotated(op, CpuAttendPrefill(label="attend_prefill", **self._attention_fields(op)))

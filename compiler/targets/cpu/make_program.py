@@ -12,7 +12,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.ops import Shape
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.passes.pipeline import Step as StepName
 from mlxr.compiler.schedule.memory import place_activations

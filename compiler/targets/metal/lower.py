@@ -1,25 +1,42 @@
 """Lowers ops to launches: chooses kernels, geometry and conditions."""
 
 from collections.abc import Callable, Mapping
+from typing import TypedDict
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection
+from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.passes.pipeline import Step
 from mlxr.compiler.schedule.draft import Draft, Drafting
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernels import (
-    EmbedKernel,
-)
+from mlxr.compiler.targets.metal.kernels.projection_kernels import EmbedKernel, Epilogue
 from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
 from mlxr.compiler.targets.metal.lower_projection import ProjectionLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
+
+
+class _ExpertFields(TypedDict):
+    """Fields of the experts' kernels."""
+
+    in_features: int
+    out_features: int
+    layout: WeightLayout
+    activation: DType
+    epilogue: Epilogue
+    outs: int
+    simdgroups: int
+    num_experts: int
+    top_k: int
 
 
 class Lowering(Drafting):
@@ -43,10 +60,10 @@ class Lowering(Drafting):
         super().__init__(graph, step, arena, table, one_kernel)
         self.layouts = layouts
         self.limits = limits
-        self._rules: dict[str, Callable[[Op], None]] = {
-            "embed": self._embed,
-            "expert_projection": self._expert_projection,
-            "expert_combine": self._expert_combine,
+        self._rules: dict[type[OpKind], Callable[[Op], None]] = {
+            Embed: self._embed,
+            ExpertProjection: self._expert_projection,
+            ExpertCombine: self._expert_combine,
             **ProjectionLowering(self, layouts, limits).rules,
             **AttentionLowering(self, limits["tokens"]).rules,
         }
@@ -58,7 +75,7 @@ class Lowering(Drafting):
             PlanError: an op has no kernel; a pass that should have fused it did not fire.
         """
         for op in self.graph.ops:
-            rule = self._rules.get(op.kind)
+            rule = self._rules.get(type(op.attrs))
             if rule is None:
                 raise PlanError(f"op {op.name!r} ({op.kind}) has no kernel in step {self.step}; was it not fused?")
             rule(op)
@@ -66,41 +83,40 @@ class Lowering(Drafting):
 
     def _embed(self, op: Op) -> None:
         layout = self.layouts[op.inputs["table"]]
-        scale = float(str(op.attrs.get("scale", 1.0)))
-        kernel = EmbedKernel("embed", layout, self.graph.value(op.out).dtype, scale)
+        kernel = EmbedKernel("embed", layout, self.graph.value(op.out).dtype, op.attrs_as(Embed).scale)
         self.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})
 
     def _expert_projection(self, op: Op) -> None:
         choice = self._expert_choice("experts", op)
-        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))  # type: ignore[arg-type]
+        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))
         grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
         self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=OneRow.names("mma")))
 
     def _expert_combine(self, op: Op) -> None:
         choice = self._expert_choice("experts_down", op)
-        kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))  # type: ignore[arg-type]
+        kernel = ExpertCombineKernel("experts_down", norm=None, **self._expert_fields(op, choice))
         grid = (Extent(times=kernel.threadgroups), Extent(dim="tokens"))
         self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=OneRow.names("mma")))
 
     def _expert_choice(self, label: str, op: Op) -> Choice:
         layout = self.layouts[op.inputs["weight"]]
-        return self.table.choose(Site.of_weight(label, layout, int(str(op.attrs["num_experts"]))))
+        return self.table.choose(Site.of_weight(label, layout, op.attrs_as(ExpertProduct).num_experts))
 
-    def _expert_fields(self, op: Op, choice: Choice) -> dict[str, object]:
+    def _expert_fields(self, op: Op, choice: Choice) -> _ExpertFields:
         if choice.geometry.one_row.mma:
             raise PlanError(
                 f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0"
             )
         layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry.one_row
-        num_experts, top_k = (int(str(op.attrs[name])) for name in ("num_experts", "top_k"))
+        experts = op.attrs_as(ExpertProduct)
         return {
             "in_features": layout.columns,
-            "out_features": layout.rows // epilogue.halves // num_experts,
+            "out_features": layout.rows // epilogue.halves // experts.num_experts,
             "layout": layout,
             "activation": self.value(op, "x").dtype,
             "epilogue": epilogue,
             "outs": max(1, g.outputs // epilogue.halves),
             "simdgroups": g.simdgroups,
-            "num_experts": num_experts,
-            "top_k": top_k,
+            "num_experts": experts.num_experts,
+            "top_k": experts.top_k,
         }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from typing import TypedDict
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.launch import Condition, Extent
@@ -11,6 +12,12 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, Value
+from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.ir.ops.experts import Route
+from mlxr.compiler.ir.ops.norm import Norm, QkNorm
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.schedule.draft import ONE, Draft, Drafting, Scratch, layer_buffer
 from mlxr.compiler.schedule.geometry import (
     AttendPartition,
@@ -37,6 +44,28 @@ MLX_MOST_HEAD_DIM = 128
 """Largest heads that MLX has attention kernels for, on NVIDIA GPUs and on Apple's."""
 
 
+class _RopeFields(TypedDict):
+    """Fields of the kernels that rotate."""
+
+    arena: ArenaGeometry
+    num_heads: int
+    activation: DType
+    frequencies: tuple[float, ...]
+    rotary_dim: int
+    rope_layout: RopeLayout
+    rope_scale: float
+
+
+class _AttentionFields(_RopeFields):
+    """Fields of the attention kernels."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    temperature: tuple[float, int] | None
+    sinks: DType | None
+
+
 class AttentionLowering:
     """The rules of the ops around attention; launches go to a `Drafting`."""
 
@@ -45,44 +74,46 @@ class AttentionLowering:
         self._arena = drafting.arena
 
     @property
-    def rules(self) -> Mapping[str, Callable[[Op], None]]:
+    def rules(self) -> Mapping[type[OpKind], Callable[[Op], None]]:
         """The rule of each op kind."""
         return {
-            "rope_write_attention": self._decode_attention,
-            "rope_cache_write": self._cache_write,
-            "rope_attention": self._prefill_attention,
-            "norm": self._norm,
-            "qk_norm": self._qk_norm,
-            "route": self._route,
+            RopeWriteAttention: self._decode_attention,
+            RopeCacheWrite: self._cache_write,
+            RopeAttention: self._prefill_attention,
+            Norm: self._norm,
+            QkNorm: self._qk_norm,
+            Route: self._route,
         }
 
-    def _rope_fields(self, op: Op) -> dict[str, object]:
-        rotary_dim = op.attrs["rotary_dim"]
+    def _rope_fields(self, op: Op) -> _RopeFields:
+        attrs = op.attrs_as(PackedHeads)
         return {
             "arena": self._arena,
-            "num_heads": op.attrs["num_heads"],
+            "num_heads": attrs.num_heads,
             "activation": self._to.value(op, "qkv").dtype,
-            "frequencies": self._to.value(op, "frequencies").data if rotary_dim else (),
-            "rotary_dim": rotary_dim,
-            "rope_layout": op.attrs["rope_layout"],
-            "rope_scale": op.attrs["rope_scale"],
+            "frequencies": self._to.value(op, "frequencies").data if attrs.rotary_dim else (),
+            "rotary_dim": attrs.rotary_dim,
+            "rope_layout": attrs.rope_layout,
+            "rope_scale": attrs.rope_scale,
         }
 
-    def _attention_fields(self, op: Op) -> dict[str, object]:
-        beta, context = op.attrs["temperature_beta"], op.attrs["temperature_context"]
-        return self._rope_fields(op) | {
-            "scale": op.attrs["scale"],
-            "window": op.attrs["window"],
-            "softcap": op.attrs["softcap"],
-            "temperature": None if beta is None else (beta, context),
+    def _attention_fields(self, op: Op) -> _AttentionFields:
+        attrs = op.attrs_as(PackedAttention)
+        return {
+            **self._rope_fields(op),
+            "scale": attrs.scale,
+            "window": attrs.window,
+            "softcap": attrs.softcap,
+            "temperature": attrs.temperature,
             "sinks": self._to.optional_dtype(op, "sinks"),
         }
 
     def _arena_buffers(self, op: Op) -> dict[str, str]:
-        return {"layer": layer_buffer(op.attrs["layer"]), "token_out": op.outputs["token"]}
+        assert op.layer is not None, "the verifier says so of all that access the arena"
+        return {"layer": layer_buffer(op.layer), "token_out": op.outputs["token"]}
 
     def _cache_write(self, op: Op) -> None:
-        kernel = RopeCacheWriteKernel("rope_cache_write", **self._rope_fields(op))  # type: ignore[arg-type]
+        kernel = RopeCacheWriteKernel("rope_cache_write", **self._rope_fields(op))
         self._to.emit(op, kernel, (Extent(dim="tokens"),), self._arena_buffers(op))
 
     def _decode_attention(self, op: Op) -> None:
@@ -90,10 +121,11 @@ class AttentionLowering:
         g = choice.geometry.decode_attention
         partition = g.partition.length
         partitions = min(g.partition.most, -(-self._arena.context // partition))
-        gqa_ratio = _int(op, "num_heads") // _int(op, "num_kv_heads")
+        attrs = op.attrs_as(PackedHeads)
+        gqa_ratio = attrs.num_heads // attrs.num_kv_heads
         whole = AttendKernel(
             "attend",
-            **self._attention_fields(op),  # type: ignore[arg-type]
+            **self._attention_fields(op),
             simdgroups=g.whole.simdgroups,
             partition=0,
             max_partitions=0,
@@ -193,7 +225,7 @@ class AttentionLowering:
         self._to.scratch += [Scratch(buffers[name], context, dtype) for name in ("keys", "values")]
         prepare = AttentionInputsKernel(
             "attention_inputs",
-            **self._rope_fields(op),  # type: ignore[arg-type]
+            **self._rope_fields(op),
             temperature=kernel.temperature,
         )
         self._to.emit(
@@ -210,7 +242,7 @@ class AttentionLowering:
     def _choose(self, label: str) -> Choice:
         return self._to.table.choose(Site.of_arena(label, self._arena))
 
-    def _fitting_prefill(self, fields: dict[str, object], choice: Choice) -> AttendPrefillKernel:
+    def _fitting_prefill(self, fields: _AttentionFields, choice: Choice) -> AttendPrefillKernel:
         """The largest tiles that threadgroup memory holds: full key tiles first, then rows."""
         g = choice.geometry.prefill_attention.tile
         keys = g.keys
@@ -219,7 +251,7 @@ class AttentionLowering:
             while rows >= 8:
                 kernel = AttendPrefillKernel(
                     "attend_prefill",
-                    **fields,  # type: ignore[arg-type]
+                    **fields,
                     tile=1,
                     heads=1,
                     keys=keys,
@@ -234,9 +266,9 @@ class AttentionLowering:
         raise PlanError(f"no prefill attention tile of heads of {self._arena.head_dim} fits {THREADGROUP_BYTES} bytes")
 
     def _norm(self, op: Op) -> None:
-        x, weight, groups = self._to.value(op, "x"), self._to.value(op, "weight"), op.attrs["groups"]
-        width = x.shape[1]
-        assert isinstance(width, int) and isinstance(groups, int), "only rows are symbolic"
+        attrs, x, weight = op.attrs_as(Norm), self._to.value(op, "x"), self._to.value(op, "weight")
+        width, groups = x.shape[1], attrs.groups
+        assert isinstance(width, int), "only rows are symbolic"
         if width // groups % 4:
             raise PlanError(
                 f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read 4 at a time: "
@@ -246,27 +278,27 @@ class AttentionLowering:
             "norm",
             width=width,
             groups=groups,
-            kind=str(op.attrs["kind"]),
-            eps=_float(op, "eps"),
+            kind=attrs.kind,
+            eps=attrs.eps,
             shared=groups > 1 and weight.shape != (width,),
             weight=weight.dtype,
             bias=self._to.optional_dtype(op, "bias"),
             residual="residual" in op.inputs,
-            residual_scale=_float(op, "residual_scale"),
+            residual_scale=attrs.residual_scale,
             activation=x.dtype,
         )
         self._to.emit(op, kernel, (Extent(times=groups), _rows(x)), {"out": op.out})
 
     def _qk_norm(self, op: Op) -> None:
-        qkv = self._to.value(op, "qkv")
+        attrs, qkv = op.attrs_as(QkNorm), self._to.value(op, "qkv")
         kernel = QkNormKernel(
             "qk_norm",
-            num_heads=_int(op, "num_heads"),
-            num_kv_heads=_int(op, "num_kv_heads"),
-            head_dim=_int(op, "head_dim"),
-            scope=str(op.attrs["scope"]),
-            kind=str(op.attrs["kind"]),
-            eps=_float(op, "eps"),
+            num_heads=attrs.num_heads,
+            num_kv_heads=attrs.num_kv_heads,
+            head_dim=attrs.head_dim,
+            scope=attrs.scope,
+            kind=attrs.kind,
+            eps=attrs.eps,
             q_norm=self._to.value(op, "q_norm").dtype,
             k_norm=self._to.value(op, "k_norm").dtype,
             q_bias=self._to.optional_dtype(op, "q_norm_bias"),
@@ -277,16 +309,16 @@ class AttentionLowering:
         self._to.emit(op, kernel, (Extent(times=groups), _rows(qkv)), {"out": op.out})
 
     def _route(self, op: Op) -> None:
-        x = self._to.value(op, "x")
+        attrs, x = op.attrs_as(Route), self._to.value(op, "x")
         assert isinstance(x.shape[1], int), "only rows are symbolic"
         kernel = RouteKernel(
             "route",
             num_experts=x.shape[1],
-            top_k=_int(op, "top_k"),
-            router=str(op.attrs["router"]),
+            top_k=attrs.top_k,
+            router=attrs.router,
             bias=self._to.optional_dtype(op, "bias"),
-            normalise=bool(op.attrs["normalise"]),
-            scale=_float(op, "scale"),
+            normalise=attrs.normalise,
+            scale=attrs.scale,
         )
         self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
 
@@ -310,19 +342,7 @@ def _by_matrix(kernel: AttendKernel) -> AttendKernel:
 
 
 def _rows(value: Value) -> Extent:
-    return Extent(dim=value.shape[0])  # type: ignore[arg-type]
-
-
-def _int(op: Op, name: str) -> int:
-    value = op.attrs[name]
-    assert isinstance(value, int), f"the op table says that {name} of {op.name} is a whole number"
-    return value
-
-
-def _float(op: Op, name: str) -> float:
-    value = op.attrs[name]
-    assert isinstance(value, int | float), f"the op table says that {name} of {op.name} is a number"
-    return float(value)
+    return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
 
 
 def copy_blocks_draft(arena: ArenaGeometry) -> Draft:

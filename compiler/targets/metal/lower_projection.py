@@ -10,6 +10,8 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.schedule.draft import ONE, Drafting, Scratch
 from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
@@ -48,9 +50,9 @@ class ProjectionLowering:
         self.limits = limits
 
     @property
-    def rules(self) -> Mapping[str, Callable[[Op], None]]:
+    def rules(self) -> Mapping[type[OpKind], Callable[[Op], None]]:
         """The rule of each op kind."""
-        return {"linear": self._projection, "projection": self._projection}
+        return {Linear: self._projection, Projection: self._projection}
 
     def _projection(self, op: Op) -> None:
         gather = "rows" in op.inputs

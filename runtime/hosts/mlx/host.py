@@ -22,7 +22,7 @@ from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_di
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
 from mlxr.runtime.hosts.mlx.padding import padded_batch
-from mlxr.runtime.hosts.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES, evaluate_large
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Arrays = dict[str, mx.array]
@@ -221,7 +221,7 @@ class MlxHost(ArrayHost):
             names = {**op.inputs, **dict(launch.mlx_inputs)}
             inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
             inputs |= self._norms.get((step.name, launch.op), {})
-            arrays[op.out] = _bindable(LARGE_OPS[op.kind](inputs, op.attrs))
+            arrays[op.out] = _bindable(evaluate_large(op.attrs, inputs))
             self.count(f"mlx.{op.kind}", launch.op)
             return
         shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}

@@ -35,7 +35,7 @@ def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[t
             names = {**op.inputs, **dict(launch.mlx_inputs)}
             if not launch.mlx or launch.feeds_mlx or "norm" not in names:
                 continue
-            dtype = compute_type(types[names["x"]], types[names["weight"]], MLX_DTYPES[str(op.attrs["dtype"])])
+            dtype = compute_type(types[names["x"]], types[names["weight"]], MLX_DTYPES[str(graph.value(op.out).dtype)])
             norms = found.setdefault((step.name, launch.op), {})
             for port in (port for port in NORM_PORTS if port in names):
                 key = (names[port], dtype)

@@ -1,8 +1,9 @@
 """Every op kind of the graph as MLX ops: what `reference` runs, and what hosts borrow for single launches."""
 
-from mlxr.runtime.hosts.mlx_ops.large import LARGE_OPS
-from mlxr.runtime.hosts.mlx_ops.run_graph import run_graph
-from mlxr.runtime.hosts.mlx_ops.table import MLX_OPS, evaluate
+from mlxr.runtime.hosts.mlx_ops.large import evaluate_large
+from mlxr.runtime.hosts.mlx_ops.run_graph import arena_layer, run_graph
+from mlxr.runtime.hosts.mlx_ops.table import evaluate
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
-__all__ = ["LARGE_OPS", "MLX_DTYPES", "MLX_OPS", "evaluate", "run_graph"]
+__all__ = ["MLX_DTYPES", "ArenaLayer", "arena_layer", "evaluate", "evaluate_large", "run_graph"]

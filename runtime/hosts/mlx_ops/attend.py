@@ -8,81 +8,102 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.ir.ops.attention import Attention, PackedAttention, RopeAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.cache import CacheWrite, RopeCacheWrite
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.ops.rope import Rope, Temperature
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.mlx_ops.arena_view import layer_rows
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.hosts.mlx_ops.dense import capped
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, Outputs, f32
+from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
 
-def rope(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Rope)
+def rope(inputs: Inputs, attrs: Rope, arena: ArenaLayer | None = None) -> Outputs:
     """Rotates every head of x [tokens, heads * head_dim]."""
     x = inputs["x"]
-    return {"out": _rotate(f32(x), inputs, attrs, attrs["num_heads"]).astype(x.dtype)}
+    return {"out": _rotate(f32(x), inputs, attrs, attrs.num_heads).astype(x.dtype)}
 
 
-def temperature(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Temperature)
+def temperature(inputs: Inputs, attrs: Temperature, arena: ArenaLayer | None = None) -> Outputs:
     """The product of x [tokens, width] and 1 + beta * ln(1 + floor(position / original_context))."""
     x = inputs["x"]
-    return {"out": _heat(f32(x), inputs, attrs["beta"], attrs["original_context"]).astype(x.dtype)}
+    return {"out": _tempered(f32(x), inputs, (attrs.beta, attrs.original_context)).astype(x.dtype)}
 
 
-def cache_write(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(CacheWrite)
+def cache_write(inputs: Inputs, attrs: CacheWrite, arena: ArenaLayer | None = None) -> Outputs:
     """Stores k and v [tokens, kv_heads * head_dim] in their slots."""
-    return _store(inputs["k"], inputs["v"], inputs, attrs, arena)
+    return _store(inputs["k"], inputs["v"], inputs, arena)
 
 
-def attention(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Attention)
+def attention(inputs: Inputs, attrs: Attention, arena: ArenaLayer | None = None) -> Outputs:
     """softmax(scale q k^T) v of q [tokens, heads * head_dim] over each sequence's part of the arena."""
     q = inputs["q"]
     return {"out": _attend(f32(q), inputs, attrs, arena).astype(q.dtype)} | _token(inputs)
 
 
-def rope_cache_write(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(RopeCacheWrite)
+def rope_cache_write(inputs: Inputs, attrs: RopeCacheWrite, arena: ArenaLayer | None = None) -> Outputs:
     """Rotates the keys of qkv and stores keys and values."""
-    _, k, v = _parts(inputs, attrs)
-    return _store(_rotate(k, inputs, attrs, attrs["num_kv_heads"]), v, inputs, attrs, arena)
+    return _rotate_and_store(inputs, attrs, arena)
 
 
-def rope_attention(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(RopeAttention)
+def rope_attention(inputs: Inputs, attrs: RopeAttention, arena: ArenaLayer | None = None) -> Outputs:
     """Rotates the queries of qkv and attends over the arena, which holds this step's keys and values already."""
+    return _rotate_and_attend(inputs, attrs, arena)
+
+
+@evaluates(RopeWriteAttention)
+def rope_write_attention(inputs: Inputs, attrs: RopeWriteAttention, arena: ArenaLayer | None = None) -> Outputs:
+    """Decode: stores the new key and value of each sequence, then attends; token i is sequence i's."""
+    seqs, tokens = len(inputs["context_lens"]), len(inputs["qkv"])
+    assert seqs == tokens, f"decode has one token a sequence, got {tokens} tokens of {seqs} sequences"
+    _rotate_and_store(inputs, attrs, arena)
+    return _rotate_and_attend({**inputs, "query_start": mx.arange(seqs + 1)}, attrs, arena)
+
+
+def _rotate_and_store(inputs: Inputs, attrs: PackedHeads, arena: ArenaLayer | None) -> Outputs:
+    _, k, v = _parts(inputs, attrs)
+    return _store(_rotate(k, inputs, attrs, attrs.num_kv_heads), v, inputs, arena)
+
+
+def _rotate_and_attend(inputs: Inputs, attrs: PackedAttention, arena: ArenaLayer | None) -> Outputs:
     q, _, _ = _parts(inputs, attrs)
-    q = _rotate(q, inputs, attrs, attrs["num_heads"])
-    q = _heat(q, inputs, attrs["temperature_beta"], attrs["temperature_context"])
+    q = _tempered(_rotate(q, inputs, attrs, attrs.num_heads), inputs, attrs.temperature)
     out = _attend(q, inputs, attrs, arena)
     return {"out": out.astype(inputs["qkv"].dtype)} | _token(inputs)
 
 
-def rope_write_attention(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
-    """Decode: stores the new key and value of each sequence, then attends; token i is sequence i's."""
-    seqs, tokens = len(inputs["context_lens"]), len(inputs["qkv"])
-    assert seqs == tokens, f"decode has one token a sequence, got {tokens} tokens of {seqs} sequences"
-    rope_cache_write(inputs, attrs, arena)
-    return rope_attention({**inputs, "query_start": mx.arange(seqs + 1)}, attrs, arena)
-
-
-def _parts(inputs: Inputs, attrs: Attrs) -> tuple[mx.array, mx.array, mx.array]:
+def _parts(inputs: Inputs, attrs: PackedHeads) -> tuple[mx.array, mx.array, mx.array]:
     """q, k and v of the packed projection, in fp32."""
-    q_width, kv_width = (attrs[n] * attrs["head_dim"] for n in ("num_heads", "num_kv_heads"))
+    q_width, kv_width = (heads * attrs.head_dim for heads in (attrs.num_heads, attrs.num_kv_heads))
     qkv = f32(inputs["qkv"])
     return qkv[:, :q_width], qkv[:, q_width : q_width + kv_width], qkv[:, q_width + kv_width :]
 
 
-def _heat(q: mx.array, inputs: Inputs, beta: float | None, context: int | None) -> mx.array:
-    if beta is None or context is None:
+def _tempered(q: mx.array, inputs: Inputs, temperature: tuple[float, int] | None) -> mx.array:
+    """Queries times their growth with their position; (beta, original context)."""
+    if temperature is None:
         return q
+    beta, context = temperature
     return q * (1 + beta * mx.log(1 + f32(inputs["positions"] // context)))[:, None]
 
 
-def _rotate(x: mx.array, inputs: Inputs, attrs: Attrs, num_heads: int) -> mx.array:
-    rotary_dim = attrs["rotary_dim"]
+def _rotate(x: mx.array, inputs: Inputs, attrs: Rope | PackedHeads, num_heads: int) -> mx.array:
+    rotary_dim = attrs.rotary_dim
     if rotary_dim == 0:
         return x
-    heads = x.reshape(-1, num_heads, attrs["head_dim"])
+    heads = x.reshape(-1, num_heads, attrs.head_dim)
     rotated, passed = heads[..., :rotary_dim], heads[..., rotary_dim:]
     angles = (f32(inputs["positions"])[:, None] * inputs["frequencies"])[:, None, :]
-    cos, sin = mx.cos(angles) * attrs["rope_scale"], mx.sin(angles) * attrs["rope_scale"]
-    if attrs["rope_layout"] == "interleaved":
+    cos, sin = mx.cos(angles) * attrs.rope_scale, mx.sin(angles) * attrs.rope_scale
+    if attrs.rope_layout == "interleaved":
         a, b = rotated[..., 0::2], rotated[..., 1::2]
         rotated = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(rotated.shape)
     else:
@@ -91,25 +112,26 @@ def _rotate(x: mx.array, inputs: Inputs, attrs: Attrs, num_heads: int) -> mx.arr
     return mx.concatenate([rotated, passed], axis=-1).reshape(x.shape)
 
 
-def _store(k: mx.array, v: mx.array, inputs: Inputs, attrs: Attrs, arena: Arena | None) -> Outputs:
-    assert arena is not None, "cache writes need an arena"
-    geometry = arena.geometry
+def _store(k: mx.array, v: mx.array, inputs: Inputs, place: ArenaLayer | None) -> Outputs:
+    assert place is not None, "cache writes need an arena"
+    arena, geometry = place.arena, place.arena.geometry
     slots = _indices(inputs["slots"])
     blocks, offsets = slots // geometry.block_size, slots % geometry.block_size
     for array, new in ((arena.k, k), (arena.v, v)):
         heads = new.reshape(-1, geometry.num_kv_heads, geometry.head_dim)
-        rows = layer_rows(array, geometry.layout, attrs["layer"])
+        rows = layer_rows(array, geometry.layout, place.layer)
         rows[blocks, offsets] = encode_rows(heads, str(geometry.dtype))
     return _token(inputs)
 
 
-def _attend(q: mx.array, inputs: Inputs, attrs: Attrs, arena: Arena | None) -> mx.array:
-    assert arena is not None, "attention needs an arena"
+def _attend(q: mx.array, inputs: Inputs, attrs: Attention | PackedAttention, place: ArenaLayer | None) -> mx.array:
+    assert place is not None, "attention needs an arena"
+    arena = place.arena
     starts, tables = _indices(inputs["query_start"]), _indices(inputs["block_tables"])
     outs = []
     for seq, context in enumerate(_indices(inputs["context_lens"]).tolist()):
         own = slice(int(starts[seq]), int(starts[seq + 1]))
-        k, v = (_context(arena, array, attrs["layer"], tables[seq], context) for array in (arena.k, arena.v))
+        k, v = (_context(arena, array, place.layer, tables[seq], context) for array in (arena.k, arena.v))
         outs.append(_attend_one(q[own], k, v, inputs["positions"][own], inputs.get("sinks"), attrs))
     return mx.concatenate(outs)
 
@@ -125,18 +147,23 @@ def _context(arena: Arena, array: mx.array, layer: int, table: npt.NDArray[np.in
 
 
 def _attend_one(
-    q: mx.array, k: mx.array, v: mx.array, positions: mx.array, sinks: mx.array | None, attrs: Attrs
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    positions: mx.array,
+    sinks: mx.array | None,
+    attrs: Attention | PackedAttention,
 ) -> mx.array:
     """One sequence: q [tokens, heads * head_dim], k and v [kv_heads, context, head_dim], sinks [heads] -> like q."""
-    tokens, kv_heads, head_dim = len(positions), attrs["num_kv_heads"], attrs["head_dim"]
-    ratio = attrs["num_heads"] // kv_heads
+    tokens, kv_heads, head_dim = len(positions), attrs.num_kv_heads, attrs.head_dim
+    ratio = attrs.num_heads // kv_heads
     grouped = q.reshape(tokens, kv_heads, ratio, head_dim).transpose(1, 2, 0, 3)
-    scores = grouped @ k[:, None].swapaxes(-1, -2) * attrs["scale"]
-    scores = capped(scores, attrs["softcap"])
+    scores = grouped @ k[:, None].swapaxes(-1, -2) * attrs.scale
+    scores = capped(scores, attrs.softcap)
     keys = mx.arange(k.shape[1])
     seen = keys <= positions[:, None]
-    if attrs["window"] is not None:
-        seen = seen & (keys > positions[:, None] - attrs["window"])
+    if attrs.window is not None:
+        seen = seen & (keys > positions[:, None] - attrs.window)
     scores = mx.where(seen, scores, -mx.inf)
     if sinks is not None:  # one more score, whose share of the softmax goes to no value
         more = mx.broadcast_to(f32(sinks).reshape(kv_heads, ratio, 1, 1), (*scores.shape[:-1], 1))

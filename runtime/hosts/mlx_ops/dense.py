@@ -2,60 +2,73 @@
 
 import mlx.core as mx
 
-from mlxr.runtime.cache.arena import Arena
+from mlxr.compiler.ir.ops.attention import Split
+from mlxr.compiler.ir.ops.elementwise import Activation, Add, Multiply, Scale, SoftCap, SwigluOai
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.product import Finish
+from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated, activate_projected
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, Outputs, f32
+from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 
-def embed(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Embed)
+def embed(inputs: Inputs, attrs: Embed, arena: ArenaLayer | None = None) -> Outputs:
     """Scaled rows of the table: ids [tokens], table [vocab, hidden] -> [tokens, hidden]."""
     rows = inputs["table"][inputs["ids"]]
-    scaled = rows if attrs["scale"] == 1 else f32(rows) * attrs["scale"]
-    return {"out": scaled.astype(MLX_DTYPES[attrs["dtype"]])}
+    scaled = rows if attrs.scale == 1 else f32(rows) * attrs.scale
+    return {"out": scaled.astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def linear(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Linear)
+def linear(inputs: Inputs, attrs: Linear, arena: ArenaLayer | None = None) -> Outputs:
     """The product x @ weight.T + bias: x [tokens, width], weight [features, width], bias [features]."""
     y = f32(inputs["x"]) @ f32(inputs["weight"]).T
     if "bias" in inputs:
         y = y + f32(inputs["bias"])
-    return {"out": y.astype(MLX_DTYPES[attrs["dtype"]])}
+    return {"out": y.astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def activation(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Activation)
+def activation(inputs: Inputs, attrs: Activation, arena: ArenaLayer | None = None) -> Outputs:
     """The activation function of every element."""
     x = inputs["x"]
-    return {"out": activate(f32(x), attrs["kind"]).astype(x.dtype)}
+    return {"out": activate(f32(x), attrs.kind).astype(x.dtype)}
 
 
-def multiply(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Multiply)
+def multiply(inputs: Inputs, attrs: Multiply, arena: ArenaLayer | None = None) -> Outputs:
     """The elementwise product a * b."""
     return {"out": (f32(inputs["a"]) * f32(inputs["b"])).astype(inputs["a"].dtype)}
 
 
-def swiglu_oai(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(SwigluOai)
+def swiglu_oai(inputs: Inputs, attrs: SwigluOai, arena: ArenaLayer | None = None) -> Outputs:
     """(b + 1) * a * sigmoid(1.702 a), with the gate a at most the limit and b within +- limit."""
-    gated = activate_gated(f32(inputs["a"]), f32(inputs["b"]), "swiglu_oai", attrs["limit"])
+    gated = activate_gated(f32(inputs["a"]), f32(inputs["b"]), "swiglu_oai", attrs.limit)
     return {"out": gated.astype(inputs["a"].dtype)}
 
 
-def add(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Add)
+def add(inputs: Inputs, attrs: Add, arena: ArenaLayer | None = None) -> Outputs:
     """The elementwise sum a + alpha * b."""
-    return {"out": (f32(inputs["a"]) + attrs["alpha"] * f32(inputs["b"])).astype(inputs["a"].dtype)}
+    return {"out": (f32(inputs["a"]) + attrs.alpha * f32(inputs["b"])).astype(inputs["a"].dtype)}
 
 
-def scale(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Scale)
+def scale(inputs: Inputs, attrs: Scale, arena: ArenaLayer | None = None) -> Outputs:
     """The product factor * x."""
     x = inputs["x"]
-    return {"out": (f32(x) * attrs["factor"]).astype(x.dtype)}
+    return {"out": (f32(x) * attrs.factor).astype(x.dtype)}
 
 
-def soft_cap(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(SoftCap)
+def soft_cap(inputs: Inputs, attrs: SoftCap, arena: ArenaLayer | None = None) -> Outputs:
     """The soft cap, cap * tanh(x / cap), of every element."""
     x = inputs["x"]
-    return {"out": capped(f32(x), attrs["cap"]).astype(x.dtype)}
+    return {"out": capped(f32(x), attrs.cap).astype(x.dtype)}
 
 
 def capped(x: mx.array, cap: float | None) -> mx.array:
@@ -63,25 +76,29 @@ def capped(x: mx.array, cap: float | None) -> mx.array:
     return x if cap is None else cap * mx.tanh(x / cap)
 
 
-def gate_rows(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(GateRows)
+def gate_rows(inputs: Inputs, attrs: GateRows, arena: ArenaLayer | None = None) -> Outputs:
     """Rows of x [tokens, width], each times the sigmoid of its gate [tokens, 1]."""
     x = inputs["x"]
     return {"out": (f32(x) * mx.sigmoid(f32(inputs["gate"]))).astype(x.dtype)}
 
 
-def gather_rows(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(GatherRows)
+def gather_rows(inputs: Inputs, attrs: GatherRows, arena: ArenaLayer | None = None) -> Outputs:
     """The rows x[rows] of x [tokens, width]."""
     return {"out": inputs["x"][inputs["rows"]]}
 
 
-def split(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Split)
+def split(inputs: Inputs, attrs: Split, arena: ArenaLayer | None = None) -> Outputs:
     """Columns q, k and v of x [tokens, q + k + v]."""
-    q, k = attrs["q"], attrs["k"]
+    q, k = attrs.q, attrs.k
     x = inputs["x"]
     return {"q": x[:, :q], "k": x[:, q : q + k], "v": x[:, q + k :]}
 
 
-def projection(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Projection)
+def projection(inputs: Inputs, attrs: Projection, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * sigmoid(gate) * y of a projection y.
 
     y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped.
@@ -90,17 +107,18 @@ def projection(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outp
     out], gate [rows, 1], rows [rows]. Where gated, the weight's rows are the gate's, then the up projection's.
     """
     x = f32(inputs["x"][inputs["rows"]] if "rows" in inputs else inputs["x"])
-    x = normalise_input(x, inputs, attrs)
+    x = normalise_input(x, inputs, attrs.norm)
     y = x @ f32(inputs["weight"]).T
     if "bias" in inputs:
         y = y + f32(inputs["bias"])
-    y = activate_projected(y, attrs["activation"], attrs["gated"], attrs["limit"])
-    return {"out": finish_projection(y, inputs, attrs)}
+    finish = attrs.finish
+    y = activate_projected(y, finish.activation, finish.gated, finish.limit)
+    return {"out": finish_projection(y, inputs, finish).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def finish_projection(y: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
-    """What a projection makes of its activated sums y [rows, out] in fp32: factors, cap, gate and residual."""
-    y = capped(y * attrs["out_scale"], attrs["out_cap"])
+def finish_projection(y: mx.array, inputs: Inputs, finish: Finish) -> mx.array:
+    """What follows the activated sums y [rows, out] of a projection, in fp32: factors, cap, gate and residual."""
+    y = capped(y * finish.out_scale, finish.out_cap)
     if "gate" in inputs:
         y = y * mx.sigmoid(f32(inputs["gate"]))
-    return add_residual(y, inputs, attrs).astype(MLX_DTYPES[attrs["dtype"]])
+    return add_residual(y, inputs, finish.residual_scale)

@@ -6,20 +6,22 @@ Which experts are chosen is read back when the function is called, so that only 
 import mlx.core as mx
 import numpy as np
 
-from mlxr.runtime.cache.arena import Arena
+from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertLinear, ExpertProjection, ExpertSum, Route
 from mlxr.runtime.hosts.mlx_ops.activations import activate_projected
 from mlxr.runtime.hosts.mlx_ops.normalise import add_residual, normalise_input
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, Outputs, f32
+from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 
-def route(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Route)
+def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outputs:
     """The top_k experts of each token, best first, and their weights, of router logits x [tokens, experts].
 
     Of equal experts the first comes first, and a logit that is no number is the least of all. A bias [experts] counts
     for the choice alone.
     """
-    logits, top_k, router = f32(inputs["x"]), attrs["top_k"], attrs["router"]
+    logits, top_k, router = f32(inputs["x"]), attrs.top_k, attrs.router
     logits = mx.where(mx.isnan(logits), -mx.inf, logits)
     scored = logits
     if router == "softmax_topk":
@@ -32,51 +34,55 @@ def route(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
     weights = mx.take_along_axis(scored, chosen, axis=-1)
     if router == "topk_softmax":
         weights = mx.softmax(weights, axis=-1)
-    elif attrs["normalise"]:
+    elif attrs.normalise:
         weights = weights / mx.sum(weights, axis=-1, keepdims=True)
-    return {"experts": chosen, "weights": weights * attrs["scale"]}
+    return {"experts": chosen, "weights": weights * attrs.scale}
 
 
-def expert_linear(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(ExpertLinear)
+def expert_linear(inputs: Inputs, attrs: ExpertLinear, arena: ArenaLayer | None = None) -> Outputs:
     """The product x @ weight[e].T + bias[e] of each chosen expert e.
 
     x [tokens, K] or [tokens, top_k * K], weight [E * F, K] -> [tokens, top_k * F].
     """
-    y = _multiply(f32(inputs["x"]), inputs["weight"], inputs.get("bias"), inputs["experts"], attrs["num_experts"])
-    return {"out": y.reshape(len(inputs["x"]), -1).astype(MLX_DTYPES[attrs["dtype"]])}
+    y = _multiply(f32(inputs["x"]), inputs["weight"], inputs.get("bias"), inputs["experts"], attrs.num_experts)
+    return {"out": y.reshape(len(inputs["x"]), -1).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def expert_sum(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(ExpertSum)
+def expert_sum(inputs: Inputs, attrs: ExpertSum, arena: ArenaLayer | None = None) -> Outputs:
     """The sum of x [tokens, top_k * F] over the experts by their weights [tokens, top_k] -> [tokens, F]."""
     x, weights = inputs["x"], inputs["weights"]
     return {"out": _sum(f32(x).reshape(*weights.shape, -1), weights).astype(x.dtype)}
 
 
-def expert_projection(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(ExpertProjection)
+def expert_projection(inputs: Inputs, attrs: ExpertProjection, arena: ArenaLayer | None = None) -> Outputs:
     """The product act(norm(x) @ weight[e].T + bias[e]) of each chosen expert e: x [tokens, K] -> [tokens, top_k * F'].
 
     Where gated, weight and bias are all experts' gates, then all experts' ups.
     """
-    x = normalise_input(f32(inputs["x"]), inputs, attrs)
-    halves = 2 if attrs["gated"] else 1
+    x = normalise_input(f32(inputs["x"]), inputs, attrs.norm)
+    halves = 2 if attrs.gated else 1
     weights = mx.split(inputs["weight"], halves)
     biases = mx.split(inputs["bias"], halves) if "bias" in inputs else [None] * halves
-    made = [
-        _multiply(x, weight, bias, inputs["experts"], attrs["num_experts"])
+    products = [
+        _multiply(x, weight, bias, inputs["experts"], attrs.num_experts)
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    y = activate_projected(mx.concatenate(made, axis=-1), attrs["activation"], attrs["gated"], attrs["limit"])
-    return {"out": y.reshape(len(x), -1).astype(MLX_DTYPES[attrs["dtype"]])}
+    y = activate_projected(mx.concatenate(products, axis=-1), attrs.activation, attrs.gated, attrs.limit)
+    return {"out": y.reshape(len(x), -1).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
-def expert_combine(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(ExpertCombine)
+def expert_combine(inputs: Inputs, attrs: ExpertCombine, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * sum of weights * (x @ weight[e].T + bias[e]).
 
     x [tokens, top_k * F], weight [E * H, F] -> [tokens, H].
     """
     x, bias = f32(inputs["x"]), inputs.get("bias")
-    y = _sum(_multiply(x, inputs["weight"], bias, inputs["experts"], attrs["num_experts"]), inputs["weights"])
-    return {"out": add_residual(y, inputs, attrs).astype(MLX_DTYPES[attrs["dtype"]])}
+    y = _sum(_multiply(x, inputs["weight"], bias, inputs["experts"], attrs.num_experts), inputs["weights"])
+    return {"out": add_residual(y, inputs, attrs.residual_scale).astype(MLX_DTYPES[str(attrs.dtype)])}
 
 
 def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.array, num_experts: int) -> mx.array:
@@ -89,14 +95,14 @@ def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.
     pieces = x.reshape(tokens, -1, weight.shape[1])
     rows = weight.shape[0] // num_experts
     order = np.argsort(chosen, axis=None, kind="stable")
-    made = []
+    products = []
     for expert in np.unique(chosen):
         pairs = np.flatnonzero(chosen == expert)
         own = slice(int(expert) * rows, (int(expert) + 1) * rows)
         of_token = pieces[mx.array(pairs // top_k), mx.array(pairs % top_k if pieces.shape[1] > 1 else pairs * 0)]
         y = of_token @ f32(weight[own]).T
-        made.append(y if bias is None else y + f32(bias[own]))
-    return mx.concatenate(made)[mx.array(np.argsort(order, kind="stable"))].reshape(tokens, top_k, rows)
+        products.append(y if bias is None else y + f32(bias[own]))
+    return mx.concatenate(products)[mx.array(np.argsort(order, kind="stable"))].reshape(tokens, top_k, rows)
 
 
 def _sum(y: mx.array, weights: mx.array) -> mx.array:

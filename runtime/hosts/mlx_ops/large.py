@@ -6,21 +6,23 @@ activations, weight and result all are, with sums in fp32.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 
+from mlxr.compiler.artifact import DType
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.attention import RopeAttention
+from mlxr.compiler.ir.ops.linear import Linear, Projection
+from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated
 from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, f32
+from mlxr.runtime.hosts.mlx_ops.types import Inputs, f32
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
-_PLAIN = {"activation": None, "gated": False, "limit": None, "residual_scale": 1.0, "out_scale": 1.0, "out_cap": None}
-"""Attributes that a linear op lacks."""
 _ELEMENTWISE = ("bias", "gate", "residual")
 
 
-def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
+def evaluate_projection(inputs: Inputs, attrs: Product) -> mx.array:
     """A `linear` or `projection` op.
 
     Args:
@@ -30,28 +32,26 @@ def evaluate_projection(inputs: Inputs, attrs: Attrs) -> mx.array:
     Returns:
         [rows, out], row-major.
     """
-    attrs = {**_PLAIN, **attrs}
-    x, weight, out = inputs["x"], inputs["weight"], MLX_DTYPES[attrs["dtype"]]
+    x, weight, out, finish = inputs["x"], inputs["weight"], MLX_DTYPES[str(attrs.dtype)], attrs.finish
     compute = compute_type(x.dtype, weight.dtype, out)
-    x = _normalised((x[inputs["rows"]] if "rows" in inputs else x).astype(compute), inputs, attrs)
+    x = _normalised((x[inputs["rows"]] if "rows" in inputs else x).astype(compute), inputs, attrs.norm)
     columns = weight.astype(compute).T
-    added = _added_by_matmul(inputs, attrs, compute)
+    added = _added_by_matmul(inputs, finish, compute, out)
     if added is not None:
-        return mx.addmm(inputs[added], x, columns, alpha=_factor(attrs, added))
+        return mx.addmm(inputs[added], x, columns, alpha=_factor(finish, added))
     y = x @ columns
     if (
         all(port not in inputs for port in _ELEMENTWISE)
-        and attrs["activation"] is None
-        and attrs["out_cap"] is None
-        and attrs["out_scale"] == 1
+        and finish.activation is None
+        and finish.out_cap is None
+        and finish.out_scale == 1
     ):
         return y.astype(out)
-    names = ("activation", "limit", "residual_scale", "out_scale", "out_cap", "dtype")
-    finish = _finisher(tuple((name, attrs[name]) for name in names), mx.default_device().type)
-    halves = 2 if attrs["gated"] else 1
+    finisher = _finisher(finish, attrs.dtype, mx.default_device().type)
+    halves = 2 if finish.gated else 1
     sums: list[mx.array] = list(mx.split(y, halves, axis=-1))
     biases: list[mx.array] = list(mx.split(inputs["bias"], halves)) if "bias" in inputs else []
-    return finish(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
+    return finisher(sums, biases, {port: inputs[port] for port in ("gate", "residual") if port in inputs})
 
 
 def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
@@ -59,7 +59,7 @@ def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
     return x if x == weight == out else mx.float32
 
 
-def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
+def evaluate_attention(inputs: Inputs, attrs: RopeAttention) -> mx.array:
     """A `rope_attention` op of one sequence that sees all its context.
 
     As few MLX ops as there can be, for each is the CPU's time in every layer.
@@ -75,55 +75,55 @@ def evaluate_attention(inputs: Inputs, attrs: Attrs) -> mx.array:
     """
     queries = inputs["queries"]
     _, tokens, heads, head_dim = queries.shape
-    assert (heads, head_dim) == (attrs["num_heads"], attrs["head_dim"]), f"queries of {heads} heads of {head_dim}"
+    assert (heads, head_dim) == (attrs.num_heads, attrs.head_dim), f"queries of {heads} heads of {head_dim}"
     # MLX's kernels take heads at any stride. Its result lies as the queries do, so that turning it back is a view.
-    made = mx.fast.scaled_dot_product_attention(
+    attended = mx.fast.scaled_dot_product_attention(
         queries.transpose(0, 2, 1, 3),
         inputs["keys"],
         inputs["values"],
-        scale=attrs["scale"],
+        scale=attrs.scale,
         mask="causal",
         sinks=inputs.get("sinks"),
     )
     # Row-major however MLX laid it out. Elements of a head are adjacent and nothing lies between heads and tokens, so
     # one stride joins heads and elements only where a token's heads are adjacent; else this copies.
-    return made.transpose(0, 2, 1, 3).reshape(tokens, heads * head_dim)
+    return attended.transpose(0, 2, 1, 3).reshape(tokens, heads * head_dim)
 
 
-LARGE_OPS: dict[str, Callable[[Inputs, Attrs], mx.array]] = {
-    "linear": evaluate_projection,
-    "projection": evaluate_projection,
-    "rope_attention": evaluate_attention,
-}
-"""Op kind -> function, which gives the op's `out`."""
+def evaluate_large(attrs: OpKind, inputs: Inputs) -> mx.array:
+    """The op's `out`, of a kind that has a function here."""
+    if isinstance(attrs, Linear | Projection):
+        return evaluate_projection(inputs, attrs)
+    assert isinstance(attrs, RopeAttention), f"no host gives {attrs.name} to MLX"
+    return evaluate_attention(inputs, attrs)
 
 
-def _normalised(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+def _normalised(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array:
     """The norm of x in one pass, in fp32 and rounded to x's type; its weight and bias are rounded to that before."""
-    if "norm" not in inputs:
+    if norm is None:
         return x
     weight = inputs["norm"].astype(x.dtype)  # a host's is of that type: see hosts/mlx_norms.py
-    if attrs["norm_kind"] != "layer":
+    if norm.kind != "layer":
         assert "norm_bias" not in inputs, "only a layer norm has a bias"
-        return mx.fast.rms_norm(x, weight, attrs["eps"])
+        return mx.fast.rms_norm(x, weight, norm.eps)
     bias = inputs["norm_bias"].astype(x.dtype) if "norm_bias" in inputs else None
-    return mx.fast.layer_norm(x, weight, bias, attrs["eps"])
+    return mx.fast.layer_norm(x, weight, bias, norm.eps)
 
 
-def _added_by_matmul(inputs: Inputs, attrs: Attrs, compute: mx.Dtype) -> str | None:
+def _added_by_matmul(inputs: Inputs, finish: Finish, compute: mx.Dtype, out: mx.Dtype) -> str | None:
     """The input that the matmul itself adds, in fp32, where nothing else is done to its sums; None if there is more."""
     ports = [port for port in _ELEMENTWISE if port in inputs]
-    if len(ports) != 1 or ports[0] == "gate" or attrs["activation"] is not None or attrs["out_cap"] is not None:
+    if len(ports) != 1 or ports[0] == "gate" or finish.activation is not None or finish.out_cap is not None:
         return None
     port = ports[0]
     # out_scale is a factor of the bias too.
-    same = inputs[port].dtype == compute == MLX_DTYPES[attrs["dtype"]] and (port != "bias" or attrs["out_scale"] == 1)
+    same = inputs[port].dtype == compute == out and (port != "bias" or finish.out_scale == 1)
     return port if same else None
 
 
-def _factor(attrs: Attrs, added: str) -> float:
+def _factor(finish: Finish, added: str) -> float:
     """The factor of a matmul's sums to which this input is added."""
-    return float(attrs["out_scale"] * attrs["residual_scale"]) if added == "residual" else 1.0
+    return finish.out_scale * finish.residual_scale if added == "residual" else 1.0
 
 
 Finisher = Callable[[list[mx.array], list[mx.array], dict[str, mx.array]], mx.array]
@@ -131,17 +131,16 @@ Finisher = Callable[[list[mx.array], list[mx.array], dict[str, mx.array]], mx.ar
 
 
 @functools.cache
-def _finisher(attrs: tuple[tuple[str, Any], ...], device: mx.DeviceType) -> Finisher:
+def _finisher(finish: Finish, dtype: DType, device: mx.DeviceType) -> Finisher:
     """What follows a matmul, as one kernel on a GPU (on a CPU MLX would need a C++ compiler for it)."""
-    known = dict(attrs)
-    kind: str | None = known["activation"]
+    kind = finish.activation
 
-    def finish(sums: list[mx.array], biases: list[mx.array], inputs: dict[str, mx.array]) -> mx.array:
-        y = [f32(one) for one in sums]
+    def finisher(sums: list[mx.array], biases: list[mx.array], inputs: dict[str, mx.array]) -> mx.array:
+        y = [f32(part) for part in sums]
         if biases:
-            y = [one + f32(bias) for one, bias in zip(y, biases, strict=True)]
+            y = [part + f32(bias) for part, bias in zip(y, biases, strict=True)]
         if kind is not None:
-            y[0] = activate_gated(y[0], y[1], kind, known["limit"]) if len(y) > 1 else activate(y[0], kind)
-        return finish_projection(y[0], inputs, known)
+            y[0] = activate_gated(y[0], y[1], kind, finish.limit) if len(y) > 1 else activate(y[0], kind)
+        return finish_projection(y[0], inputs, finish).astype(MLX_DTYPES[str(dtype)])
 
-    return mx.compile(finish, shapeless=True) if device == mx.gpu else finish
+    return mx.compile(finisher, shapeless=True) if device == mx.gpu else finisher

@@ -2,26 +2,30 @@
 
 import mlx.core as mx
 
-from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, Outputs, f32
+from mlxr.compiler.ir.ops.norm import Norm, QkNorm
+from mlxr.compiler.ir.ops.product import InputNorm
+from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
 
-def norm(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(Norm)
+def norm(inputs: Inputs, attrs: Norm, arena: ArenaLayer | None = None) -> Outputs:
     """The sum residual + residual_scale * norm of x: x [tokens, width], weight and bias [width] or [width / groups]."""
     x = inputs["x"]
-    y = normalise(f32(x), inputs["weight"], inputs.get("bias"), attrs["kind"], attrs["eps"], attrs["groups"])
-    return {"out": add_residual(y, inputs, attrs).astype(x.dtype)}
+    y = normalise(f32(x), inputs["weight"], inputs.get("bias"), attrs.kind, attrs.eps, attrs.groups)
+    return {"out": add_residual(y, inputs, attrs.residual_scale).astype(x.dtype)}
 
 
-def qk_norm(inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+@evaluates(QkNorm)
+def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> Outputs:
     """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised, values as they are."""
-    qkv, head_dim = inputs["qkv"], attrs["head_dim"]
+    qkv, head_dim = inputs["qkv"], attrs.head_dim
     parts, start = [], 0
-    for port, heads in (("q_norm", attrs["num_heads"]), ("k_norm", attrs["num_kv_heads"])):
+    for port, heads in (("q_norm", attrs.num_heads), ("k_norm", attrs.num_kv_heads)):
         x = f32(qkv[:, start : start + heads * head_dim])
-        groups = 1 if attrs["scope"] == "all" else heads
+        groups = 1 if attrs.scope == "all" else heads
         bias = inputs.get(f"{port}_bias")
-        parts.append(normalise(x, inputs[port], bias, attrs["kind"], attrs["eps"], groups).astype(qkv.dtype))
+        parts.append(normalise(x, inputs[port], bias, attrs.kind, attrs.eps, groups).astype(qkv.dtype))
         start += heads * head_dim
     return {"out": mx.concatenate([*parts, qkv[:, start:]], axis=-1)}
 
@@ -42,13 +46,13 @@ def normalise(x: mx.array, weight: mx.array, bias: mx.array | None, kind: str, e
     return pieces.reshape(x.shape)
 
 
-def add_residual(y: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
+def add_residual(y: mx.array, inputs: Inputs, residual_scale: float) -> mx.array:
     """The sum residual + residual_scale * y, or y where no residual is bound."""
-    return f32(inputs["residual"]) + attrs["residual_scale"] * y if "residual" in inputs else y
+    return f32(inputs["residual"]) + residual_scale * y if "residual" in inputs else y
 
 
-def normalise_input(x: mx.array, inputs: Inputs, attrs: Attrs) -> mx.array:
-    """The norm before a projection, of x [tokens, width] in fp32, where one is bound."""
-    if "norm" not in inputs:
+def normalise_input(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array:
+    """The norm before a product, of x [tokens, width] in fp32; x itself without one."""
+    if norm is None:
         return x
-    return normalise(x, inputs["norm"], inputs.get("norm_bias"), attrs["norm_kind"], attrs["eps"])
+    return normalise(x, inputs["norm"], inputs.get("norm_bias"), norm.kind, norm.eps)

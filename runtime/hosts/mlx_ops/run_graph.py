@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import ARENA_TOKEN, OpGraph
+from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Op, OpGraph
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.mlx_ops.table import evaluate
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer
 
 _BATCH_NAMES = {"token_ids": "tokens"}
 """Graph inputs that a batch calls otherwise."""
@@ -39,12 +40,12 @@ def run_graph(
     inputs = [v.name for v in graph.values if v.role == "input"]
     values |= {name: mx.array(getattr(batch, _BATCH_NAMES.get(name, name))) for name in inputs}
     values |= {v.name: weights[v.name] for v in graph.values if v.role == "weight"}
-    values |= {"k_arena": arena.k, "v_arena": arena.v, ARENA_TOKEN: arena.token}
+    values |= {K_ARENA: arena.k, V_ARENA: arena.v, ARENA_TOKEN: arena.token}
     last_use = {name: op.name for op in graph.ops for name in op.inputs.values()}
     for op in graph.ops:
         ports = {port: values[name] for port, name in op.inputs.items()}
-        made = evaluate(op.kind, ports, op.attrs, arena if "k_arena" in ports else None)
-        values |= {name: made[port] for port, name in op.outputs.items()}
+        results = evaluate(op.attrs, ports, arena_layer(op, arena))
+        values |= {name: results[port] for port, name in op.outputs.items()}
         if launches is not None:
             launches[op.kind] += 1
         for name in op.inputs.values():
@@ -54,3 +55,8 @@ def run_graph(
         if graph.value(name).role == "token":
             arena.token = values[name]
     return {name: values[name] for name in graph.outputs}
+
+
+def arena_layer(op: Op, arena: Arena) -> ArenaLayer | None:
+    """The layer of the arena that an op accesses; None for one that accesses none."""
+    return None if op.layer is None or K_ARENA not in op.inputs else ArenaLayer(arena, op.layer)

@@ -1,53 +1,57 @@
-"""The table: op kind -> function. It covers every kind that the compiler's op table has."""
+"""Which function computes an op kind, and how a single op is run.
+
+Modules of this folder register the functions of their kinds with `evaluates`. A new kind is a new function in one of
+them, or in a new module: all are imported, and no list names them.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
 
-from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.mlx_ops import attend, dense, experts, normalise
-from mlxr.runtime.hosts.mlx_ops.types import Attrs, Inputs, OpFunction, Outputs
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, OpFunction, Outputs
 
-MLX_OPS: dict[str, OpFunction] = {
-    "embed": dense.embed,
-    "norm": normalise.norm,
-    "linear": dense.linear,
-    "activation": dense.activation,
-    "multiply": dense.multiply,
-    "swiglu_oai": dense.swiglu_oai,
-    "add": dense.add,
-    "scale": dense.scale,
-    "soft_cap": dense.soft_cap,
-    "gather_rows": dense.gather_rows,
-    "gate_rows": dense.gate_rows,
-    "split": dense.split,
-    "projection": dense.projection,
-    "qk_norm": normalise.qk_norm,
-    "rope": attend.rope,
-    "temperature": attend.temperature,
-    "cache_write": attend.cache_write,
-    "attention": attend.attention,
-    "rope_write_attention": attend.rope_write_attention,
-    "rope_cache_write": attend.rope_cache_write,
-    "rope_attention": attend.rope_attention,
-    "route": experts.route,
-    "expert_linear": experts.expert_linear,
-    "expert_sum": experts.expert_sum,
-    "expert_projection": experts.expert_projection,
-    "expert_combine": experts.expert_combine,
-}
+Kind = TypeVar("Kind", bound=OpKind)
+TypedFunction = Callable[[Inputs, Kind, ArenaLayer | None], Outputs]
+
+_FUNCTIONS: dict[type[OpKind], OpFunction] = {}
 
 
-def evaluate(kind: str, inputs: Inputs, attrs: Attrs, arena: Arena | None = None) -> Outputs:
+def evaluates(kind: type[Kind]) -> Callable[[TypedFunction[Kind]], TypedFunction[Kind]]:
+    """Registers the function of an op kind."""
+
+    def register(function: TypedFunction[Kind]) -> TypedFunction[Kind]:
+        _FUNCTIONS[kind] = function
+        return function
+
+    return register
+
+
+@functools.cache
+def op_functions() -> dict[type[OpKind], OpFunction]:
+    """The function of every op kind."""
+    package = __name__.rpartition(".")[0]
+    for info in pkgutil.iter_modules([str(Path(__file__).parent)], f"{package}."):
+        importlib.import_module(info.name)
+    return _FUNCTIONS
+
+
+def evaluate(attrs: OpKind, inputs: Inputs, arena: ArenaLayer | None = None) -> Outputs:
     """Runs one op.
 
     Args:
-        kind: the op's kind.
+        attrs: the op's kind and attributes.
         inputs: arrays by port; batch metadata in its exact size.
-        attrs: the op's attributes.
         arena: for ops that access it; they write it in place, after the accesses that its token stands for.
 
     Returns:
         Arrays by port. An op that accesses the arena has done so; the rest is lazy.
     """
     if arena is not None:
-        mx.eval(arena.token)
-    return MLX_OPS[kind](inputs, attrs, arena)
+        mx.eval(arena.arena.token)
+    return op_functions()[type(attrs)](inputs, attrs, arena)

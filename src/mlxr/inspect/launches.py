@@ -6,6 +6,7 @@ from functools import cached_property
 
 from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
 from mlxr.compiler.artifact.running import runs
+from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
 
 _EXPERTS = ("expert_projection", "expert_combine")
@@ -130,8 +131,8 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
         weights = [name for name in launch.inputs if name in sizes]
         gathers = kind == "embed" or kind in _EXPERTS
         if kind in _EXPERTS:  # of an expert's weights, those of the chosen ones
-            attrs = graph.op(launch.op).attrs
-            read = sum(sizes[name] for name in weights) * int(str(attrs["top_k"])) // int(str(attrs["num_experts"]))
+            experts = graph.op(launch.op).attrs_as(ExpertProduct)
+            read = sum(sizes[name] for name in weights) * experts.top_k // experts.num_experts
         else:
             read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
         reads, writes = _short_list(launch.inputs, launch, graph), _short_list(launch.outputs, launch, graph)

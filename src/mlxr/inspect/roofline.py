@@ -20,6 +20,9 @@ from typing import Literal
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Chip, Op, Plan, Step
 from mlxr.compiler.errors import ArtifactError, RequestError
+from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.inspect.launches import LaunchRow, Program, programs
 
 Bound = Literal["memory", "compute", "launch"]
@@ -175,17 +178,16 @@ def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
     if "k_arena" not in row.launch.inputs:
         return Work(size, _projection_flops(plan, row, op, dims))
     arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
-    window = op.attrs.get("window")
+    attrs = op.attrs_as(PackedHeads)
+    window = attrs.window if isinstance(attrs, PackedAttention) else None
     seen = dims["context"] - tokens // seqs
-    seen = min(seen, int(str(window)) - 1) if window else seen
+    seen = min(seen, window - 1) if window else seen
     row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
     if row.op_kind == "rope_cache_write":
         return Work(size + tokens * row_bytes, 0)
     # Queries see the tokens before the step, and of the step those up to themselves.
-    pairs = (
-        sum(min(seen + 1 + i, int(str(window)) if window else dims["context"]) for i in range(tokens // seqs)) * seqs
-    )
-    heads = int(str(op.attrs["num_heads"])) * arena.head_dim
+    pairs = sum(min(seen + 1 + i, window or dims["context"]) for i in range(tokens // seqs)) * seqs
+    heads = attrs.num_heads * arena.head_dim
     return Work(size + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
 
 
@@ -193,9 +195,9 @@ def _weight_bytes(row: LaunchRow, op: Op, dims: Dims) -> int:
     if not row.per_token:
         return row.weight_bytes
     every = row.weight_bytes * dims["tokens"]
-    if "top_k" not in op.attrs:
+    if not isinstance(op.attrs, ExpertProduct):
         return every
-    return min(every, row.weight_bytes * int(str(op.attrs["num_experts"])) // int(str(op.attrs["top_k"])))
+    return min(every, row.weight_bytes * op.attrs.num_experts // op.attrs.top_k)
 
 
 def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> int:
@@ -216,8 +218,8 @@ def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims
 def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
     """How many partitions a context is cut into, of one length, the least multiple of the shortest that will do."""
     assert row.kernel.chosen is not None, "attention has a geometry"
-    shortest, window = row.kernel.chosen.sizes["partition"], op.attrs.get("window")
-    last = min(context, int(str(window)) if window else context) - 1
+    shortest, window = row.kernel.chosen.sizes["partition"], op.attrs_as(PackedAttention).window
+    last = min(context, window or context) - 1
     return last // (last // (shortest * most) * shortest + shortest) + 1
 
 
@@ -227,5 +229,6 @@ def _projection_flops(plan: Plan, row: LaunchRow, op: Op, dims: Dims) -> int:
         return 0
     used = math.prod(weight.shape)
     if row.per_token:
-        used = used * int(str(op.attrs["top_k"])) // int(str(op.attrs["num_experts"]))
+        experts = op.attrs_as(ExpertProduct)
+        used = used * experts.top_k // experts.num_experts
     return 2 * used * dims["rows" if "rows" in op.inputs else "tokens"]

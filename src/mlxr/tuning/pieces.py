@@ -13,7 +13,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.norms import NORM_PORTS
-from mlxr.runtime.hosts.mlx_ops import LARGE_OPS, MLX_DTYPES
+from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES, evaluate_large
 from mlxr.runtime.hosts.mlx_ops.large import compute_type
 from mlxr.runtime.hosts.select import check_host, resolve_host
 from mlxr.tuning.random_inputs import Input, RandomInputs
@@ -138,7 +138,7 @@ class Pieces:
         if "norm" not in names:
             return {}
         x, weight = (MLX_DTYPES[str(dtypes[names[port]])] for port in ("x", "weight"))
-        dtype = compute_type(x, weight, MLX_DTYPES[str(op.attrs["dtype"])])
+        dtype = compute_type(x, weight, MLX_DTYPES[str(self._graph.value(op.out).dtype)])
         return {names[port]: _cast(inputs[names[port]], dtype) for port in NORM_PORTS if port in names}
 
     def _run(self, launch: Launch, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -172,7 +172,7 @@ class Pieces:
                 inputs[port] = arrays[name].reshape(-1)[: math.prod(shape)].reshape(shape)
         if "rows" in inputs:
             inputs["rows"] = inputs["rows"][: self._dims["rows"]]
-        return LARGE_OPS[op.kind](inputs, op.attrs)
+        return evaluate_large(op.attrs, inputs)
 
 
 def _cast(source: Input, dtype: mx.Dtype) -> Input:

@@ -61,7 +61,7 @@ def test_arena(layout: str) -> None:
 def test_each_layer_has_its_own_place_in_the_arena() -> None:
     graph = source_graph(small_spec(model__num_layers=3))
     for kind in ("cache_write", "attention"):
-        assert [op.attrs["layer"] for op in graph.ops if op.kind == kind] == [0, 1, 2]
+        assert [op.layer for op in graph.ops if op.kind == kind] == [0, 1, 2]
 
 
 def test_the_write_comes_before_the_attention() -> None:
@@ -127,12 +127,12 @@ def test_attributes_follow_the_spec() -> None:
         model__mlp__activation="gelu_tanh",
     )
     attention = one(graph, "attention")
-    assert (attention.attrs["window"], attention.attrs["scale"]) == (7, 40**-0.5)
-    assert {op.attrs["eps"] for op in graph.ops if op.kind == "norm"} == {0.125}
-    assert one(graph, "activation").attrs["kind"] == "gelu_tanh"
+    assert (attention.attrs.window, attention.attrs.scale) == (7, 40**-0.5)
+    assert {op.attrs.eps for op in graph.ops if op.kind == "norm"} == {0.125}
+    assert one(graph, "activation").attrs.kind == "gelu_tanh"
     ropes = [op for op in graph.ops if op.kind == "rope"]
-    assert [op.attrs["num_heads"] for op in ropes] == [6, 2]
-    assert {(op.attrs["rotary_dim"], op.attrs["rope_layout"]) for op in ropes} == {(16, "interleaved")}
+    assert [op.attrs.num_heads for op in ropes] == [6, 2]
+    assert {(op.attrs.rotary_dim, op.attrs.rope_layout) for op in ropes} == {(16, "interleaved")}
     assert len(graph.value("rope_frequencies").data) == 8
 
 

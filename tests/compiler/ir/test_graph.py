@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.ops.elementwise import Activation, Add
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
 from mlxr_tests.graphs import kinds, small_graph, source_graph
 from mlxr_tests.specs import small_spec
@@ -20,11 +23,11 @@ def value(name: str) -> Value:
 
 
 def copy(name: str, x: str, out: str) -> Op:
-    return Op(name, "activation", {"x": x}, {"out": out}, {"kind": "silu"})
+    return Op(name, Activation("silu"), {"x": x}, {"out": out})
 
 
 def diamond() -> OpGraph:
-    ops = [copy("left", "x", "a"), copy("right", "x", "b"), Op("sum", "add", {"a": "a", "b": "b"}, {"out": "y"}, {})]
+    ops = [copy("left", "x", "a"), copy("right", "x", "b"), Op("sum", Add(1.0), {"a": "a", "b": "b"}, {"out": "y"})]
     return OpGraph([Value("x", "input", ("tokens", 8), DType.F32), *map(value, "aby")], ops, ["y"])
 
 
@@ -45,7 +48,7 @@ def test_a_returned_value_has_no_sole_consumer() -> None:
 
 
 def test_an_op_that_reads_a_value_on_two_ports_is_one_consumer() -> None:
-    twice = Op("sum", "add", {"a": "x", "b": "x"}, {"out": "y"}, {})
+    twice = Op("sum", Add(1.0), {"a": "x", "b": "x"}, {"out": "y"})
     graph = OpGraph([value("x"), value("y")], [twice], ["y"])
     assert [op.name for op in graph.consumers("x")] == ["sum"]
     assert len(graph.nx.edges) == 3
@@ -113,6 +116,7 @@ _DUMP = """
 import json
 from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
+from mlxr.compiler.ir.ops.elementwise import Activation, Add
 from mlxr.compiler.passes.pipeline import STEPS, passes_of, run_passes
 graph = source_graph(small_spec(model__attention__qkv_bias=True))
 for one in (graph, *(run_passes(graph, passes_of(step))[0] for step in STEPS)):
@@ -128,3 +132,26 @@ def test_dumps_do_not_depend_on_the_hash_seed() -> None:
         texts.append(run.stdout)
     assert texts[0].count("return %logits") == 3
     assert texts[0] == texts[1]
+
+
+def changed_json(**fields: object) -> dict[str, Any]:
+    """The JSON of a graph whose op `left` has other fields."""
+    data = diamond().to_json()
+    data["ops"][0] |= fields
+    return data
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "tanh"}, "op 'left' (tanh): unknown kind 'tanh'; known: activation, add, "),
+        ({"attrs": {}}, "op 'left' (activation): attributes are []; expected ['kind']"),
+        ({"attrs": {"kind": "silu", "limit": 1}}, "op 'left' (activation): attributes are ['kind', 'limit']; expected"),
+        ({"attrs": {"kind": 7}}, "op 'left' (activation): attribute kind is 7; expected one of silu, gelu, "),
+        ({"layer": "0"}, "op 'left': layer is '0'; expected a whole number"),
+        ({"layer": True}, "op 'left': layer is True; expected a whole number"),
+    ],
+)
+def test_json_of_an_op_that_there_cannot_be(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(message)):
+        OpGraph.from_json(changed_json(**fields))

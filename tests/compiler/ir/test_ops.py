@@ -5,13 +5,17 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.ops import OPS, PLAIN_PROJECTION, RuleError, Shape, Tensor
+from mlxr.compiler.ir.checks import RuleError
+from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
+from mlxr.compiler.ir.tensor import Shape, Tensor
+from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32
+OPS = op_kinds()
 ARENA = Tensor((9, 2, 4, 2, 40), BF16)
 IDS, ROWS = Tensor(("tokens",), I32), Tensor(("rows",), I32)
 ROTARY: dict[str, Any] = {"rotary_dim": 16, "rope_layout": "half", "rope_scale": 1.0}
-HEADS: dict[str, Any] = {"layer": 1, "num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
+HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40}
 ATTEND = HEADS | {"scale": 0.1, "window": None, "softcap": None}
 FUSED = ATTEND | ROTARY | {"temperature_beta": None, "temperature_context": None}
 PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
@@ -145,7 +149,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "cache_write": (
         "cache_write",
         {"k": tokens(80), "v": tokens(80), "slots": IDS} | ARENAS,
-        {"layer": 1, "num_kv_heads": 2, "head_dim": 40},
+        {"num_kv_heads": 2, "head_dim": 40},
         {"token": TOKEN},
     ),
     "attention": (
@@ -184,7 +188,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
 @pytest.mark.parametrize("case", GOOD)
 def test_rule(case: str) -> None:
     kind, inputs, attrs, outputs = GOOD[case]
-    assert OPS[kind].infer(inputs, attrs) == outputs
+    assert read_op_kind(kind, attrs).infer(inputs) == outputs
     assert tuple(outputs) == OPS[kind].outputs
     assert set(inputs) <= {*OPS[kind].inputs, *OPS[kind].optional}
 
@@ -293,14 +297,13 @@ def test_rule_refuses(case: str, inputs: dict[str, Shape | Tensor], attrs: dict[
     kind, good_inputs, good_attrs, _ = GOOD[case]
     tensors = {p: t if isinstance(t, Tensor) else Tensor(t, good_inputs[p].dtype) for p, t in inputs.items()}
     with pytest.raises(RuleError, match=message):
-        OPS[kind].infer(good_inputs | tensors, good_attrs | attrs)
+        read_op_kind(kind, good_attrs | attrs).infer(good_inputs | tensors)
 
 
-def test_arena_accesses_have_tokens_and_layers() -> None:
+def test_arena_accesses_have_tokens() -> None:
     accesses = {kind.name for kind in OPS.values() if kind.arena != "none"}
     assert accesses == {name for name, kind in OPS.items() if "k_arena" in kind.inputs and "v_arena" in kind.inputs}
     assert accesses == {name for name, kind in OPS.items() if "token" in kind.outputs and "token" in kind.optional}
-    assert accesses == {name for name, kind in OPS.items() if "layer" in kind.attrs}
 
 
 def test_stages() -> None:

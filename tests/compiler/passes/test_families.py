@@ -72,7 +72,7 @@ def test_every_property_changes_the_numbers(name: str) -> None:
 
 
 def test_neighbours_differ_in_their_layers() -> None:
-    windows = [op.attrs["window"] for op in fused("gemma-like", "decode").ops if op.kind == ATTEND]
+    windows = [op.attrs.window for op in fused("gemma-like", "decode").ops if op.kind == ATTEND]
     assert windows == [7, 7, None, 7]
     names = [op.inputs["frequencies"] for op in fused("gemma-like", "decode").ops if op.kind == ATTEND]
     assert names == ["rope_frequencies", "rope_frequencies", "rope_frequencies_1", "rope_frequencies"]

@@ -6,6 +6,7 @@ import pytest
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import OpGraph, Value
+from mlxr.compiler.ir.ops.attention import RopeWriteAttention
 from mlxr.compiler.passes.fuse_attention import FuseAttention
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (
@@ -46,7 +47,7 @@ def test_rule_1_decode(variant: str) -> None:
     fused = fires(FuseAttention("decode"), fires(MergeQkv(), source))
     assert not {"rope", "cache_write", "attention", "split"} & set(kinds(fused))
     ops = [op for op in fused.ops if op.kind == "rope_write_attention"]
-    assert [op.attrs["layer"] for op in ops] == [0, 1]
+    assert [op.layer for op in ops] == [0, 1]
     assert [op.inputs["qkv"] for op in ops] == [f"layers.{i}.attention.qkv_projected" for i in range(2)]
     check_same_numbers(source, fused, spec, decode_only=True)
 
@@ -57,7 +58,7 @@ def test_rule_2_prefill(variant: str) -> None:
     source = source_graph(spec)
     fused = fires(FuseAttention("prefill"), fires(MergeQkv(), source))
     assert not {"rope", "cache_write", "attention", "split"} & set(kinds(fused))
-    arena_ops = [(op.kind, op.attrs["layer"]) for op in fused.ops if "k_arena" in op.inputs]
+    arena_ops = [(op.kind, op.layer) for op in fused.ops if "k_arena" in op.inputs]
     assert arena_ops == [(kind, layer) for layer in range(2) for kind in ("rope_cache_write", "rope_attention")]
     assert fused.value("query_tiles").shape == ("tiles", 2)
     check_same_numbers(source, fused, spec)
@@ -66,20 +67,20 @@ def test_rule_2_prefill(variant: str) -> None:
 def test_attributes_are_kept() -> None:
     graph = merged(model__attention__sliding_window=5, model__rope={"fraction": 0.4, "layout": "interleaved"})
     op = one(fires(FuseAttention("decode"), graph), "rope_write_attention")
-    assert op.attrs == {
-        "layer": 0,
-        "num_heads": 6,
-        "num_kv_heads": 2,
-        "head_dim": 40,
-        "rotary_dim": 16,
-        "rope_layout": "interleaved",
-        "rope_scale": 1.0,
-        "scale": 40**-0.5,
-        "window": 5,
-        "softcap": None,
-        "temperature_beta": None,
-        "temperature_context": None,
-    }
+    assert op.layer == 0
+    assert op.attrs == RopeWriteAttention(
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=40,
+        rotary_dim=16,
+        rope_layout="interleaved",
+        rope_scale=1.0,
+        scale=40**-0.5,
+        window=5,
+        softcap=None,
+        temperature_beta=None,
+        temperature_context=None,
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -89,7 +90,7 @@ def test_layers_without_rotation_have_no_frequencies(step: Literal["decode", "pr
     fused = fires(FuseAttention(step), fires(MergeQkv(), source))
     for op in fused.ops:
         if "k_arena" in op.inputs:
-            assert (op.attrs["rotary_dim"], op.attrs["rope_scale"]) == (0, 1.0)
+            assert (op.attrs.rotary_dim, op.attrs.rope_scale) == (0, 1.0)
             assert "frequencies" not in op.inputs and "positions" in op.inputs
     check_same_numbers(source, fused, spec, decode_only=step == "decode")
 
@@ -109,7 +110,7 @@ def test_temperature_sinks_soft_cap_and_rope_scale_are_kept(step: Literal["decod
     for layer, op in enumerate(op for op in fused.ops if op.kind == kind):
         assert op.inputs["sinks"] == f"layers.{layer}.attention.sinks"
         names = ("rope_scale", "softcap", "temperature_beta", "temperature_context")
-        assert [op.attrs[name] for name in names] == [1.5, 2.0, 0.3, 4]
+        assert [getattr(op.attrs, name) for name in names] == [1.5, 2.0, 0.3, 4]
     check_same_numbers(source, fused, spec, decode_only=step == "decode")
 
 

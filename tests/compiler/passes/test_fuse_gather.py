@@ -1,10 +1,10 @@
 """fuse_gather: a projection reads the rows it needs by itself."""
 
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_gather import FuseGather
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, small_graph
+from mlxr_tests.reference_ops import PLAIN_PROJECTION
 
 PLAIN = {"dtype": "f32", **PLAIN_PROJECTION}
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
+from mlxr.compiler.ir.ops.elementwise import Activation
+from mlxr.compiler.ir.ops.linear import Projection
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.graphs import (
@@ -35,7 +37,7 @@ def test_rule_1_fuses_every_layer(activation: str, bias: bool) -> None:
     assert not {"activation", "multiply"} & set(kinds(fused))
     for layer in range(2):
         op = fused.op(f"layers.{layer}.mlp.gated")
-        assert op.attrs == {"dtype": "f32", **PLAIN_PROJECTION, "activation": activation, "gated": True}
+        assert op.attrs == Projection(DType.F32, activation=activation, gated=True)
         weight = fused.value(op.inputs["weight"])
         assert (weight.parts, weight.shape) == ((f"layers.{layer}.mlp.gate", f"layers.{layer}.mlp.up"), (176, 48))
         assert fused.value(op.out).shape == ("tokens", 88)
@@ -58,7 +60,7 @@ def test_rule_2_fuses_swiglu_oai_with_its_limit() -> None:
     source = source_graph(spec)
     fused = fires(FuseMlp(), source)
     attrs = fused.op(f"{PREFIX}.gated").attrs
-    assert (attrs["activation"], attrs["gated"], attrs["limit"]) == ("swiglu_oai", True, 0.5)
+    assert (attrs.activation, attrs.gated, attrs.limit) == ("swiglu_oai", True, 0.5)
     check_same_numbers(source, fused, spec)
 
 
@@ -68,7 +70,7 @@ def test_rule_3_fuses_an_activation_without_a_gate(activation: str) -> None:
     source = source_graph(spec)
     fused = fires(FuseMlp(), source)
     op = fused.op(f"{PREFIX}.activated")
-    assert (op.kind, op.attrs["activation"], op.attrs["gated"]) == ("projection", activation, False)
+    assert (op.kind, op.attrs.activation, op.attrs.gated) == ("projection", activation, False)
     assert (op.inputs["weight"], fused.value(op.out).shape) == (f"{PREFIX}.up", ("tokens", 88))
     check_same_numbers(source, fused, spec)
 
@@ -80,8 +82,8 @@ def test_rule_4_fuses_experts(name: str) -> None:
     fused = fires(FuseMlp(), source)
     assert not {"activation", "multiply", "swiglu_oai"} & set(kinds(fused))
     (op,) = [op for op in fused.ops if op.kind == "expert_projection" and op.name.startswith(PREFIX)]
-    experts, roles = spec.model.mlp.experts, ("gate", "up") if op.attrs["gated"] else ("up",)
-    assert experts and op.attrs["num_experts"] == experts.count and op.attrs["top_k"] == experts.per_token
+    experts, roles = spec.model.mlp.experts, ("gate", "up") if op.attrs.gated else ("up",)
+    assert experts and op.attrs.num_experts == experts.count and op.attrs.top_k == experts.per_token
     weight = fused.value(op.inputs["weight"])
     assert weight.parts == tuple(f"{PREFIX}.experts.{role}" for role in roles)
     assert weight.shape == (len(roles) * experts.count * 56, 48)
@@ -102,7 +104,7 @@ def test_must_not_fire_on_the_results_of_experts() -> None:
     summed = graph.op(f"{PREFIX}.experts.summed")
     down = graph.value(summed.inputs["x"])
     late = replace(down, name="late")
-    silu = Op("late", "activation", {"x": down.name}, {"out": "late"}, {"kind": "silu"})
+    silu = Op("late", Activation("silu"), {"x": down.name}, {"out": "late"})
     graph = graph.rewrite({summed.name: [silu, replace(summed, inputs=summed.inputs | {"x": "late"})]}, [late])
     assert fires(FuseMlp(), graph).op("late").kind == "activation"
 

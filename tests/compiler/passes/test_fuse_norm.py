@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_mlp import FuseMlp
 from mlxr.compiler.passes.fuse_norm import FuseNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv
@@ -18,6 +17,7 @@ from mlxr_tests.graphs import (
     small_graph,
     source_graph,
 )
+from mlxr_tests.reference_ops import PLAIN_PROJECTION
 from mlxr_tests.specs import small_spec
 
 _RMS: dict[str, Any] = {"kind": "rms", "groups": 1, "residual_scale": 1.0}
@@ -37,7 +37,7 @@ def test_rule_1_fuses_into_every_consumer() -> None:
         op = fused.op(f"layers.1.attention.{role}_projected")
         assert op.inputs["norm"] == "layers.1.attention.norm"
         assert op.inputs["x"] == "layers.0.mlp.out"
-        assert op.attrs["eps"] == 0.25
+        assert op.attrs.eps == 0.25
     assert fused.op("logits_of_all_tokens").inputs["norm"] == "final_norm"
     assert fused.op("layers.0.attention.o_projected").kind == "linear"
     check_same_numbers(source, fused, spec)
@@ -56,7 +56,7 @@ def test_rule_1_fuses_layer_norms_with_their_bias() -> None:
     source = source_graph(spec)
     fused = fires(FuseNorm(), source)
     op = fused.op("layers.0.mlp.up_projected")
-    assert (op.inputs["norm_bias"], op.attrs["norm_kind"]) == ("layers.0.mlp.norm_bias", "layer")
+    assert (op.inputs["norm_bias"], op.attrs.norm_kind) == ("layers.0.mlp.norm_bias", "layer")
     check_same_numbers(source, fused, spec)
 
 

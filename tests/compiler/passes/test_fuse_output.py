@@ -11,7 +11,7 @@ def test_rules_1_and_2_on_the_logits() -> None:
     fused = fires(FuseOutput(), source)
     assert not {"scale", "soft_cap"} & set(kinds(fused))
     op = fused.op("logits_capped")
-    assert (op.kind, op.attrs["out_scale"], op.attrs["out_cap"]) == ("projection", 0.25, 3.0)
+    assert (op.kind, op.attrs.out_scale, op.attrs.out_cap) == ("projection", 0.25, 3.0)
     check_same_numbers(source, fused, spec)
 
 
@@ -35,7 +35,7 @@ def test_scales_multiply_and_end_at_a_soft_cap() -> None:
     fused = fires(FuseOutput(), source)
     assert kinds(fused) == ["embed", "projection", "scale"]
     attrs = one(fused, "projection").attrs
-    assert (attrs["out_scale"], attrs["out_cap"]) == (1.5, 0.75)
+    assert (attrs.out_scale, attrs.out_cap) == (1.5, 0.75)
     check_same_numbers(source, fused)
 
 

@@ -38,7 +38,7 @@ def test_rule_1(variant: str, kind: str, scope: str) -> None:
     for layer in range(2):
         op = fused.op(f"layers.{layer}.attention.qkv_normed")
         assert (op.kind, op.inputs["qkv"]) == ("qk_norm", f"layers.{layer}.attention.qkv_projected")
-        assert (op.attrs["scope"], op.attrs["kind"], op.attrs["eps"]) == (scope, norm["kind"], 0.25)
+        assert (op.attrs.scope, op.attrs.kind, op.attrs.eps) == (scope, norm["kind"], 0.25)
         assert ("q_norm_bias" in op.inputs) == norm["bias"]
     check_same_numbers(source, fused, spec)
 

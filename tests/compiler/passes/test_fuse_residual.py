@@ -2,11 +2,11 @@
 
 import pytest
 
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
 from mlxr.compiler.passes.fuse_experts import FuseExperts
 from mlxr.compiler.passes.fuse_residual import FuseResidual
 from mlxr_tests.family_specs import family_spec
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, returning, source_graph
+from mlxr_tests.reference_ops import PLAIN_PROJECTION
 from mlxr_tests.specs import small_spec
 
 PLAIN_SUM = {"alpha": 1.0}
@@ -49,7 +49,7 @@ def test_rule_1_keeps_the_factor_of_what_is_added() -> None:
         sketch.op("add", "sum", attrs={"alpha": 0.25}, a=sketch.x, b=sketch.linear("projected", sketch.x, 48, 48))
     )
     fused = fires(FuseResidual(), source)
-    assert fused.op("sum").attrs["residual_scale"] == 0.25
+    assert fused.op("sum").attrs.residual_scale == 0.25
     check_same_numbers(source, fused)
 
 
@@ -65,7 +65,7 @@ def test_rule_2_fuses_into_norms_after_blocks() -> None:
     fused = fires(FuseResidual(), source)
     assert "add" not in kinds(fused)
     op = fused.op("layers.1.mlp.out")
-    assert (op.kind, op.inputs["residual"], op.attrs["residual_scale"]) == ("norm", "layers.1.attention.out", 0.5)
+    assert (op.kind, op.inputs["residual"], op.attrs.residual_scale) == ("norm", "layers.1.attention.out", 0.5)
     check_same_numbers(source, fused, spec)
 
 
@@ -75,7 +75,7 @@ def test_rule_2_fuses_into_the_sum_of_experts() -> None:
     fused = fires(FuseResidual(), fires(FuseExperts(), source))
     experts = fused.op("layers.0.mlp.out_1")
     assert (experts.kind, experts.inputs["residual"]) == ("expert_combine", "layers.0.attention.out")
-    assert experts.attrs["residual_scale"] == 0.3
+    assert experts.attrs.residual_scale == 0.3
     shared = fused.op("layers.0.mlp.out")
     assert (shared.kind, shared.inputs["residual"]) == ("projection", experts.out)
     check_same_numbers(source, fused, spec)

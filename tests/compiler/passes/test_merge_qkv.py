@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlxr.compiler.ir.ops.attention import Split
 from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr_tests.graphs import (
     check_same_numbers,
@@ -34,7 +35,7 @@ def test_rule_1_merges_every_layer(bias: bool) -> None:
         assert weight.shape == ((6 + 2 + 2) * 40, 48)
         assert merged.value(op.out).shape == ("tokens", 400)
         split = merged.producer(f"layers.{layer}.attention.v_projected")
-        assert split is not None and dict(split.attrs) == {"q": 240, "k": 80, "v": 80}
+        assert split is not None and split.attrs == Split(240, 80, 80)
         if bias:
             assert merged.value(op.inputs["bias"]).parts == tuple(f"layers.{layer}.attention.{p}_bias" for p in "qkv")
             assert merged.value(op.inputs["bias"]).shape == (400,)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from mlxr.compiler.errors import GraphError
+from mlxr.compiler.ir.buffers import ARENA_TOKEN
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops import OPS
-from mlxr.compiler.ir.verify import ARENA_TOKEN, verify
+from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
 from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, source_graph
@@ -30,7 +30,7 @@ def ordered(step: Step) -> OpGraph:
 
 
 def accesses(graph: OpGraph) -> list[Op]:
-    return [op for op in graph.ops if OPS[op.kind].arena != "none"]
+    return [op for op in graph.ops if op.attrs.arena != "none"]
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -64,7 +64,8 @@ class _Sabotage:
 
     def run(self, graph: OpGraph) -> PassResult:
         op = next(op for op in graph.ops if op.kind == "projection")
-        return PassResult(graph.rewrite({op.name: [replace(op, kind="no_such_kind")]}), True)
+        broken = replace(op, inputs=op.inputs | {"no_such_port": op.inputs["x"]})
+        return PassResult(graph.rewrite({op.name: [broken]}), True)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -73,7 +74,7 @@ def test_a_broken_pass_is_named_with_those_before_it(step: Step) -> None:
     ran = [*(p.name for p in passes[:4]), "sabotage"]
     with pytest.raises(GraphError) as caught:
         run_passes(source_graph(small_spec()), [*passes[:4], _Sabotage(), *passes[4:]])
-    assert "unknown kind 'no_such_kind'" in str(caught.value)
+    assert "has wrong ports: missing [], unknown ['no_such_port']" in str(caught.value)
     assert str(caught.value).endswith(f"[stage fused, after {', '.join(ran)}]")
 
 

@@ -30,8 +30,8 @@ def test_rule_1_keeps_arena_writes_and_removes_arena_reads() -> None:
     # Nothing reads the last layer's attention when layer 1's input is returned; its K and V must be written still.
     cut = source.rewrite({}, outputs=["layers.0.mlp.out"])
     left = fires(RemoveDeadOps(), cut)
-    assert [op.attrs["layer"] for op in left.ops if op.kind == "cache_write"] == [0, 1]
-    assert [op.attrs["layer"] for op in left.ops if op.kind == "attention"] == [0]
+    assert [op.layer for op in left.ops if op.kind == "cache_write"] == [0, 1]
+    assert [op.layer for op in left.ops if op.kind == "attention"] == [0]
     assert "layers.1.attention.k" in left and "layers.1.attention.q" not in left
     check_same_numbers(cut, left, spec)
 

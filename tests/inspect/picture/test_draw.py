@@ -42,7 +42,7 @@ def with_two_kinds_of_layers(artifact: Artifact) -> Artifact:
     for name in ("source", "decode", "prefill"):
         graph = json.loads(files[f"graph.{name}.json"])
         for op in graph["ops"]:
-            if "window" in op["attrs"] and op["attrs"]["layer"] % 2:
+            if "window" in op["attrs"] and op["layer"] % 2:
                 op["attrs"]["window"] = 16
         files[f"graph.{name}.json"] = json.dumps(graph)
     return Artifact(files)

@@ -240,8 +240,8 @@ def test_copy_blocks(cache, block_size, head_dim, layout):
 @pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))
 @pytest.mark.parametrize("case", few([*CHOSEN[1:4], CHOSEN[5]], CHOSEN[5:6]), ids=str)
 def test_compiles_for_arm(case, cpu):
-    artifact, attrs, frequencies = decode_attention(case)
-    kernels = kernels_of(artifact.plan.arena, attrs, frequencies.tolist(), "fast", sinks=bool(attrs["sinks"]))
+    artifact, attrs, has_sinks, frequencies = decode_attention(case)
+    kernels = kernels_of(artifact.plan.arena, attrs, frequencies.tolist(), "fast", sinks=has_sinks)
     used = ", ".join(kernels)
     code = f"{text_of_kernels(kernels)}\nvoid *all_of_them[] = {{{used}}};\n"
     check_cross_compiles(HEADERS, code, "aarch64-linux-gnu", cpu)

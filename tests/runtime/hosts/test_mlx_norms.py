@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
@@ -14,7 +15,7 @@ from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.mlx import host as mlx_host
 from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
-from mlxr.runtime.hosts.mlx_ops import LARGE_OPS
+from mlxr.runtime.hosts.mlx_ops import evaluate_large
 from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
@@ -43,14 +44,14 @@ def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, 
     calls: list[list[mx.array]] = []
     ports = ("norm", "norm_bias") if changes else ("norm",)
 
-    def projection(inputs: dict[str, mx.array], attrs: Any) -> mx.array:
+    def evaluated(attrs: OpKind, inputs: dict[str, mx.array]) -> mx.array:
         if "norm" in inputs:
             norms = [inputs[port] for port in ports]
             assert all(norm.dtype == inputs["x"].dtype == mx.bfloat16 and is_computed(norm) for norm in norms)
             calls[-1] += norms
-        return LARGE_OPS["projection"](inputs, attrs)
+        return evaluate_large(attrs, inputs)
 
-    monkeypatch.setattr(mlx_host, "LARGE_OPS", {**LARGE_OPS, "projection": projection})
+    monkeypatch.setattr(mlx_host, "evaluate_large", evaluated)
     pager = Pager.from_geometry(artifact.plan.arena)
     for _ in range(3):
         calls.append([])

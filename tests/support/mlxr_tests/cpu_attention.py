@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.targets.cpu.kernels.attention import (
     CpuAttendDecode,
     CpuAttendPrefill,
@@ -26,7 +28,7 @@ from mlxr.compiler.targets.environment import environment
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
-from mlxr.runtime.hosts.mlx_ops import evaluate
+from mlxr.runtime.hosts.mlx_ops import ArenaLayer, evaluate
 from mlxr_tests.arenas import check_arena, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.attention_cases import Case
 from mlxr_tests.c_harness import address, aligned, c_library
@@ -117,18 +119,17 @@ class _CBatch(ctypes.Structure):
 
 def kernels_of(
     arena: ArenaGeometry,
-    attrs: Any,
+    attrs: PackedAttention,
     frequencies: Sequence[float],
     compute: Compute,
     *,
     sinks: bool = False,
 ) -> dict[str, CpuKernel]:
     """The kernels of a layer by name. `attrs` are those of its decode attention."""
-    heads = {name: attrs[name] for name in ("num_heads", "rotary_dim", "rope_layout")}
-    softmax = {name: attrs[name] for name in ("scale", "window", "softcap")} | {"compute": compute, "sinks": sinks}
-    if attrs["temperature_beta"] is not None:
-        softmax["temperature"] = (attrs["temperature_beta"], attrs["temperature_context"])
-    table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs["rope_scale"])} if frequencies else {}
+    heads: dict[str, Any] = {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
+    softmax: dict[str, Any] = {name: getattr(attrs, name) for name in ("scale", "window", "softcap", "temperature")}
+    softmax |= {"compute": compute, "sinks": sinks}
+    table = {"rope_table": CpuRopeTable("rope_table", tuple(frequencies), attrs.rope_scale)} if frequencies else {}
     return table | {
         "cache_write": CpuCacheWrite("cache_write", arena, **heads),
         "attend_prefill": CpuAttendPrefill("attend_prefill", arena, **heads, **softmax),
@@ -164,13 +165,15 @@ def _library(text: str, march: str, compiler: tuple[str, ...] | None) -> ctypes.
     return library
 
 
-def decode_attention(case: Case) -> tuple[Artifact, Any, "np.ndarray[Any, np.dtype[np.float32]]"]:
-    """A case's artifact, the attributes of its decode attention in LAYER, and its frequencies."""
+def decode_attention(
+    case: Case,
+) -> tuple[Artifact, RopeWriteAttention, bool, "np.ndarray[Any, np.dtype[np.float32]]"]:
+    """A case's artifact, its decode attention in LAYER, whether that has sinks, and its frequencies."""
     artifact = compiled(dataclasses.replace(case, activation="f32").spec, target="cpu")
     graph = artifact.graph("decode")
-    op = next(op for op in graph.ops if op.kind == "rope_write_attention" and op.attrs["layer"] == LAYER)
+    op, attrs = next((op, attrs) for op, attrs in graph.ops_of(RopeWriteAttention) if op.layer == LAYER)
     frequencies = graph.value(op.inputs["frequencies"]).data if "frequencies" in op.inputs else ()
-    return artifact, op.attrs | {"sinks": "sinks" in op.inputs}, np.asarray(frequencies, dtype=np.float32)
+    return artifact, attrs, "sinks" in op.inputs, np.asarray(frequencies, dtype=np.float32)
 
 
 class AttentionBench:
@@ -196,10 +199,9 @@ class AttentionBench:
         sum_error: float | None = None,
     ) -> None:
         self.case = case
-        artifact, self.attrs, self.frequencies = decode_attention(case)
+        artifact, self.attrs, self.has_sinks, self.frequencies = decode_attention(case)
         self.plan = artifact.plan
-        has_sinks = bool(self.attrs["sinks"])
-        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute, sinks=has_sinks)
+        self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute, sinks=self.has_sinks)
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
         assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "there is no shared scratch here"
         self.library = _library(text_of_kernels(self.kernels) + driver_of_kernels(self.kernels), march, compiler)
@@ -207,7 +209,7 @@ class AttentionBench:
         self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
         self.rng = np.random.default_rng(0)
         self.sinks = _f32(case.heads)
-        self.sinks[:] = self.rng.standard_normal(case.heads) * 3 if has_sinks else np.nan
+        self.sinks[:] = self.rng.standard_normal(case.heads) * 3 if self.has_sinks else np.nan
         self.arena, self.reference = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.pager = Pager.from_geometry(self.plan.arena)
         scatter(self.pager)
@@ -246,13 +248,15 @@ class AttentionBench:
         inputs = {name: mx.array(getattr(batch, name)) for name in _PLACES}
         inputs |= {"qkv": mx.array(qkv), "frequencies": mx.array(self.frequencies)}
         inputs |= {"k_arena": self.reference.k, "v_arena": self.reference.v}
-        if self.attrs["sinks"]:
+        if self.has_sinks:
             inputs["sinks"] = mx.array(self.sinks)
-        evaluate("rope_cache_write", inputs, self.attrs, self.reference)
+        attributes, place = self.attrs.attributes, ArenaLayer(self.reference, LAYER)
+        written = {field.name: attributes[field.name] for field in dataclasses.fields(RopeCacheWrite)}
+        evaluate(RopeCacheWrite(**written), inputs, place)
         check_arena(self.arena, before, self.reference, {LAYER: set(batch.slots.tolist())})
         # An element may have been rounded the other way; attention is compared on the same arena.
         copy_arena(self.arena, self.reference)
-        want = evaluate("rope_attention", inputs, self.attrs, self.reference)["out"]
+        want = evaluate(RopeAttention(**attributes), inputs, place)["out"]
         check_op(what, out, floats(want), "f32", sum_error=self.sum_error)
 
     def launch(self, kernel: str, batch: Batch, threads: int, qkv: Any, table: Any, out: Any) -> None:

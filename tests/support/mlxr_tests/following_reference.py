@@ -12,9 +12,11 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.mlx_ops import MLX_OPS
+from mlxr.runtime.hosts.mlx_ops import ArenaLayer
+from mlxr.runtime.hosts.mlx_ops.table import op_functions
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr_tests.arenas import copy_slots, stored_rows
 from mlxr_tests.specs import floats
@@ -38,11 +40,11 @@ class FollowingReference(ReferenceHost):
             Mismatch: the other host stored something else.
         """
         mx.eval(self.leader.token)
-        with patch.dict(MLX_OPS, cache_write=self._cache_write):
+        with patch.dict(op_functions(), {CacheWrite: self._cache_write}):
             return super().step(batch)
 
-    def _cache_write(self, inputs: Mapping[str, mx.array], attrs: Mapping[str, Any], arena: Arena) -> Any:
-        layer, slots, geometry = attrs["layer"], inputs["slots"].tolist(), arena.geometry
+    def _cache_write(self, inputs: Mapping[str, mx.array], attrs: CacheWrite, place: ArenaLayer) -> Any:
+        arena, layer, slots, geometry = place.arena, place.layer, inputs["slots"].tolist(), place.arena.geometry
         for port, found in stored_rows(self.leader, layer, slots).items():
             numbers = floats(inputs[port]).reshape(found.shape)
             what = f"{port.upper()} of layer {layer}, slots {slots}"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ModelSpec, Op, OpGraph, Value
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.ops import OPS
+from mlxr.compiler.ir.op_registry import read_op_kind
 from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.passes.base import Pass
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
@@ -59,7 +59,7 @@ def edited(
     op = graph.op(name)
     bound = {**op.inputs, **(inputs or {})}
     ports = {port: value for port, value in bound.items() if value is not None}
-    new = graph.rewrite({name: [replace(op, inputs=ports, attrs={**op.attrs, **(attrs or {})})]}, values)
+    new = graph.rewrite({name: [replace(op, inputs=ports, attrs=replace(op.attrs, **(attrs or {})))]}, values)
     verify(new, "source")
     return new
 
@@ -111,10 +111,11 @@ class Sketch:
     def op(self, kind: str, name: str, /, *, attrs: dict[str, Any] | None = None, **inputs: str) -> str:
         """Adds an op and returns the name of its result, which is its own name."""
         tensors = {v.name: v.tensor for v in self.values}
-        made = OPS[kind].infer({port: tensors[value] for port, value in inputs.items()}, attrs or {})
+        op_kind = read_op_kind(kind, attrs or {})
+        made = op_kind.infer({port: tensors[value] for port, value in inputs.items()})
         outputs = {port: name if port == "out" else f"{name}.{port}" for port in made if port != "token"}
         self.values += [Value(outputs[p], "activation", made[p].shape, made[p].dtype) for p in outputs]
-        self.ops.append(Op(name, kind, inputs, outputs, attrs or {}))
+        self.ops.append(Op(name, op_kind, inputs, outputs))
         return name
 
     def linear(self, name: str, x: str, width: int, features: int, **inputs: str) -> str:

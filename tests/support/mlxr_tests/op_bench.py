@@ -8,17 +8,21 @@ the slots of the new tokens.
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Artifact, Op, OpGraph, Step, Value
+from mlxr.compiler.artifact import Artifact, Op, OpGraph, Step, Value, layer_buffer
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.attention import RopeAttention
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, grid_of, shape_of
-from mlxr.runtime.hosts.mlx_ops import evaluate
+from mlxr.runtime.hosts.mlx_ops import arena_layer, evaluate
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.arenas import check_arena, copy_arena, copy_slots, nan_arena, snapshot, write_slots
@@ -133,23 +137,20 @@ class OpBench:
             before = snapshot(self.arena)
             self._launch(op, step, buffers, dims)
             inputs = {port: reference[name] for port, name in op.inputs.items()}
-            outputs = evaluate(
-                "rope_cache_write" if op.kind == _FUSED else op.kind,
-                inputs,
-                op.attrs,
-                self.reference_arena if "k_arena" in op.inputs else None,
-            )
+            place = arena_layer(op, self.reference_arena)
+            write, attention = _parts_of(op)
+            outputs = evaluate(write, inputs, place)
             if "token" in op.outputs:
                 if (token_out != token + 1).any():
                     raise Mismatch(f"{op.name}: token {token.tolist()} became {token_out.tolist()}")
                 token = token_out
-            written = {op.attrs["layer"]: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
+            written = {op.layer: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
             check_arena(self.arena, before, self.reference_arena, written)
             # An element may have been rounded the other way; what reads it next is compared on the same arena.
             copy_slots(self.arena, self.reference_arena, written)
-            if op.kind == _FUSED:
+            if attention is not None:
                 inputs["query_start"] = mx.arange(dims["seqs"] + 1)
-                outputs |= evaluate("rope_attention", inputs, op.attrs, self.reference_arena)
+                outputs |= evaluate(attention, inputs, place)
             reference |= {name: outputs[port] for port, name in op.outputs.items()}
             for name in op.outputs.values():
                 if name in sim:
@@ -178,7 +179,7 @@ class OpBench:
 
     def _choices(self, op: Op, dims: Mapping[Any, int]) -> mx.array:
         """Experts chosen at random, each token's all different."""
-        num_experts, top_k = op.attrs["num_experts"], op.attrs["top_k"]
+        num_experts, top_k = op.attrs.num_experts, op.attrs.top_k
         orders = [self.rng.permutation(num_experts)[:top_k] for _ in range(dims["tokens"])]
         return mx.array(np.array(orders, dtype=np.int32))
 
@@ -204,9 +205,9 @@ class OpBench:
             if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
                 array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
                 buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
-        if "layer" in op.attrs:
-            layer = np.array([op.attrs["layer"]] + [0] * 7, dtype=np.uint32)
-            buffers[f"layer.{op.attrs['layer']}"] = SimBuffer.of(layer, writable=False, name="layer")
+        if op.attrs.arena != "none":
+            layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
+            buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
             buffers["k_arena"] = SimBuffer.of(self.arena.k, writable=True, name="k_arena")
             buffers["v_arena"] = SimBuffer.of(self.arena.v, writable=True, name="v_arena")
         return buffers
@@ -224,6 +225,15 @@ class OpBench:
             self.launches[self.plan.kernel(launch.kernel).label] += 1
             launched += 1
         assert launched, f"no launch of {op.name} runs for {dict(dims)}"
+
+
+def _parts_of(op: Op) -> tuple[OpKind, OpKind | None]:
+    """An op that writes the arena and attends over it, as two; any other, and None."""
+    if op.kind != _FUSED:
+        return op.attrs, None
+    attributes = op.attrs.attributes
+    written = {field.name: attributes[field.name] for field in fields(RopeCacheWrite)}
+    return RopeCacheWrite(**written), RopeAttention(**attributes)
 
 
 def _poisoned(value: Value, dims: Mapping[Any, int]) -> "np.ndarray[Any, Any]":

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlxr.compiler.artifact import DType, Op, OpGraph, Value
-from mlxr.compiler.ir.ops import OPS
 from mlxr.inspect.layers import alike, in_layer, layer_of, without_layer
 
 
@@ -57,7 +56,7 @@ class Folded:
 
 def arena_access(op: Op) -> str:
     """How an op touches the arena: none, read, write or readwrite."""
-    return OPS[op.kind].arena
+    return op.attrs.arena
 
 
 def layer_groups(graphs: Sequence[OpGraph]) -> list[tuple[int, ...]]:
@@ -77,8 +76,7 @@ def _signatures(graph: OpGraph) -> dict[int, Hashable]:
             continue
         inputs = tuple((port, _relative(graph, name, layer)) for port, name in op.inputs.items())
         outputs = tuple((port, without_layer(name)) for port, name in op.outputs.items())
-        attrs = tuple((name, value) for name, value in op.attrs.items() if name != "layer")
-        signatures.setdefault(layer, []).append((without_layer(op.name), op.kind, inputs, outputs, attrs))
+        signatures.setdefault(layer, []).append((without_layer(op.name), op.attrs, inputs, outputs))
     return {layer: tuple(ops) for layer, ops in signatures.items()}
 
 

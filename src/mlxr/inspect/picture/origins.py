@@ -46,4 +46,4 @@ def _weight_parts(graph: OpGraph, op: Op) -> list[str]:
 
 def _same_access(fused: Op, op: Op) -> bool:
     """Whether a fused op covers an arena access of the same layer."""
-    return fused.attrs.get("layer") == op.attrs["layer"] and arena_access(op) in arena_access(fused)
+    return fused.layer == op.layer and arena_access(op) in arena_access(fused)

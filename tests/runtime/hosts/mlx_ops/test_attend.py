@@ -9,12 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from mlxr.compiler.artifact import ArenaGeometry, DType
-from mlxr.compiler.ir.ops import OPS
+from mlxr.compiler.ir.op_registry import op_kinds
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.mlx_ops import MLX_OPS, evaluate
 from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
+from mlxr.runtime.hosts.mlx_ops.table import op_functions
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
+from mlxr_tests.reference_ops import evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
@@ -27,7 +28,7 @@ STARTS = [0, 3, 4]
 POSITIONS = [6, 7, 8, 5]
 ROTARY = {"rotary_dim": 6, "rope_layout": "half", "rope_scale": 1.0}
 FREQUENCIES = [1.0, 0.25, 0.0625]
-NO_HEAT = {"temperature_beta": None, "temperature_context": None}
+NO_TEMPERATURE = {"temperature_beta": None, "temperature_context": None}
 
 
 def scores(window: int | None, softcap: float | None = None) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def block(arena: Arena, array: mx.array, block_id: int, layer: int = LAYER) -> N
 
 
 def test_the_table_has_every_kind_of_op() -> None:
-    assert MLX_OPS.keys() == OPS.keys()
+    assert op_functions().keys() == set(op_kinds().values())
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -76,10 +77,10 @@ def test_cache_write_stores_in_place(layout: str, dtype: str) -> None:
     rng = np.random.default_rng(0)
     k, v = (random_array(rng, (3, KV_HEADS * HEAD_DIM), "f32") for _ in "kv")
     slots = [4 * BLOCK + 3, 0, 10 * BLOCK + 2]
-    attrs = {"layer": LAYER, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
     inputs = {"k": k, "v": v, "slots": mx.array(slots), "k_arena": arena.k, "v_arena": arena.v}
     before = (arena.addresses(), arena.k, arena.v)
-    evaluate("cache_write", inputs, attrs, arena)
+    evaluate("cache_write", inputs, attrs, arena, LAYER)
     assert arena.addresses() == before[0] and arena.k is before[1] and arena.v is before[2]
     for array, new in ((arena.k, k), (arena.v, v)):
         stored = floats(decode_rows(encode_rows(new.reshape(3, KV_HEADS, HEAD_DIM), dtype), dtype))
@@ -96,16 +97,16 @@ def filled(layout: str, dtype: str, mode: str = "paged") -> Arena:
     slots = mx.arange(BLOCKS * BLOCK)
     for layer in range(LAYERS):
         k, v = (random_array(rng, (BLOCKS * BLOCK, KV_HEADS * HEAD_DIM), "f32") for _ in "kv")
-        attrs = {"layer": layer, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-        evaluate("cache_write", {"k": k, "v": v, "slots": slots}, attrs, arena)
+        attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+        evaluate("cache_write", {"k": k, "v": v, "slots": slots}, attrs, arena, layer)
     tables = [[0, 1, 2]] if mode == "contiguous" else TABLES
     contexts = CONTEXTS[: len(tables)]
     free = set(range(BLOCKS * BLOCK)) - {
         table[p // BLOCK] * BLOCK + p % BLOCK for table, n in zip(tables, contexts, strict=True) for p in range(n)
     }
     huge = mx.full((len(free), KV_HEADS * HEAD_DIM), 1e4)
-    attrs = {"layer": LAYER, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    evaluate("cache_write", {"k": huge, "v": huge, "slots": mx.array(sorted(free))}, attrs, arena)
+    attrs = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    evaluate("cache_write", {"k": huge, "v": huge, "slots": mx.array(sorted(free))}, attrs, arena, LAYER)
     return arena
 
 
@@ -156,8 +157,8 @@ def batch_inputs(arena: Arena) -> dict[str, mx.array]:
 def test_attention(layout: str, dtype: str, ratio: int, window: int | None) -> None:
     arena, heads = filled(layout, dtype), ratio * KV_HEADS
     q = random_array(np.random.default_rng(2), (4, heads * HEAD_DIM), "f32")
-    attrs = {"layer": LAYER, "num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(window), arena)["out"]
+    attrs = {"num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(window), arena, LAYER)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(4, heads, HEAD_DIM), 0.7, window, TABLES)
     check_op("attention", floats(out), want.reshape(4, -1), "f32")
 
@@ -170,9 +171,9 @@ def test_soft_caps_and_sinks(ratio: int, window: int | None, softcap: float | No
     arena, heads = filled("block", "f32"), ratio * KV_HEADS
     q = random_array(np.random.default_rng(2), (4, heads * HEAD_DIM), "f32")
     sinks = random_array(np.random.default_rng(3), (heads,), "f32", 3.0)
-    attrs = {"layer": LAYER, "num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    attrs = {"num_heads": heads, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
     inputs = {"q": q} | batch_inputs(arena) | ({"sinks": sinks} if sink else {})
-    out = evaluate("attention", inputs, attrs | scores(window, softcap), arena)["out"]
+    out = evaluate("attention", inputs, attrs | scores(window, softcap), arena, LAYER)["out"]
     queries = floats(q).astype(np.float64).reshape(4, heads, HEAD_DIM)
     want = attend(arena, queries, 0.7, window, TABLES, softcap, floats(sinks).astype(np.float64) if sink else None)
     check_op("attention", floats(out), want.reshape(4, -1), "f32")
@@ -200,15 +201,15 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
     qkv = random_array(np.random.default_rng(3), (4, 10 * HEAD_DIM), "f32")
     heads = floats(qkv).astype(np.float64).reshape(4, 10, HEAD_DIM)
     sinks = random_array(np.random.default_rng(5), (6,), "f32")
-    heat = {"temperature_beta": 0.5, "temperature_context": 4}
+    temperature = {"temperature_beta": 0.5, "temperature_context": 4}
     growth = 1 + 0.5 * np.log(1 + np.array(POSITIONS) // 4)[:, None, None]
     for rotary, scale in ((0, 1.0), (6, 1.25)):
         arena = filled("block", "f32")
         inputs = {"qkv": qkv, "slots": mx.array(SLOTS), "sinks": sinks} | batch_inputs(arena)
         inputs |= {"frequencies": mx.array(FREQUENCIES)} if rotary else {}
-        place = FUSED | {"rotary_dim": rotary, "rope_scale": scale}
-        evaluate("rope_cache_write", inputs, place, arena)
-        out = evaluate("rope_attention", inputs, place | heat | scores(None, 2.0), arena)["out"]
+        attrs = FUSED | {"rotary_dim": rotary, "rope_scale": scale}
+        evaluate("rope_cache_write", inputs, attrs, arena, LAYER)
+        out = evaluate("rope_attention", inputs, attrs | temperature | scores(None, 2.0), arena, LAYER)["out"]
         q = rotated(heads[:, :6], POSITIONS) if rotary else heads[:, :6].copy()
         q[..., :rotary] *= scale
         want = attend(arena, q * growth, 0.7, None, TABLES, 2.0, floats(sinks).astype(np.float64))
@@ -221,8 +222,8 @@ def test_fused_attention_with_all_that_layers_differ_in() -> None:
 def test_attention_rounds_to_the_type_of_q() -> None:
     arena = filled("block", "bf16")
     q = random_array(np.random.default_rng(2), (4, 4 * HEAD_DIM), "bf16")
-    attrs = {"layer": LAYER, "num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(None), arena)["out"]
+    attrs = {"num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    out = evaluate("attention", {"q": q} | batch_inputs(arena), attrs | scores(None), arena, LAYER)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(4, 4, HEAD_DIM), 0.7, None, TABLES)
     assert out.dtype == mx.bfloat16
     check_op("attention", floats(out), want.reshape(4, -1), "bf16")
@@ -238,8 +239,8 @@ def test_contiguous_attention_needs_no_table() -> None:
         "context_lens": mx.array(CONTEXTS[:1]),
         "block_tables": mx.array([[10, 10, 10]]),
     }
-    attrs = {"layer": LAYER, "num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    out = evaluate("attention", inputs, attrs | scores(None), arena)["out"]
+    attrs = {"num_heads": 4, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    out = evaluate("attention", inputs, attrs | scores(None), arena, LAYER)["out"]
     want = attend(arena, floats(q).astype(np.float64).reshape(3, 4, HEAD_DIM), 0.7, None, [[0, 1, 2]])
     check_op("attention", floats(out), want.reshape(3, -1), "f32")
 
@@ -251,7 +252,7 @@ def rotated(x: Numbers, positions: list[int]) -> Numbers:
     return np.concatenate([turned.real, turned.imag, x[..., 6:]], -1)
 
 
-FUSED = {"layer": LAYER, "num_heads": 6, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM} | ROTARY
+FUSED = {"num_heads": 6, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM} | ROTARY
 SLOTS = [2 * BLOCK + 2, 2 * BLOCK + 3, 9 * BLOCK, 1]
 """Where positions 6, 7 and 8 of the first sequence and 5 of the second are."""
 
@@ -264,7 +265,7 @@ def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     heads = floats(qkv).astype(np.float64).reshape(4, 10, HEAD_DIM)
     inputs = {"qkv": qkv, "frequencies": mx.array(FREQUENCIES), "slots": mx.array(SLOTS), "token": arena.token}
     inputs |= batch_inputs(arena)
-    made = evaluate("rope_cache_write", inputs, FUSED, arena)
+    made = evaluate("rope_cache_write", inputs, FUSED, arena, LAYER)
     assert made.keys() == {"token"}
     keys = rotated(heads[:, 6:8], POSITIONS)
     for token, slot in enumerate(SLOTS):
@@ -274,7 +275,7 @@ def test_prefill_pair(layout: str, dtype: str, window: int | None) -> None:
     for layer in (0, 2):
         for block_id in range(BLOCKS):
             np.testing.assert_array_equal(block(arena, arena.k, block_id, layer), block(old, old.k, block_id, layer))
-    out = evaluate("rope_attention", inputs, FUSED | NO_HEAT | scores(window), arena)
+    out = evaluate("rope_attention", inputs, FUSED | NO_TEMPERATURE | scores(window), arena, LAYER)
     want = attend(arena, rotated(heads[:, :6], POSITIONS), 0.7, window, TABLES)
     assert out.keys() == {"out", "token"}
     check_op("attention", floats(out["out"]), want.reshape(4, -1), "f32")
@@ -286,10 +287,10 @@ def test_decode_op_is_the_prefill_pair_of_one_token_each(activation: str) -> Non
     qkv = random_array(np.random.default_rng(4), (2, 10 * HEAD_DIM), activation)
     inputs = {"qkv": qkv, "frequencies": mx.array(FREQUENCIES), "slots": mx.array(SLOTS[2:])}
     inputs |= {"positions": mx.array([8, 5]), "context_lens": mx.array(CONTEXTS), "block_tables": mx.array(TABLES)}
-    attrs = FUSED | NO_HEAT | scores(4)
-    out = evaluate("rope_write_attention", inputs, attrs, one)["out"]
-    evaluate("rope_cache_write", inputs, FUSED, other)
-    want = evaluate("rope_attention", inputs | {"query_start": mx.array([0, 1, 2])}, attrs, other)["out"]
+    attrs = FUSED | NO_TEMPERATURE | scores(4)
+    out = evaluate("rope_write_attention", inputs, attrs, one, LAYER)["out"]
+    evaluate("rope_cache_write", inputs, FUSED, other, LAYER)
+    want = evaluate("rope_attention", inputs | {"query_start": mx.array([0, 1, 2])}, attrs, other, LAYER)["out"]
     assert out.dtype == MLX_DTYPES[activation]
     np.testing.assert_array_equal(floats(out), floats(want))
     np.testing.assert_array_equal(floats(one.k), floats(other.k))

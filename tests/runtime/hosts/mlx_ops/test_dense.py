@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxr.compiler.ir.ops import PLAIN_PROJECTION
-from mlxr.runtime.hosts.mlx_ops import evaluate
+from mlxr.compiler.artifact import DType
+from mlxr.compiler.ir.op_registry import read_op_kind
+from mlxr.compiler.ir.ops.linear import Linear
 from mlxr.runtime.hosts.mlx_ops.large import evaluate_projection
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr_tests.reference_ops import PLAIN_PROJECTION, evaluate
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
@@ -189,7 +191,7 @@ def test_projection(
 
     out = evaluate("projection", used, attrs)["out"]
     check(out, want, dtype)
-    fast = evaluate_projection(used, attrs)
+    fast = evaluate_projection(used, read_op_kind("projection", attrs))
     assert fast.dtype == MLX_DTYPES[dtype]
     error = np.linalg.norm(floats(fast) - want) / np.linalg.norm(want)
     assert error < {"f32": 2e-6, "f16": 3e-3, "bf16": 2e-2}[dtype]
@@ -197,12 +199,12 @@ def test_projection(
 
 def test_evaluate_projection_takes_linear_ops(rng: np.random.Generator) -> None:
     x, weight = random_array(rng, (5, 48), "f32"), random_array(rng, (24, 48), "f32")
-    out = evaluate_projection({"x": x, "weight": weight}, {"dtype": "f32"})
+    out = evaluate_projection({"x": x, "weight": weight}, Linear(DType.F32))
     check(out, numbers(x) @ numbers(weight).T, "f32")
 
 
 def test_evaluate_projection_keeps_fp32_where_a_type_differs(rng: np.random.Generator) -> None:
-    attrs = {"dtype": "f32"}
+    attrs = Linear(DType.F32)
     for x_dtype, weight_dtype in (("bf16", "bf16"), ("f32", "bf16"), ("f16", "f32")):
         x, weight = random_array(rng, (5, 48), x_dtype), random_array(rng, (24, 48), weight_dtype)
         check(evaluate_projection({"x": x, "weight": weight}, attrs), numbers(x) @ numbers(weight).T, "f32")

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.runtime.hosts.mlx_ops.large import evaluate_attention
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 40
-ATTRS = {"num_heads": HEADS, "head_dim": HEAD_DIM, "scale": 0.3}
+ATTRS = RopeAttention(
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    rotary_dim=0,
+    rope_layout="half",
+    rope_scale=1.0,
+    scale=0.3,
+    window=None,
+    softcap=None,
+    temperature_beta=None,
+    temperature_context=None,
+)
 Numbers = npt.NDArray[np.float64]
 _MLX = mx.fast.scaled_dot_product_attention
 
@@ -37,7 +51,7 @@ def attended(inputs: dict[str, mx.array]) -> Numbers:
     out = np.zeros((tokens, HEADS * HEAD_DIM))
     for t, head in np.ndindex(tokens, HEADS):
         seen = context - tokens + t + 1
-        scores = ATTRS["scale"] * k[head // (HEADS // KV_HEADS), :seen] @ q[t, head]
+        scores = ATTRS.scale * k[head // (HEADS // KV_HEADS), :seen] @ q[t, head]
         sink = floats(inputs["sinks"])[head] if "sinks" in inputs else -np.inf
         weights = np.exp(scores - max(scores.max(), sink))
         sums = weights.sum() + np.exp(sink - max(scores.max(), sink))
@@ -81,7 +95,7 @@ def test_the_layout_of_one_head_or_token(
 ) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", layout)
     inputs = {"queries": mx.zeros((1, tokens, heads, 8)), **dict.fromkeys(("keys", "values"), mx.zeros((1, 1, 9, 8)))}
-    out = evaluate_attention(inputs, {"num_heads": heads, "head_dim": 8, "scale": 1.0})
+    out = evaluate_attention(inputs, replace(ATTRS, num_heads=heads, num_kv_heads=1, head_dim=8, scale=1.0))
     mx.eval(out)
     assert out.shape == (tokens, heads * 8) and memoryview(out).c_contiguous
 

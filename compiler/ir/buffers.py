@@ -1,0 +1,17 @@
+"""Names of the buffers that graphs, plans and hosts share: the KV arena, its token, and the layer's number."""
+
+K_ARENA, V_ARENA = "k_arena", "v_arena"
+ARENAS = (K_ARENA, V_ARENA)
+"""The two arenas: keys of all layers, and values."""
+ARENA_TOKEN = "arena_token"
+"""The token that the last access of the step before made."""
+
+
+def layer_buffer(layer: int) -> str:
+    """The constant buffer that tells a kernel its layer."""
+    return f"layer.{layer}"
+
+
+def layer_prefix(layer: int) -> str:
+    """What the names of a layer's ops, values and tensors begin with: `layers.3.`."""
+    return f"layers.{layer}."

@@ -1,0 +1,76 @@
+"""Checks that the shape rules of several op kinds share."""
+
+from collections.abc import Sequence
+
+from mlxr.compiler.formats.arena import cache_row_bytes
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
+
+
+class RuleError(Exception):
+    """A shape rule does not hold; the verifier turns it into a GraphError that names the op."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises RuleError with the message unless the condition holds."""
+    if not condition:
+        raise RuleError(message)
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Checks that an attribute is greater than 0; None stands for an attribute that is not used."""
+    require(value is None or value > 0, f"attribute {name} is {value!r}; expected a number greater than 0")
+
+
+def require_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
+    """Checks that an attribute is one of the choices."""
+    require(value in choices, f"attribute {name} is {value!r}; expected one of {', '.join(choices)}")
+
+
+def matrix(t: Tensors, port: str) -> tuple[Dim, int]:
+    """Rows and columns of a matrix, whose columns are a number."""
+    shape = t[port].shape
+    if len(shape) != 2 or not isinstance(shape[1], int):
+        raise RuleError(f"{port} is {list(shape)}; expected [rows, columns]")
+    return shape[0], shape[1]
+
+
+def weight_matrix(t: Tensors, port: str) -> tuple[int, int]:
+    """Rows and columns of a weight matrix, both numbers."""
+    rows, columns = matrix(t, port)
+    assert isinstance(rows, int), "weights have no symbolic dims"
+    return rows, columns
+
+
+def require_vector(t: Tensors, port: str, width: int) -> None:
+    """Checks the width of an optional vector."""
+    if port in t:
+        require(t[port].shape == (width,), f"{port} is {list(t[port].shape)}; expected [{width}]")
+
+
+def require_integers(t: Tensors, port: str) -> None:
+    """Checks that the elements of a port are i32."""
+    require(t[port].dtype is DType.I32, f"{port} are {t[port].dtype}; expected i32")
+
+
+def require_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
+    """Checks that the columns of a port are heads."""
+    width = matrix(t, port)[1]
+    require(width == num_heads * head_dim, f"{port} has {width} columns; expected {num_heads} x {head_dim}")
+
+
+def require_residual(t: Tensors, out: Tensor) -> None:
+    """Checks that an optional residual is like the result that it is added to."""
+    if "residual" in t:
+        residual = t["residual"]
+        require(residual.shape == out.shape, f"residual is {list(residual.shape)}; expected {list(out.shape)}")
+        require(residual.dtype == out.dtype, f"residual is {residual.dtype}, out is {out.dtype}")
+
+
+def require_arenas(t: Tensors, num_kv_heads: int, head_dim: int) -> None:
+    """Checks that both arenas hold rows of `head_dim` elements for each KV head."""
+    for port in ARENAS:
+        shape, dtype = t[port].shape, t[port].dtype
+        expected = (num_kv_heads, cache_row_bytes(dtype, head_dim) // dtype.size_bytes)
+        require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")

@@ -1,0 +1,139 @@
+"""Attention over the KV arena, and the split of a packed projection that it reads."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.ir.checks import matrix, require, require_arenas, require_heads, require_positive, require_vector
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
+
+_TABLES = ("positions", "query_start", "context_lens", "block_tables")
+
+
+@dataclass(frozen=True)
+class Split(OpKind):
+    """Columns of a packed projection.
+
+    Attributes:
+        q, k, v: how many columns each has.
+    """
+
+    name = "split"
+    summary = "columns of qkv"
+    family = "gather"
+    inputs = ("x",)
+    outputs = ("q", "k", "v")
+    stages = SOURCE_STAGES
+
+    q: int
+    k: int
+    v: int
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, q + k + v] -> q, k and v, columns of it."""
+        rows, width = matrix(t, "x")
+        sizes = {"q": self.q, "k": self.k, "v": self.v}
+        require(sum(sizes.values()) == width, f"x has {width} columns, its parts {sum(sizes.values())}")
+        return {port: Tensor((rows, size), t["x"].dtype) for port, size in sizes.items()}
+
+
+@dataclass(frozen=True)
+class Attention(OpKind):
+    """Causal attention of queries over their sequence's part of the arena.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: query heads, heads of the arena, and elements of each.
+        scale: factor of the scores.
+        window: tokens that a query sees, itself included; None for all.
+        softcap: then scores become cap * tanh(score / cap); None for no cap.
+    """
+
+    name = "attention"
+    summary = "softmax(scale q k^T) v over the arena, causal; sinks: one more score of each head"
+    family = "attention"
+    inputs = ("q", *_TABLES, *ARENAS)
+    optional = ("sinks", "token")
+    outputs = ("out", "token")
+    arena = "read"
+    stages = SOURCE_STAGES
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From q [tokens, heads * head_dim], batch tables, arenas, sinks [heads] -> out like q, token."""
+        require_heads(t, "q", self.num_heads, self.head_dim)
+        _check_scores(t, self.num_heads, self.scale, self.softcap)
+        require_arenas(t, self.num_kv_heads, self.head_dim)
+        return {"out": t["q"], "token": TOKEN}
+
+
+@dataclass(frozen=True)
+class PackedAttention(PackedHeads):
+    """Attention with the rotation, and perhaps the temperature, of its queries.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale: see `PackedHeads`.
+        scale, window, softcap: see `Attention`.
+        temperature_beta, temperature_context: `beta` and `original_context` of a `Temperature`; None for none.
+    """
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    temperature_beta: float | None
+    temperature_context: int | None
+
+    @property
+    def temperature(self) -> tuple[float, int] | None:
+        """Beta and original context; None without a temperature."""
+        beta, context = self.temperature_beta, self.temperature_context
+        return None if beta is None or context is None else (beta, context)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From qkv, frequencies, batch tables, arenas and sinks [heads] -> out [tokens, heads * head_dim], token."""
+        _check_scores(t, self.num_heads, self.scale, self.softcap)
+        both = (self.temperature_beta is None) == (self.temperature_context is None)
+        require(both, "temperature_beta and temperature_context are given together or not at all")
+        require_positive("temperature_beta", self.temperature_beta)
+        require_positive("temperature_context", self.temperature_context)
+        return {"out": self.check_packed(t), "token": TOKEN}
+
+
+@dataclass(frozen=True)
+class RopeWriteAttention(PackedAttention):
+    """All of a decode step's attention."""
+
+    name = "rope_write_attention"
+    summary = "decode: RoPE, cache write and attention of one new token a sequence"
+    family = "attention"
+    inputs = ("qkv", "positions", "slots", "context_lens", "block_tables", *ARENAS)
+    optional = ("frequencies", "sinks", "token")
+    outputs = ("out", "token")
+    arena = "readwrite"
+    stages = FUSED_STAGES
+
+
+@dataclass(frozen=True)
+class RopeAttention(PackedAttention):
+    """A prefill step's attention; a `rope_cache_write` comes before it."""
+
+    name = "rope_attention"
+    summary = "prefill: RoPE of q and attention over the arena"
+    family = "attention"
+    inputs = ("qkv", "query_tiles", *_TABLES, *ARENAS)
+    optional = ("frequencies", "sinks", "token")
+    outputs = ("out", "token")
+    arena = "read"
+    stages = FUSED_STAGES
+
+
+def _check_scores(t: Tensors, num_heads: int, scale: float, softcap: float | None) -> None:
+    require_positive("scale", scale)
+    require_positive("softcap", softcap)
+    require_vector(t, "sinks", num_heads)

@@ -1,0 +1,56 @@
+"""Writes into the KV arena."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.buffers import ARENAS
+from mlxr.compiler.ir.checks import require_arenas, require_heads
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class CacheWrite(OpKind):
+    """A write of keys and values as they are.
+
+    Attributes:
+        num_kv_heads, head_dim: heads of the arena, and elements of each.
+    """
+
+    name = "cache_write"
+    summary = "k and v into their slots of the arena"
+    family = "cache"
+    inputs = ("k", "v", "slots", *ARENAS)
+    optional = ("token",)
+    outputs = ("token",)
+    arena = "write"
+    stages = SOURCE_STAGES
+
+    num_kv_heads: int
+    head_dim: int
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From k and v [tokens, kv_heads * head_dim], slots [tokens], arenas -> token."""
+        for port in ("k", "v"):
+            require_heads(t, port, self.num_kv_heads, self.head_dim)
+        require_arenas(t, self.num_kv_heads, self.head_dim)
+        return {"token": TOKEN}
+
+
+@dataclass(frozen=True)
+class RopeCacheWrite(PackedHeads):
+    """A write of rotated keys, and of values, out of a packed projection."""
+
+    name = "rope_cache_write"
+    summary = "prefill: RoPE of k, then k and v into the arena"
+    family = "cache"
+    inputs = ("qkv", "positions", "slots", *ARENAS)
+    optional = ("frequencies", "token")
+    outputs = ("token",)
+    arena = "write"
+    stages = FUSED_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From qkv [tokens, (heads + 2 kv_heads) * head_dim], frequencies, positions, slots, arenas -> token."""
+        self.check_packed(t)
+        return {"token": TOKEN}

@@ -1,0 +1,129 @@
+"""Ops on each element by itself."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlxr.compiler.ir.checks import require, require_positive
+from mlxr.compiler.ir.op_kind import SOURCE_STAGES, ActivationKind, OpKind
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+class Elementwise(OpKind):
+    """An op whose result is like its input x."""
+
+    family = "elementwise"
+    inputs: ClassVar[tuple[str, ...]] = ("x",)
+    stages = SOURCE_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x -> out like x."""
+        return {"out": t["x"]}
+
+
+class OfTwo(Elementwise):
+    """An op whose inputs a and b and result are alike."""
+
+    inputs = ("a", "b")
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From a and b alike -> out like them."""
+        require(t["a"] == t["b"], f"a is {t['a']}, b is {t['b']}; expected the same")
+        return {"out": t["a"]}
+
+
+@dataclass(frozen=True)
+class Activation(Elementwise):
+    """An activation function.
+
+    Attributes:
+        kind: which one.
+    """
+
+    name = "activation"
+    summary = "silu, gelu or relu"
+
+    kind: ActivationKind
+
+
+@dataclass(frozen=True)
+class Multiply(OfTwo):
+    """A product."""
+
+    name = "multiply"
+    summary = "a * b"
+
+
+@dataclass(frozen=True)
+class SwigluOai(OfTwo):
+    """The gated activation of a (gate) and b (up).
+
+    Attributes:
+        limit: a is at most this, b within +- this; None for no limit.
+    """
+
+    name = "swiglu_oai"
+    summary = "(b + 1) * a * sigmoid(1.702 a), a at most limit, b within +-limit"
+
+    limit: float | None
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From a and b alike -> out like them."""
+        require_positive("limit", self.limit)
+        return super().infer(t)
+
+
+@dataclass(frozen=True)
+class Add(OfTwo):
+    """A sum.
+
+    Attributes:
+        alpha: factor of b.
+    """
+
+    name = "add"
+    summary = "a + alpha * b"
+
+    alpha: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From a and b alike -> out like them."""
+        require_positive("alpha", self.alpha)
+        return super().infer(t)
+
+
+@dataclass(frozen=True)
+class Scale(Elementwise):
+    """A product with a number.
+
+    Attributes:
+        factor: the number.
+    """
+
+    name = "scale"
+    summary = "factor * x"
+
+    factor: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x -> out like x."""
+        require_positive("factor", self.factor)
+        return super().infer(t)
+
+
+@dataclass(frozen=True)
+class SoftCap(Elementwise):
+    """A soft cap.
+
+    Attributes:
+        cap: the bound that results approach.
+    """
+
+    name = "soft_cap"
+    summary = "cap * tanh(x / cap)"
+
+    cap: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x -> out like x."""
+        require_positive("cap", self.cap)
+        return super().infer(t)

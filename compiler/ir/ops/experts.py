@@ -1,0 +1,191 @@
+"""Mixtures of experts: the choice of experts, and products with the chosen experts' matrices."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_integers,
+    require_positive,
+    require_residual,
+    require_vector,
+    weight_matrix,
+)
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, GatedKind, NormKind, OpKind, Router
+from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
+from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Route(OpKind):
+    """The choice of experts by a router's logits.
+
+    Attributes:
+        top_k: experts of a token.
+        router: where the weights come from: `softmax_topk` softmax over all logits; `topk_softmax` over the chosen
+            ones; `sigmoid` of each.
+        normalise: whether the chosen experts' weights are divided by their sum.
+        scale: factor of the weights.
+    """
+
+    name = "route"
+    summary = "the top_k experts of each token, best first, and their weights"
+    family = "gather"
+    inputs = ("x",)
+    optional = ("bias",)
+    outputs = ("experts", "weights")
+
+    top_k: int
+    router: Router
+    normalise: bool
+    scale: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, experts], bias [experts] -> experts [tokens, top_k] i32, weights [tokens, top_k] f32."""
+        rows, count = matrix(t, "x")
+        require(1 <= self.top_k <= count, f"top_k is {self.top_k} of {count} experts")
+        require_positive("scale", self.scale)
+        require_vector(t, "bias", count)
+        return {"experts": Tensor((rows, self.top_k), DType.I32), "weights": Tensor((rows, self.top_k), DType.F32)}
+
+
+@dataclass(frozen=True)
+class ExpertProduct(Product):
+    """A product with the matrices of each token's chosen experts, which are one weight.
+
+    Attributes:
+        num_experts: experts of the weight.
+        top_k: experts of a token.
+        dtype: the type of its result.
+    """
+
+    num_experts: int
+    top_k: int
+    dtype: DType
+
+    def check_choice(self, t: Tensors) -> tuple[Dim, int]:
+        """Tokens, and rows of one expert; raises RuleError unless weight, bias and choice of experts fit."""
+        rows, _ = matrix(t, "x")
+        features, _ = weight_matrix(t, "weight")
+        count = self.num_experts
+        require(features % count == 0, f"weight has {features} rows; expected {count} experts of equal size")
+        require_integers(t, "experts")
+        shape = t["experts"].shape
+        require(shape == (rows, self.top_k), f"experts are {list(shape)}; expected {[rows, self.top_k]}")
+        require_vector(t, "bias", features)
+        return rows, features // count
+
+
+@dataclass(frozen=True)
+class ExpertLinear(ExpertProduct):
+    """A plain product for each chosen expert."""
+
+    name = "expert_linear"
+    summary = "x @ weight[expert].T + bias[expert] for each chosen expert"
+    inputs = ("x", "weight", "experts")
+    optional = ("bias",)
+    stages = SOURCE_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, K] or [tokens, top_k * K], weight [E * F, K], experts, bias -> out [tokens, top_k * F]."""
+        rows, features = self.check_choice(t)
+        width, columns, top_k = matrix(t, "x")[1], matrix(t, "weight")[1], self.top_k
+        require(
+            width in (columns, top_k * columns), f"x has {width} columns; expected {columns} or {top_k} x {columns}"
+        )
+        return {"out": Tensor((rows, top_k * features), self.dtype)}
+
+
+@dataclass(frozen=True)
+class ExpertSum(OpKind):
+    """The sum over a token's experts."""
+
+    name = "expert_sum"
+    summary = "the weighted sum of the experts' results"
+    family = "elementwise"
+    inputs = ("x", "weights")
+    stages = SOURCE_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, top_k * F], weights [tokens, top_k] -> out [tokens, F]."""
+        rows, width = matrix(t, "x")
+        of, top_k = matrix(t, "weights")
+        require(of == rows, f"weights have {of} rows, x has {rows}")
+        require(width % top_k == 0, f"x has {width} columns; expected {top_k} experts of equal size")
+        return {"out": Tensor((rows, width // top_k), t["x"].dtype)}
+
+
+@dataclass(frozen=True)
+class ExpertProjection(ExpertProduct):
+    """The first product of each chosen expert, with its activation.
+
+    Attributes:
+        num_experts, top_k, dtype: see `ExpertProduct`.
+        eps, norm_kind: of the norm before it; None without one.
+        gated, limit, activation: see `Finish`.
+    """
+
+    name = "expert_projection"
+    summary = "act(norm(x) @ weight[expert].T + bias[expert]) for each chosen expert"
+    inputs = ("x", "weight", "experts")
+    optional = ("norm", "norm_bias", "bias")
+    stages = FUSED_STAGES
+
+    eps: float | None = None
+    norm_kind: NormKind | None = None
+    gated: bool = False
+    limit: float | None = None
+    activation: GatedKind | None = None
+
+    @property
+    def norm(self) -> InputNorm | None:
+        """See `Product`."""
+        return input_norm(self.norm_kind, self.eps)
+
+    @property
+    def finish(self) -> Finish:
+        """See `Product`."""
+        return Finish(self.activation, self.gated, self.limit)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, K], weight [E * F, K] ([gates; ups] where gated), experts -> out [tokens, top_k * F']."""
+        rows, features = self.check_choice(t)
+        width, columns = matrix(t, "x")[1], matrix(t, "weight")[1]
+        require(width == columns, f"weight has {columns} columns, x has {width}")
+        check_input_norm(t, self.norm_kind, self.eps)
+        return {"out": Tensor((rows, self.top_k * self.finish.columns_of(features)), self.dtype)}
+
+
+@dataclass(frozen=True)
+class ExpertCombine(ExpertProduct):
+    """The last product of each chosen expert, and the sum over them.
+
+    Attributes:
+        num_experts, top_k, dtype: see `ExpertProduct`.
+        residual_scale: see `Finish`.
+    """
+
+    name = "expert_combine"
+    summary = "residual + residual_scale * sum of weights * (x @ weight[expert].T + bias[expert])"
+    inputs = ("x", "weight", "experts", "weights")
+    optional = ("bias", "residual")
+    stages = FUSED_STAGES
+
+    residual_scale: float = 1.0
+
+    @property
+    def finish(self) -> Finish:
+        """See `Product`."""
+        return Finish(residual_scale=self.residual_scale)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, top_k * F], weight [E * H, F], experts, weights, bias [E * H], residual -> [tokens, H]."""
+        rows, features = self.check_choice(t)
+        width, columns, top_k = matrix(t, "x")[1], matrix(t, "weight")[1], self.top_k
+        require(width == top_k * columns, f"x has {width} columns; expected {top_k} x {columns}")
+        shape = t["weights"].shape
+        require(shape == (rows, top_k), f"weights are {list(shape)}; expected {[rows, top_k]}")
+        out = Tensor((rows, features), self.dtype)
+        require_residual(t, out)
+        return {"out": out}

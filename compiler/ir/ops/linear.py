@@ -1,0 +1,89 @@
+"""Products with a weight matrix."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import matrix, require, require_positive, require_residual, require_vector, weight_matrix
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, GatedKind, NormKind
+from mlxr.compiler.ir.ops.product import Finish, InputNorm, Product, check_input_norm, input_norm
+from mlxr.compiler.ir.tensor import Dim, Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Linear(Product):
+    """A plain product."""
+
+    name = "linear"
+    summary = "x @ weight.T + bias"
+    inputs = ("x", "weight")
+    optional = ("bias",)
+
+    dtype: DType
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], weight [features, width], bias [features] -> out [tokens, features]."""
+        return {"out": Tensor(_product(t), self.dtype)}
+
+
+@dataclass(frozen=True)
+class Projection(Product):
+    """A product with what the passes fused into it; with the defaults, a linear op.
+
+    Attributes:
+        dtype: the type of its result.
+        eps, norm_kind: of the norm before it; None without one.
+        activation, gated, limit, residual_scale, out_scale, out_cap: see `Finish`.
+    """
+
+    name = "projection"
+    summary = (
+        "y = act(norm(x[rows]) @ weight.T + bias) * out_scale, soft capped; residual + residual_scale * "
+        "sigmoid(gate) * y"
+    )
+    inputs = ("x", "weight")
+    optional = ("norm", "norm_bias", "bias", "residual", "rows", "gate")
+    stages = FUSED_STAGES
+
+    dtype: DType
+    eps: float | None = None
+    norm_kind: NormKind | None = None
+    activation: GatedKind | None = None
+    gated: bool = False
+    limit: float | None = None
+    residual_scale: float = 1.0
+    out_scale: float = 1.0
+    out_cap: float | None = None
+
+    @property
+    def norm(self) -> InputNorm | None:
+        """See `Product`."""
+        return input_norm(self.norm_kind, self.eps)
+
+    @property
+    def finish(self) -> Finish:
+        """See `Product`."""
+        return Finish(self.activation, self.gated, self.limit, self.residual_scale, self.out_scale, self.out_cap)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """As `Linear`, with a norm before, and activation, scale, soft cap, gate and residual after it."""
+        rows, features = _product(t)
+        if "rows" in t:
+            rows = t["rows"].shape[0]
+        check_input_norm(t, self.norm_kind, self.eps)
+        features = self.finish.columns_of(features)
+        require_positive("out_scale", self.out_scale)
+        require_positive("out_cap", self.out_cap)
+        if "gate" in t:
+            require(t["gate"].shape == (rows, 1), f"gate is {list(t['gate'].shape)}; expected {[rows, 1]}")
+        out = Tensor((rows, features), self.dtype)
+        require_residual(t, out)
+        return {"out": out}
+
+
+def _product(t: Tensors) -> tuple[Dim, int]:
+    """Rows and columns of x @ weight.T + bias."""
+    rows, width = matrix(t, "x")
+    features, columns = weight_matrix(t, "weight")
+    require(columns == width, f"weight has {columns} columns, x has {width}")
+    require_vector(t, "bias", features)
+    return rows, features

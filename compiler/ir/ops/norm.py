@@ -1,0 +1,84 @@
+"""Norms: of rows, and of queries and keys."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.checks import matrix, require, require_heads, require_positive, require_residual, require_vector
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, NormKind, NormScope, OpKind
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Norm(OpKind):
+    """The norm of each group of columns by itself.
+
+    Attributes:
+        groups: equal groups of a row's columns.
+        residual_scale: factor of the norm where it is added to a residual.
+        kind: `rms` divides by the root of the mean square; `layer` subtracts the mean before.
+        eps: added to the mean square.
+    """
+
+    name = "norm"
+    summary = (
+        "residual + residual_scale * (x / rms(x) or (x - mean) / deviation, of each group of columns, * weight + bias)"
+    )
+    family = "norm"
+    inputs = ("x", "weight")
+    optional = ("bias", "residual")
+
+    groups: int
+    residual_scale: float
+    kind: NormKind
+    eps: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], weight and bias [width] or [width / groups], residual like x -> out like x."""
+        _, width = matrix(t, "x")
+        groups = self.groups
+        require_positive("eps", self.eps)
+        require(groups >= 1 and width % groups == 0, f"x has {width} columns; expected {groups} equal groups of them")
+        widths = ((width,), (width // groups,))
+        for port in ("weight", "bias"):
+            if port in t:
+                shape = t[port].shape
+                expected = " or ".join(dict.fromkeys(str(list(choice)) for choice in widths))
+                require(shape in widths, f"{port} is {list(shape)}; expected {expected}")
+                require(shape == t["weight"].shape, f"bias is {list(shape)}, weight {list(t['weight'].shape)}")
+        require_residual(t, t["x"])
+        return {"out": t["x"]}
+
+
+@dataclass(frozen=True)
+class QkNorm(OpKind):
+    """The norms of the queries and of the keys of a packed projection.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: of the attention.
+        scope: what is normalised by itself: `head` each head, all by one weight [head_dim]; `heads` each head, with
+            weights of its own; `all` all queries, and all keys.
+        kind, eps: as of `Norm`.
+    """
+
+    name = "qk_norm"
+    summary = "norm of the queries and keys of qkv; values as they are"
+    family = "norm"
+    inputs = ("qkv", "q_norm", "k_norm")
+    optional = ("q_norm_bias", "k_norm_bias")
+    stages = FUSED_STAGES
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scope: NormScope
+    kind: NormKind
+    eps: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv."""
+        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        require_positive("eps", self.eps)
+        for port, count in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
+            width = self.head_dim if self.scope == "head" else count * self.head_dim
+            require_vector(t, port, width)
+            require_vector(t, f"{port}_bias", width)
+        return {"out": t["qkv"]}

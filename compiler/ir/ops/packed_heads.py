@@ -1,0 +1,43 @@
+"""What the op kinds share that take queries, keys and values as one packed projection and rotate them."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.checks import require, require_arenas, require_heads, require_positive
+from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class PackedHeads(OpKind):
+    """An op on qkv [tokens, (heads + 2 kv_heads) * head_dim] and the arenas.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: of the attention.
+        rotary_dim: leading elements of a head that are rotated; 0 for none, and then `frequencies` is not bound.
+        rope_layout: `half` pairs element i with i + rotary_dim / 2, `interleaved` 2i with 2i + 1.
+        rope_scale: factor of the cosines and sines.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_layout: RopeLayout
+    rope_scale: float
+
+    def check_packed(self, t: Tensors) -> Tensor:
+        """The shape of attention's result; raises RuleError unless qkv, frequencies and arenas fit."""
+        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        check_rotation(t, self.rotary_dim, self.rope_scale)
+        require_arenas(t, self.num_kv_heads, self.head_dim)
+        return Tensor((t["qkv"].shape[0], self.num_heads * self.head_dim), t["qkv"].dtype)
+
+
+def check_rotation(t: Tensors, rotary_dim: int, rope_scale: float) -> None:
+    """Raises RuleError unless the frequencies, bound where something is rotated, are one for each pair."""
+    pairs, bound = rotary_dim // 2, "frequencies" in t
+    require(bound == (pairs > 0), f"rotary_dim is {2 * pairs}, and frequencies are {'' if bound else 'not '}bound")
+    require_positive("rope_scale", rope_scale)
+    if bound:
+        shape = t["frequencies"].shape
+        require(shape == (pairs,), f"frequencies are {list(shape)}; expected [{pairs}]")

@@ -1,0 +1,93 @@
+"""What the op kinds share that multiply with a weight matrix: their norm before it, and what follows their sums."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import matrix, require, require_choice, require_vector
+from mlxr.compiler.ir.op_kind import ActivationKind, GatedKind, NormKind, OpKind
+from mlxr.compiler.ir.tensor import Tensors
+
+
+@dataclass(frozen=True)
+class InputNorm:
+    """The norm of x before a product."""
+
+    kind: NormKind
+    eps: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What follows the sums of a product.
+
+    Attributes:
+        activation: None for none.
+        gated: whether the weight's rows are the gate's and then the up projection's, and the result is
+            act(gate) * up.
+        limit: of swiglu_oai: gate <= limit, |up| <= limit; None for no limit.
+        residual_scale: factor of what is added to the residual.
+        out_scale: factor of the activated sums.
+        out_cap: then they become cap * tanh(sum / cap); None for no cap.
+    """
+
+    activation: GatedKind | None = None
+    gated: bool = False
+    limit: float | None = None
+    residual_scale: float = 1.0
+    out_scale: float = 1.0
+    out_cap: float | None = None
+
+    def columns_of(self, features: int) -> int:
+        """Columns that are left of `features` after the activation; raises RuleError where the two do not fit."""
+        require(
+            self.limit is None or self.activation == "swiglu_oai",
+            f"limit is {self.limit} but the activation is {self.activation}",
+        )
+        if self.activation is None:
+            require(not self.gated, "gated is true but there is no activation")
+            return features
+        if not self.gated:
+            require_choice("activation", self.activation, get_args(ActivationKind))
+            return features
+        require(features % 2 == 0, f"gate and up rows are {features}; expected an even number")
+        return features // 2
+
+
+class Product(OpKind):
+    """An op that multiplies x with a weight matrix.
+
+    Attributes:
+        dtype: the type of its result.
+    """
+
+    family = "matmul"
+    dtype: DType
+
+    @property
+    def norm(self) -> InputNorm | None:
+        """The norm of x before the product; None without one."""
+        return None
+
+    @property
+    def finish(self) -> Finish:
+        """What follows its sums."""
+        return Finish()
+
+
+def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:
+    """The norm that two attributes describe, both None where there is none."""
+    return None if kind is None or eps is None else InputNorm(kind, eps)
+
+
+def check_input_norm(t: Tensors, kind: NormKind | None, eps: float | None) -> None:
+    """Raises RuleError unless the ports `norm` and `norm_bias` fit x and the attributes."""
+    if "norm" not in t:
+        require("norm_bias" not in t, "norm_bias is bound but norm is not")
+        require(eps is None and kind is None, "eps or norm_kind is given but norm is not bound")
+        return
+    width = matrix(t, "x")[1]
+    require_vector(t, "norm", width)
+    require_vector(t, "norm_bias", width)
+    require(eps is not None, "norm is bound but eps is none")
+    require_choice("norm_kind", kind, get_args(NormKind))

@@ -1,0 +1,66 @@
+"""The embedding, and other ops that choose or weight whole rows."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import matrix, require, require_integers, require_positive
+from mlxr.compiler.ir.op_kind import SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Embed(OpKind):
+    """Rows of the embedding table.
+
+    Attributes:
+        dtype: the type of its result.
+        scale: factor of the rows.
+    """
+
+    name = "embed"
+    summary = "scale * table[ids]"
+    family = "gather"
+    inputs = ("ids", "table")
+
+    dtype: DType
+    scale: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From ids [tokens] i32, table [vocab, hidden] -> out [tokens, hidden]."""
+        require_integers(t, "ids")
+        _, hidden = matrix(t, "table")
+        require_positive("scale", self.scale)
+        return {"out": Tensor((t["ids"].shape[0], hidden), self.dtype)}
+
+
+@dataclass(frozen=True)
+class GatherRows(OpKind):
+    """A choice of rows."""
+
+    name = "gather_rows"
+    summary = "x[rows]"
+    family = "gather"
+    inputs = ("x", "rows")
+    stages = SOURCE_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], rows [rows] -> out [rows, width]."""
+        _, width = matrix(t, "x")
+        return {"out": Tensor((t["rows"].shape[0], width), t["x"].dtype)}
+
+
+@dataclass(frozen=True)
+class GateRows(OpKind):
+    """Rows times their gates."""
+
+    name = "gate_rows"
+    summary = "x * sigmoid(gate)"
+    family = "elementwise"
+    inputs = ("x", "gate")
+    stages = SOURCE_STAGES
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], gate [tokens, 1] -> out like x."""
+        rows, _ = matrix(t, "x")
+        require(t["gate"].shape == (rows, 1), f"gate is {list(t['gate'].shape)}; expected {[rows, 1]}")
+        return {"out": t["x"]}

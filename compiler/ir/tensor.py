@@ -1,0 +1,26 @@
+"""Shapes and element types of values, as shape rules see them.
+
+Shapes mix numbers with the symbolic dims `tokens`, `seqs`, `rows` and `tiles` of a batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Shape and element type of a value."""
+
+    shape: Shape
+    dtype: DType
+
+
+Tensors = Mapping[str, Tensor]
+"""The tensors that an op's ports are bound to, by port."""
+TOKEN = Tensor((8,), DType.U32)
+"""A token that orders accesses of the KV arena."""
