@@ -1,1 +1,1 @@
-"""Executes an artifact: arena, weights, tokenizer, hosts, generation. Sees the compiler only through the artifact."""
+"""Runs an artifact: weights, tokenizer, KV cache, hosts and generation. Knows the compiler only by its artifact."""

@@ -1,33 +1,33 @@
-"""Wrong types in calls from Python: a TypeError that says which argument it is, what it got, and what it takes."""
+"""Checks the types of arguments: the TypeError names the argument, its value and type, and what was expected."""
 
 import operator
 import os
 
 PATH = (str, os.PathLike)
-"""What names a file or folder."""
+"""The types that name a file or folder."""
 
 
 def expect(name: str, value: object, accepted: type | tuple[type, ...], words: str) -> None:
-    """Checks an argument's type.
+    """Checks the type of an argument.
 
     Args:
-        name: the argument's.
-        value: what was given for it.
+        name: the name of the argument.
+        value: its value.
         accepted: the types that it may have.
-        words: these in words, after "expected".
+        words: these types in words, for "expected ...".
 
     Raises:
-        TypeError: it has another.
+        TypeError: it has another type.
     """
     if not isinstance(value, accepted):
         raise TypeError(f"{name} is {described(value)}; expected {words}")
 
 
 def whole_number(name: str, value: object) -> int:
-    """An argument that is a whole number, as Python's own.
+    """A whole number that was given as an argument, as an `int`.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a whole number.
     """
     try:
         if not isinstance(value, bool):

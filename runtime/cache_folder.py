@@ -1,4 +1,4 @@
-"""Where MLXR keeps what it can make again: compiled artifacts, and the libraries of hosts."""
+"""Where MLXR caches what it can make again: compiled artifacts, and the libraries of hosts."""
 
 import os
 from pathlib import Path
@@ -8,19 +8,19 @@ from mlxr.runtime.hosts.registry import hosts
 
 
 def caches() -> dict[str, str]:
-    """What is cached: the name of each folder, and what is in it."""
+    """The folders of the cache: the name of each, and what is in it."""
     kept = {host.name: host.cached for host in hosts().values() if host.cached}
     return {"artifacts": "what specs and model files compile to"} | dict(sorted(kept.items()))
 
 
 def cache_root() -> Path:
-    """The folder of all that is cached, absolute, not yet made.
+    """The folder of the whole cache, as an absolute path. It may not exist yet.
 
-    It is `$MLXR_CACHE_DIR`, else `$XDG_CACHE_HOME/mlxr`, else `~/.cache/mlxr`. Relative ones count from the current
-    folder; compilers run in another.
+    It is `$MLXR_CACHE_DIR`, else `$XDG_CACHE_HOME/mlxr`, else `~/.cache/mlxr`. A relative path is made absolute from
+    the current folder, because compilers run in another one.
 
     Raises:
-        MlxrError: neither variable is set and there is no home folder, or the current folder is gone.
+        MlxrError: neither variable is set and there is no home folder, or the current folder does not exist any more.
     """
     try:
         if own := os.environ.get("MLXR_CACHE_DIR"):
@@ -35,10 +35,10 @@ def cache_root() -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """The folder for one kind of cached files, in `cache_root()`, not yet made.
+    """The folder for one kind of cached files, in `cache_root()`. It may not exist yet.
 
     Args:
-        name: what is cached; see `caches`.
+        name: the name of the folder; see `caches`.
 
     Raises:
         MlxrError: there is no place for it.

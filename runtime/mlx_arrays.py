@@ -1,4 +1,4 @@
-"""MLX arrays as the runtime needs to know them: MLX's name of each element type, and NumPy views of their bytes."""
+"""MLX's element types by the names of the graph's, and NumPy views of the bytes of MLX arrays."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MLX_DTYPES = {
     "u32": mx.uint32,
     "u8": mx.uint8,
 }
-"""MLX's type of each of the graph's element types; of q8 that of its bytes."""
+"""MLX's type for each element type of the graph; for q8, the type of its bytes."""
 
 _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
@@ -24,5 +24,5 @@ Bits = npt.NDArray[Any]
 
 
 def as_bits(array: mx.array) -> Bits:
-    """A view of an array's memory, once it is computed: same strides, no copy."""
+    """A view of an array's memory, with the same strides and no copy; waits for the array."""
     return np.array(array.view(_UNSIGNED[array.itemsize]), copy=False)

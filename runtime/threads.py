@@ -1,4 +1,4 @@
-"""How many threads a process should run: the CPUs that it may use, as affinity and control groups say."""
+"""How many threads this process should run: as many as the CPUs that affinity and control groups let it use."""
 
 import ctypes
 import math
@@ -16,9 +16,9 @@ def num_threads(wanted: int | None = None, root: Path = _ROOT) -> int:
     """The number of threads to run.
 
     Args:
-        wanted: how many the user asked for; None: one for each core that this process may use. Two threads of one core
-            share its vector units and its caches, so that a second one there adds little.
-        root: where `proc` and `sys` are.
+        wanted: how many the user asked for; None: one for each core that this process may use. Two threads on one core
+            share its vector units and caches, so that the second one adds little.
+        root: the folder of `proc` and `sys`.
 
     Raises:
         HostError: fewer than 1 or more than the CPUs that this process may use.
@@ -35,14 +35,14 @@ def num_threads(wanted: int | None = None, root: Path = _ROOT) -> int:
 
 
 def usable_cpus(root: Path = _ROOT) -> int:
-    """The CPUs that this process may use: its affinity, and no more than its control groups' time is worth."""
+    """How many CPUs this process may use: those of its affinity, but no more than its control groups' CPU time."""
     quota = cgroup_cpus(root)
     cpus = len(_affinity())
     return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
 
 
 def cgroup_cpus(root: Path = _ROOT) -> float | None:
-    """CPU seconds a second that this process's control groups allow it, or None if they do not limit it."""
+    """CPU seconds per second that this process's control groups allow it; None if they do not limit it."""
     limits = [limit for limit in (*_v2_limits(root), *_v1_limits(root)) if limit is not None]
     return min(limits, default=None)
 
@@ -54,7 +54,7 @@ def _affinity() -> set[int]:
 
 
 def _cores(root: Path) -> int:
-    """Cores among the usable CPUs: of those that share one, one counts. On Apple silicon, the fast ones."""
+    """Cores among the usable CPUs; CPUs that share a core count once. On Apple silicon, the performance cores."""
     cpus = _affinity()
     if sys.platform == "darwin":
         return _performance_cores() or len(cpus)
@@ -87,14 +87,14 @@ def _ratio(quota: str | None, period: str | None) -> float | None:
         ratio = int(quota or "") / int(period or "")
     except (ValueError, ZeroDivisionError):
         return None
-    return ratio if ratio > 0 else None  # v1 says -1 for no limit
+    return ratio if ratio > 0 else None  # v1: -1 means no limit
 
 
 def _group_folders(root: Path, kind: str, controller: str) -> Iterator[Path]:
-    """The folder of this process's group in each hierarchy of a kind, and those of all groups around it.
+    """The folder of this process's group in each hierarchy of a kind, and those of all its parent groups.
 
-    A container often sees its own group as the root of what is mounted, and a path that leads nowhere there; the
-    mounted root is the last one tried.
+    In a container, the mounted root is often the container's own group, and the group's path does not exist below it.
+    So the mounted root always comes last.
     """
     groups: dict[str, str] = {}
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():

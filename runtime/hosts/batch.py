@@ -41,7 +41,7 @@ class Batch:
     """
 
     tokens: Int32Array | mx.array
-    """[tokens]; an `mx.array` may still be computed: who asks for its elements waits"""
+    """[tokens]; an `mx.array` may still be computed, and reading its elements waits for them"""
     positions: Int32Array
     """[tokens], counted from the start of each sequence"""
     slots: Int32Array
@@ -73,17 +73,17 @@ class Batch:
         query_tile: int,
         tokens: mx.array | None = None,
     ) -> "Batch":
-        """Appends the requests' tokens to their sequences and lays the step out; all requests or none.
+        """Appends the requests' tokens to their sequences and makes the step's arrays; all requests or none.
 
-        The caller has checked token ids against the vocabulary, of which only int32 is checked here, and next takes the
-        pager's copies (`take_copies`).
+        The caller has checked token ids against the vocabulary; here they are only checked to be int32. The caller then
+        takes the pager's copies (`take_copies`).
 
         Args:
             requests: the sequences' parts of the step.
-            pager: of the arena; it grows.
+            pager: of the arena; its sequences grow.
             query_tile: most tokens of a tile.
-            tokens: [tokens], int32: ids that the device has or is computing; those of the requests then stand for their
-                number only.
+            tokens: [tokens], int32: ids that the device has or is computing. Of the requests' own ids, only the number
+                then matters.
 
         Raises:
             RequestError: no request or no tokens, a token id beyond int32, a sequence twice, a wrong start, or unknown
@@ -145,9 +145,9 @@ class Batch:
 
 
 def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
-    """The array as kernels of MLX bind it: with at least 8 elements, of which its own come first.
+    """The array in the form that MLX binds to kernels: with at least 8 elements, its own first.
 
-    One on the device stays where it is: a view of repetitions takes no launch, and kernels see no shapes.
+    An array on the device stays there: repeating it is a view, which takes no launch, and kernels see no shapes.
     """
     if not isinstance(array, mx.array):
         return mx.array(padded(array))
@@ -155,7 +155,7 @@ def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
 
 
 def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array with rows of zeros added until it has at least 8 elements; itself when it has.
+    """The array itself if it has at least 8 elements, else with rows of zeros added.
 
     MLX binds smaller inputs in Metal's constant address space, which would be another kernel.
     """
@@ -174,7 +174,7 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
     for seq_id, tokens, start, rows in requests:
         if len(tokens) == 0:
             raise RequestError(f"sequence {seq_id} has no tokens in this batch, expected at least one")
-        # NumPy 1 would wrap such an id without a word, NumPy 2 raises OverflowError.
+        # NumPy 1 would wrap such an id silently, NumPy 2 raises OverflowError.
         low, high = (tokens[0], tokens[0]) if len(tokens) == 1 else (min(tokens), max(tokens))
         if low < _LOWEST or high > _HIGHEST:
             beyond = low if low < _LOWEST else high
@@ -205,7 +205,7 @@ def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
 
 
 def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
-    """[tiles, 2]: each sequence's tiles, one after the other."""
+    """[tiles, 2]: the tiles of each sequence in turn."""
     tiles = -(-np.diff(query_start) // query_tile)
     sequence = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
     before = np.cumsum(tiles) - tiles
@@ -214,5 +214,5 @@ def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
 
 
 def _int32s(parts: Iterable[Iterable[int]]) -> Int32Array:
-    """The numbers of all parts, one after the other."""
+    """The numbers of all parts, joined."""
     return np.fromiter(chain.from_iterable(parts), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What a host is: it executes batches of one artifact, with one set of weights, on one arena."""
+"""The interface of a host, which executes batches of one artifact with one set of weights on one arena."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -17,28 +17,28 @@ from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load
 from mlxr.runtime.weights.weight_file import WeightFile
 
 Logits = mx.array | npt.NDArray[np.float32]
-"""What a step returns and `Host.read` takes: [rows, vocab] f32."""
+"""Logits that a step returns, for `Host.read`: [rows, vocab] f32."""
 Progress = Callable[[str, int, int], None]
-"""Called with what is being prepared (`weights`, `kernels`, `steps`), how much of it is done, and how much there is."""
+"""Called with the name of what is being prepared (`weights`, `kernels`, `steps`), how much is done, and the total."""
 
 
 class Host(ABC):
-    """Executes batches. Owns no sequence state: that is the pager's; writes K and V into the arena in place.
+    """Executes batches and writes K and V to the arena in place. It has no state of sequences; the pager has that.
 
     Attributes:
-        launches: how often each kernel (or, on `reference`, each kind of op) was launched, counted where it happens.
-        notes: what is not as the plan asks on this machine, for people.
+        launches: how often each kernel (or, on `reference`, each kind of op) was launched, counted at the launch.
+        notes: what this machine does otherwise than the plan asks, as messages for people.
         threads: how many threads run a step, the caller's among them; None on hosts whose number nobody chooses.
     """
 
     name: ClassVar[str]
     pipelines: ClassVar[bool] = False
-    """Whether steps are lazy MLX graphs, so that one can be started before the tokens of the last one are known."""
+    """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
     builds_late: ClassVar[bool] = False
-    """Whether something is built at the first step of each kind: `warm_up` takes these steps at load."""
+    """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 
     def __init__(self, artifact: Artifact, arena: Arena) -> None:
-        """Keeps what all hosts need.
+        """Stores what all hosts need.
 
         Args:
             artifact: the compiled model.
@@ -63,14 +63,14 @@ class Host(ABC):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Loads what the host needs of a weight file, and prepares to execute.
+        """Loads what the host needs from a weight file, and prepares to execute.
 
         Args:
             artifact: the compiled model.
             file: its weights.
             arena: the KV arena that every step reads and writes.
-            threads: of hosts that run threads, how many; None: one for each core that this process may use.
-            progress: told of the loading.
+            threads: how many threads to run, on hosts that take a number; None: one for each usable core.
+            progress: called as loading proceeds.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.
@@ -83,14 +83,14 @@ class Host(ABC):
         """Runs one batch, whose token ids may be an `mx.array` that is still being computed.
 
         Returns:
-            Logits of the batch's logit rows, [rows, vocab] f32; lazy on hosts that pipeline. For `read`.
+            Logits of the batch's logit rows for `read`, [rows, vocab] f32; lazy on hosts that pipeline.
 
         Raises:
             KernelFault: a kernel did something illegal (sim).
         """
 
     def start(self, *results: mx.array) -> None:
-        """Starts computing what was made of a step's logits, without waiting; for hosts that pipeline.
+        """Starts computing arrays that depend on a step's logits, without waiting; for hosts that pipeline.
 
         Raises:
             HostError: it cannot be started.
@@ -98,7 +98,7 @@ class Host(ABC):
         mx.async_eval(*results)  # type: ignore[no-untyped-call]
 
     def read(self, result: Logits) -> npt.NDArray[Any]:
-        """Waits for a step's logits, or for what was made of them.
+        """Waits for a step's logits, or for an array that depends on them.
 
         Raises:
             HostError: the step failed on the device.
@@ -106,14 +106,14 @@ class Host(ABC):
         return np.array(result)
 
     def copy_to_read(self, result: mx.array) -> mx.array:
-        """What to `read` of an array that a later step takes: where a look would move it, a copy, lazy."""
+        """The array to `read` in place of one that a later step takes: a lazy copy where reading moves an array."""
         return result
 
-    def close(self) -> None:  # noqa: B027 (most hosts hold nothing but arrays, which go with them)
-        """Gives back what is not freed with the host itself; it cannot run any more."""
+    def close(self) -> None:  # noqa: B027 (most hosts own nothing but arrays, which are freed with them)
+        """Frees what is not freed with the host itself; the host cannot run afterwards."""
 
     def count(self, name: str, detail: object = "", times: int = 1) -> None:
-        """Counts launches; with MLXR_DEBUG=4 tells of them on standard error."""
+        """Counts launches; with MLXR_DEBUG=4, prints them to standard error."""
         self.launches[name] += times
         if self._tell:
             print(f"{self.name}: {name} {detail}", file=sys.stderr)
@@ -127,7 +127,7 @@ class ArrayHost(Host):
     """A host whose weights are MLX arrays, by the names of `artifact.plan.weights`.
 
     Attributes:
-        reads_buffers: whether it has weights as kernels read them (see `WeightPlan.layout`), not as numbers.
+        reads_buffers: whether its weights are buffers as kernels read them (see `WeightPlan.layout`), not numbers.
     """
 
     reads_buffers: ClassVar[bool] = True
@@ -156,12 +156,12 @@ class ArrayHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """See `Host.from_file`. These hosts have no threads to choose."""
+        """See `Host.from_file`. These hosts ignore `threads`."""
         return cls(artifact, cls.read_arrays(artifact, file, progress), arena)
 
     @classmethod
     def read_arrays(cls, artifact: Artifact, file: WeightFile, progress: Progress | None = None) -> dict[str, mx.array]:
-        """The weights of `artifact.plan.weights` as this host has them; see `load_buffers` and `load_weights`.
+        """The weights of `artifact.plan.weights` in the form of this host; see `load_buffers` and `load_weights`.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.

@@ -1,8 +1,8 @@
 """The folder where a host keeps compiled libraries.
 
-An entry's name hashes everything that decides its content. It appears whole or not at all (written under another name,
-then renamed), so several processes may build the same one at once. The hash of its content lies beside it: the loader
-would map a truncated library and the process die of it, so damage is looked for first.
+The name of an entry hashes everything that decides its content. An entry appears whole or not at all (it is written
+under another name, then renamed), so several processes may build the same one at once. The hash of its content is
+stored beside it and checked before it is loaded: a process that maps a truncated library dies.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from mlxr.runtime.cache_folder import cache_folder
 
 
 def digest(*parts: str) -> str:
-    """128 bits of SHA-256 over several texts, in hexadecimal; where one ends and the next begins counts."""
+    """128 bits of SHA-256 over several texts, in hexadecimal; the borders between the texts are hashed too."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(f"{len(part)}:".encode())
@@ -27,13 +27,13 @@ def digest(*parts: str) -> str:
 
 
 class LibraryCache:
-    """The libraries of one host. `host` is its name, which is the folder's too."""
+    """The libraries of one host. `host` is the name of the host and of the folder."""
 
     def __init__(self, host: str) -> None:
         self.host = host
 
     def folder(self) -> Path:
-        """The folder; made if it is not there.
+        """The folder; made if it does not exist.
 
         Raises:
             HostError: it cannot be made.
@@ -49,7 +49,7 @@ class LibraryCache:
         return folder
 
     def read(self, target: Path) -> bytes | None:
-        """An entry's content, or None if it is not there or damaged."""
+        """An entry's content, or None if it is missing or damaged."""
         try:
             content = target.read_bytes()
             return content if _hash(content) == _hash_path(target).read_text("utf-8") else None
@@ -57,7 +57,7 @@ class LibraryCache:
             return None
 
     def publish(self, built: Path, target: Path) -> None:
-        """Puts a file into the cache when all of it is on disk, and its hash beside it.
+        """Puts a file and its hash into the cache, once both are wholly on disk.
 
         Raises:
             OSError: the folder cannot be written.
@@ -79,7 +79,7 @@ class LibraryCache:
             hashed.unlink(missing_ok=True)
 
     def remove(self, entries: Iterable[Path]) -> None:
-        """Removes entries, as far as they are there.
+        """Removes those of these entries that exist.
 
         Raises:
             HostError: one cannot be removed.
@@ -92,7 +92,7 @@ class LibraryCache:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A folder to build in, removed at the end.
+        """A temporary folder to build in.
 
         Raises:
             HostError: it cannot be written.
@@ -105,7 +105,7 @@ class LibraryCache:
             raise self.unwritable(folder, error) from error
 
     def unwritable(self, folder: Path, error: OSError) -> HostError:
-        """The error to raise where the folder cannot be written."""
+        """The error to raise if the folder cannot be written."""
         return HostError(
             f"{self.host}: cannot write to the cache folder {folder}: {error}; set MLXR_CACHE_DIR to a folder that can "
             "be written"

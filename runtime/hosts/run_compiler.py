@@ -1,4 +1,4 @@
-"""Runs a compiler, and finds the one that pip installs."""
+"""Runs a compiler, and finds the compiler that pip can install."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 TIMEOUT_S = 600.0
-"""The largest of our files takes seconds; who needs longer than this has hung."""
+"""The largest of our files takes seconds: a compiler that takes longer than this hangs."""
 _TICK_S = 0.5
 _MOST_LINES = 40
 _MOST_CHARACTERS = 6000
@@ -32,17 +32,17 @@ def run_compiler(
     timeout_s: float = TIMEOUT_S,
     tick: Callable[[float], None] | None = None,
 ) -> str | None:
-    """Runs a compiler to its end.
+    """Runs a compiler and waits for it.
 
     Args:
         command: program and arguments.
-        folder: where it runs; beside it, zig may keep its own files.
+        folder: its working folder; zig may keep its own files beside it.
         cut: leave out the end of very long messages.
-        timeout_s: seconds after which it is killed, with all that it started.
-        tick: called now and then with the seconds it has taken.
+        timeout_s: seconds after which the compiler is killed, with all processes that it started.
+        tick: called now and then with the seconds so far.
 
     Returns:
-        None if it succeeded, else what it said, or how it ended.
+        None if it succeeded, else what it printed to standard error, or how it ended.
     """
     environment = dict(os.environ)
     if not environment.keys() & {"HOME", "XDG_CACHE_HOME", "ZIG_GLOBAL_CACHE_DIR"}:
@@ -57,27 +57,27 @@ def run_compiler(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that one signal reaches all that it starts
+            start_new_session=True,  # so that one signal reaches all its processes
         )
     except OSError as error:
         return f"it cannot be started: {error.strerror or error}"
     try:
-        said = _wait(process, timeout_s, tick)
+        output = _wait(process, timeout_s, tick)
     except BaseException:
         _kill(process)
         raise
-    if said is None:
+    if output is None:
         _kill(process)
         return f"it did not finish within {timeout_s:.0f} s"
-    said = _cut(said.strip()) if cut else said.strip()
+    output = _cut(output.strip()) if cut else output.strip()
     if process.returncode < 0:
         number = -process.returncode
-        return f"it was killed by signal {number} ({signal.strsignal(number) or 'unknown'})\n{said}".strip()
-    return (said or f"it ended with code {process.returncode}") if process.returncode else None
+        return f"it was killed by signal {number} ({signal.strsignal(number) or 'unknown'})\n{output}".strip()
+    return (output or f"it ended with code {process.returncode}") if process.returncode else None
 
 
 def _wait(process: "subprocess.Popen[str]", timeout_s: float, tick: Callable[[float], None] | None) -> str | None:
-    """What the process wrote to standard error by its end, or None if time ran out."""
+    """What the process has written to standard error when it ends; None if it takes too long."""
     waited = 0.0
     while True:
         try:

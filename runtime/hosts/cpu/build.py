@@ -1,8 +1,8 @@
-"""The C text of an artifact to a loaded shared library, cached by content.
+"""Compiles the C text of an artifact to a shared library and loads it; libraries are cached by content.
 
-A library's name hashes the text, the compiler, its flags and the CPU, and the library itself holds that hash: one built
-for another CPU is never loaded, whatever its file is called. A compiler that cannot build the text is passed over for
-the next one. A cache that cannot be used is worth a note, no more: the library is then used and forgotten.
+The name of a library hashes the text, the compiler, its flags and the CPU. The library itself contains that hash, so
+one built for another CPU is never loaded, whatever its file is called. If a compiler cannot build the text, the next
+one is tried. If the cache cannot be used, a note says so, and the library is built in a temporary folder.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import run_compiler
 
 Tick = Callable[[str, float], None]
-"""Called now and then while a compiler runs, with its name and the seconds so far."""
+"""Called now and then while a compiler runs, with the compiler's name and the seconds so far."""
 
 _SOURCE, _OUTPUT = "model.c", "model.so"
 _cache = LibraryCache("cpu")
 
 
 class _BuildError(Exception):
-    """One compiler's failure; the message has its command and what it said."""
+    """A compiler failed; the message has its command and what it printed."""
 
 
 def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
@@ -34,8 +34,8 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
 
     Args:
         text: one translation unit.
-        name: of the model, for file names and messages.
-        tick: told while a compiler runs.
+        name: the model's name, for file names and messages.
+        tick: called while a compiler runs.
 
     Raises:
         HostError: there is no compiler, none can build the text, or the result cannot be loaded.
@@ -46,13 +46,13 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
     folder = _folder()
     failures: list[tuple[Compiler, str]] = []
     chosen = [compiler for compiler in compilers if compiler.is_chosen]
-    # Of the rest, one whose library is cached comes before one to run.
+    # Of the other compilers, one whose library is cached is better than one that must run.
     for group in (chosen, [compiler for compiler in compilers if not compiler.is_chosen]):
         for compiler in group:
-            found = folder and _load_cached(_entry(folder, compiler, text, name), _key(compiler, text))
-            if found:
+            cached = folder and _load_cached(_entry(folder, compiler, text, name), _key(compiler, text))
+            if cached:
                 _note_failures(name, failures, compiler)
-                return found
+                return cached
         for compiler in group:
             try:
                 library = _build(compiler, text, name, folder, tick)
@@ -65,7 +65,7 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
 
 
 def _key(compiler: Compiler, text: str) -> str:
-    """All that decides what the compiler makes of the text."""
+    """A hash of everything that decides what the compiler makes of the text."""
     command = compiler.build_command(_SOURCE, _OUTPUT)
     return digest(text, *command, compiler.identity, processor_identity())
 
@@ -83,7 +83,7 @@ def _folder() -> Path | None:
 
 
 def _load_cached(path: Path, key: str) -> ctypes.CDLL | None:
-    """A library, if it is whole and has this key inside. One that cannot be loaded all the same is built anew."""
+    """A cached library that is undamaged and contains this key; None if there is none, or it cannot be loaded."""
     content = _cache.read(path)
     if content is None or key.encode() not in content:
         return None
@@ -106,7 +106,7 @@ def _build(compiler: Compiler, text: str, name: str, folder: Path | None, tick: 
     command = compiler.build_command(_SOURCE, _OUTPUT)
     try:
         with tempfile.TemporaryDirectory(prefix="mlxr-cpu-") as outer:
-            work = Path(outer) / "build"  # so that what zig keeps beside it goes with it
+            work = Path(outer) / "build"  # zig keeps files beside this folder: they are removed with `outer`
             work.mkdir()
             (work / _SOURCE).write_text(marked, "utf-8")
             failure = run_compiler(
@@ -135,7 +135,7 @@ def _publish(built: Path, target: Path) -> Path | None:
 
 
 def _load_new(path: Path, name: str) -> ctypes.CDLL:
-    """Loads a library that is in no cache; it stays loaded when its file is gone."""
+    """Loads a library that is not cached; it stays loaded after its file is removed."""
     try:
         return ctypes.CDLL(str(path), use_errno=True)
     except OSError as error:

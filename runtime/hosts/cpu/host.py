@@ -1,7 +1,7 @@
-"""The `cpu` host: the artifact's C program, compiled for this CPU, a whole step per call.
+"""The `cpu` host: the artifact's C program, compiled for this CPU. One call runs a whole step.
 
-The program's threads live as long as the host. Weights are mapped from their file, or packed once into memory of the
-program's layout; the arena is the same MLX arrays as on the GPU, written in place. Steps are done when `step` returns.
+The program's threads live as long as the host. Weights are mapped from their file, or packed once into the program's
+layout. The arena is the same MLX arrays as on the GPU, written in place. A step is complete when `step` returns.
 """
 
 import re
@@ -34,8 +34,8 @@ class CpuHost(Host):
     Several Python threads may call it; they take turns. After a fork, the child must load the model anew.
 
     Attributes:
-        mapped_bytes: of the weights, those read where they lie in a file (or in the arrays given).
-        own_bytes: those in memory of the host's own.
+        mapped_bytes: bytes of weights that are read in place, in their file or in the arrays given.
+        own_bytes: bytes of weights in memory of the host's own.
     """
 
     name = "cpu"
@@ -54,10 +54,10 @@ class CpuHost(Host):
         Args:
             artifact: the compiled model.
             tensors: by canonical name (`TensorSource.name`), row-major: f32 or f16 arrays, bf16 as its bits in uint16,
-                or uint8 rows of GGUF blocks. Or what finds them.
+                or uint8 rows of GGUF blocks. Or a reader that finds them.
             arena: the KV arena that every step reads and writes.
             threads: how many threads; None: one for each core that this process may use.
-            progress: told of the loading.
+            progress: called as loading proceeds.
 
         Raises:
             WeightsError: a tensor has other blocks than the program's, or cannot be read.
@@ -96,13 +96,13 @@ class CpuHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """See `Host.from_file`. Tensors that the program reads as they are in the file stay mapped from it."""
+        """See `Host.from_file`. Tensors that the program reads as they are stay mapped from the file."""
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
         return cls(artifact, FileReader(file), arena, threads=threads, progress=progress)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Runs one batch to its end; see `Host.step`.
+        """Runs one batch and waits for it; see `Host.step`.
 
         Raises:
             RequestError: the batch is larger than the plan allows.
@@ -136,11 +136,11 @@ class CpuHost(Host):
         self._count_launches()
 
     def close(self) -> None:
-        """Ends the threads and frees the weights; the host cannot run any more."""
+        """Ends the threads and frees the weights; the host cannot run afterwards."""
         self._program.close()
 
     def _count_launches(self) -> None:
-        """Adds what the program has counted since the last time."""
+        """Adds the launches that the program has counted since the last call."""
         counts = self._program.launches(len(self._names))
         for name, now, before in zip(self._names, counts, self._counts, strict=True):
             if now != before:
@@ -149,7 +149,7 @@ class CpuHost(Host):
 
 
 class _CompilingLine:
-    """A line on a terminal's standard error that says that the program is being compiled, and for how long."""
+    """A line on standard error, if that is a terminal, that says how long the program has been compiling."""
 
     def __init__(self, name: str, *, shown: bool) -> None:
         self._name = name

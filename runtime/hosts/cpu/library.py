@@ -1,6 +1,6 @@
-"""An artifact's library through ctypes: the structures of common.h, and a program opened on weights and an arena.
+"""Calls an artifact's library through ctypes: the structures of common.h, and a program with its weights and arena.
 
-Calls let other Python threads run. The program's own threads never touch Python.
+During a call, other Python threads run. The program's own threads never touch Python.
 """
 
 import ctypes
@@ -42,10 +42,10 @@ class Library:
     """The functions of a loaded library, by the names that model.c gives them."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
-        """Declares their types.
+        """Declares the types of the functions.
 
         Raises:
-            HostError: one is missing.
+            HostError: a function is missing.
         """
         pointer, number = ctypes.c_void_p, ctypes.c_int32
         self.abi = _function(loaded, "mlxr_abi", number)
@@ -63,15 +63,15 @@ def _function(loaded: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> C
     except AttributeError as error:
         raise HostError(f"cpu: the library has no function {name}; compile the spec again") from error
     function.restype, function.argtypes = result, arguments
-    found: Callable[..., Any] = function
-    return found
+    typed: Callable[..., Any] = function
+    return typed
 
 
 class OpenProgram:
-    """A library's program with its threads. They end with `close`, or when this object is garbage.
+    """A library's program with its threads, which end with `close`, or when this object is garbage.
 
-    Several threads of Python may call it; they take turns. A process that was forked from its own has no threads of it
-    and cannot use it.
+    Several Python threads may call it; they take turns. A process forked from the one that made it has none of its
+    threads and cannot use it.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class OpenProgram:
 
         Args:
             library: the program.
-            tensors: where each tensor begins.
-            arenas: where K and V begin.
-            threads: how many work, the caller's among them.
-            keep: what owns that memory; it is kept until the threads have ended.
+            tensors: the address of each tensor.
+            arenas: the addresses of K and V.
+            threads: how many threads work, including the caller's.
+            keep: the owner of that memory; referenced until the threads have ended.
 
         Raises:
             HostError: there is no memory or no thread left, or Linux refuses the AMX registers.
@@ -130,7 +130,7 @@ class OpenProgram:
         self._finish()
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:  # before the lock: a thread that is not here may hold it
+        if os.getpid() != self._pid:  # checked before the lock, which a thread of the other process may hold
             raise HostError(
                 "this process was forked from the one that loaded the model, and has none of its threads; load the "
                 "model in this process"
@@ -140,7 +140,7 @@ class OpenProgram:
 
 
 def _close(library: Library, handle: int, pid: int, lock: threading.Lock, keep: object) -> None:
-    """Frees the program. At the end of Python another thread may be within a step: it gets time to finish."""
+    """Frees the program. When Python exits, another thread may be running a step, and gets time to finish it."""
     if os.getpid() == pid and lock.acquire(timeout=_CLOSE_WAIT_S):
         library.close(handle)
         lock.release()

@@ -1,4 +1,4 @@
-"""Memory for logits that is used again once nobody holds it: of fresh memory, every first touch of a page costs."""
+"""Memory for logits that is reused when nobody refers to it: the first touch of each page of new memory is slow."""
 
 import sys
 import threading
@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 _KEPT = 2
-"""The caller still holds one step's logits when the next step runs."""
+"""Arrays that are kept: the caller still has the logits of one step while the next one runs."""
 _UNUSED = 2
-"""References to an array that only a list holds, as `sys.getrefcount` counts them."""
+"""References to an array that is only in our list, as `sys.getrefcount` counts them."""
 _MOST_BYTES = 64 << 20
 
 
 class LogitsMemory:
-    """Arrays of a width in f32. Safe to use from several threads."""
+    """Arrays of f32 rows of one width. Several threads may use it."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -22,10 +22,10 @@ class LogitsMemory:
         self._lock = threading.Lock()
 
     def take(self, rows: int) -> npt.NDArray[np.float32]:
-        """An array of [rows, width] that nobody else holds, wholly or in part. Its content is anything."""
+        """An array [rows, width] that nobody else refers to, not even to a part of it. Its content is undefined."""
         with self._lock:
             for index in range(len(self._arrays)):
-                # Views refer to the array whose memory they show, so that its references count them all.
+                # A view refers to the array whose memory it shows, so views are counted too.
                 if sys.getrefcount(self._arrays[index]) == _UNUSED and len(self._arrays[index]) >= rows:
                     return self._arrays[index][:rows]
             array = np.empty((rows, self._width), np.float32)

@@ -15,9 +15,9 @@ ALIGNMENT = 64
 
 
 def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """A block of zeros. Pages exist when they are first touched, by whom they are touched.
+    """A block of zeros. Each page is allocated when it is first touched, near the thread that touches it.
 
-    Not numpy's own: a block to itself begins at a large page, and goes back to the system as a whole.
+    NumPy's own allocation would not do: this block begins at a large page, and is returned to the system as a whole.
 
     Args:
         size_bytes: may be 0.
@@ -27,7 +27,7 @@ def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
     """
     options: dict[str, Any] = {}
     if sys.platform != "win32":
-        options["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared one, the default, has no large pages
+        options["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the default, a shared mapping, has no large pages
     try:
         block = mmap.mmap(-1, size_bytes + _LARGE_PAGE, **options)
     except (OSError, ValueError, OverflowError) as error:
@@ -36,7 +36,7 @@ def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
             "spec with smaller weight formats"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no large pages
             block.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(block, np.uint8)
     first = -whole.ctypes.data % _LARGE_PAGE
@@ -44,5 +44,5 @@ def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def aligned(size_bytes: int) -> int:
-    """A size rounded up so that what follows is aligned."""
+    """A size rounded up to the alignment of tensors."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,6 +1,6 @@
-"""What CPU this is, as far as it decides what a compiler makes of a text.
+"""Identifies this CPU, as far as that decides what a compiler makes of a text.
 
-Invariant: asking is cheap, for every start asks; no compiler and no other program is run.
+Invariant: this is cheap, because every start does it; no compiler and no other program runs.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _FIRST_BYTES = 1 << 16
 
 @functools.cache
 def processor_identity() -> str:
-    """All that `-march=native` may depend on: model and features, as the system tells them."""
+    """Everything that `-march=native` may depend on: the CPU's model and features, as the system reports them."""
     words = [sys.platform, platform.machine()]
     if sys.platform == "darwin":
         words += [_sysctl(name) for name in _SYSCTLS]
@@ -43,7 +43,7 @@ def processor_identity() -> str:
 
 @functools.cache
 def native_flags() -> tuple[str, ...]:
-    """The flags that let a compiler use all of this CPU that this process may use."""
+    """The flags that let a compiler use everything in this CPU that this process may use."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)
     if "amx_tile" in _cpuinfo().get("flags", "").split() and not _may_use_amx():
@@ -52,7 +52,7 @@ def native_flags() -> tuple[str, ...]:
 
 
 def _may_use_amx() -> bool:
-    """Asks Linux for the AMX registers, which a container may forbid; a yes holds for the whole process."""
+    """Asks Linux for the AMX registers, which a container may forbid; permission is for the whole process."""
     library = ctypes.CDLL(None)
     answer: int = library.syscall(
         ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)
@@ -62,7 +62,7 @@ def _may_use_amx() -> bool:
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; on large machines all of it would take long to make."""
+    """The lines of the first processor in /proc/cpuinfo; on large machines, the whole file takes long to produce."""
     try:
         with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
             text = b""

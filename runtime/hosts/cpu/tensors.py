@@ -1,9 +1,9 @@
 """Puts every weight where the program expects it: mapped, converted, or packed into panels.
 
-A matrix in a float format is used where it lies, if its type is the program's and its rows are in order; else it is
-converted into memory of our own. A quantised one must have the program's very blocks, whose planes the program's own
-`mlxr_pack` brings together and rearranges. Vectors become f32. Memory is reserved once; several threads fill it, in
-pieces, and pages of the file that were read for that are given back.
+A matrix in a float format is used in place, if its type is the program's and its rows are in order; else it is
+converted into memory of our own. A quantised matrix must have exactly the blocks of the program, whose own `mlxr_pack`
+combines and rearranges their planes. Vectors become f32. Memory is reserved once, and several threads fill it piece by
+piece. Pages of the file that have been read for this are released.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +29,12 @@ from mlxr.runtime.weights.weight_file import WeightFile
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 _PIECE_BYTES = 4 << 20
-"""Of a tensor at once: much against the cost of a task, little against memory."""
+"""Bytes of a tensor in one task: large compared with the cost of a task, small compared with memory."""
 _MAX_LISTED = 8
 
 
 class NativeTensor(Rows, Protocol):
-    """A tensor that the program may read where it lies."""
+    """A tensor that the program may be able to read in place."""
 
     @property
     def num_rows(self) -> int:
@@ -42,14 +42,14 @@ class NativeTensor(Rows, Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows can be used where they lie."""
+        """Whether its rows can be used in place."""
 
 
 class TensorReader(Protocol):
-    """Finds the tensors that a program's weights are made of."""
+    """Finds the tensors from which a program's weights are made."""
 
     def __call__(self, part: TensorSource, tensor: CpuTensor, /) -> NativeTensor:
-        """The tensor of a part; `tensor` says what it is for."""
+        """The tensor of a part; `tensor` is the program's tensor that it is for."""
 
 
 class FileReader:
@@ -65,7 +65,7 @@ class FileReader:
 
 @dataclass(frozen=True)
 class MemoryTensor:
-    """A tensor in an array of bytes, [rows, bytes of a row]. A row's planes follow one another."""
+    """A tensor in an array of bytes, [rows, bytes of a row]. The planes of a row are adjacent."""
 
     where: str
     format: str
@@ -80,8 +80,8 @@ class MemoryTensor:
 
     def plane_rows(self, plane: int, first: int, last: int) -> Bytes:
         """See `NativeTensor`."""
-        held = WeightFormat(self.format)
-        sizes = [self.rows.shape[1] // held.block_bytes * found.block_bytes for found in held.planes]
+        own = WeightFormat(self.format)
+        sizes = [self.rows.shape[1] // own.block_bytes * plane.block_bytes for plane in own.planes]
         start = sum(sizes[:plane])
         return np.ascontiguousarray(self.rows[first:last, start : start + sizes[plane]])
 
@@ -110,7 +110,7 @@ class MemoryReader:
 
 @dataclass
 class Placed:
-    """Where the program's tensors begin, and what owns that memory."""
+    """The addresses of the program's tensors, and the owners of that memory."""
 
     addresses: list[int]
     owners: list[object] = field(default_factory=list)
@@ -128,11 +128,11 @@ def place_tensors(
     """Puts every weight of a program in place.
 
     Args:
-        program: what it wants.
+        program: says which tensors it expects, and how.
         library: packs panels.
         read: finds tensors.
-        threads: how many to fill memory with.
-        progress: called with the bytes in place and the bytes in all.
+        threads: how many threads fill memory.
+        progress: called with the bytes in place and the total.
 
     Raises:
         WeightsError: a quantised tensor has other blocks than the program's, a number does not fit, or a file cannot
@@ -178,7 +178,7 @@ def place_tensors(
 
 
 def _in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> Bytes | None:
-    """A tensor's bytes where the program can read them where they lie, else None."""
+    """A tensor's bytes if the program can read them in place, else None."""
     if tensor.layout != "rows":
         return None
     (part,) = parts

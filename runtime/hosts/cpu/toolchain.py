@@ -1,7 +1,7 @@
 """Which C compilers there are, and how to call them.
 
-In order: `$CC`, cc, clang, and the one inside the `ziglang` wheel. Invariant: nothing here runs a compiler, so that a
-start with everything cached runs none; which of them can build a text, only building it tells.
+In this order: `$CC`, cc, clang, and the one inside the `ziglang` wheel. Invariant: nothing here runs a compiler, so a
+start with everything cached runs none. Whether a compiler can build a text is found out by building it.
 """
 
 import os
@@ -41,11 +41,11 @@ class Compiler:
     """A C compiler.
 
     Attributes:
-        name: what to call it in messages.
+        name: its name in messages.
         command: the words that start it.
-        identity: tells its versions apart: the program's file, its size and its time.
-        is_chosen: the user named it.
-        extra: flags that only it needs.
+        identity: differs between versions: the program's file, its size and its time.
+        is_chosen: whether the user named it.
+        extra: flags that only this compiler needs.
     """
 
     name: str
@@ -55,32 +55,32 @@ class Compiler:
     extra: tuple[str, ...] = ()
 
     def build_command(self, source: str, output: str) -> list[str]:
-        """The command that makes a shared library of one C file."""
+        """The command that compiles one C file to a shared library."""
         machine = machine_flags(is_zig="zig" in " ".join(self.command))
         return [*self.command, *_FLAGS, *machine, *self.extra, *user_flags(), source, "-o", output, "-lm"]
 
 
 def find_compilers() -> list[Compiler]:
-    """The compilers of this machine, the one to prefer first; each program once.
+    """The compilers of this machine, the preferred one first; each program once.
 
     Raises:
         HostError: `$CC` is no command line.
     """
-    found = [_chosen(os.environ["CC"])] if os.environ.get("CC", "").strip() else []
-    found += [_program(name) for name in ("cc", "clang")]
+    compilers = [_chosen(os.environ["CC"])] if os.environ.get("CC", "").strip() else []
+    compilers += [_program(name) for name in ("cc", "clang")]
     if zig := zig_executable():
         # Without these, zig's cc traps on undefined behaviour and adds a stack protector.
         quiet = ("-fno-sanitize=undefined", "-fno-stack-protector")
-        found.append(Compiler("python -m ziglang cc", (zig, "cc"), _identity(zig), extra=quiet))
+        compilers.append(Compiler("python -m ziglang cc", (zig, "cc"), _identity(zig), extra=quiet))
     unique: dict[str, Compiler] = {}
-    for compiler in found:
+    for compiler in compilers:
         if compiler is not None:
             unique.setdefault(compiler.identity, compiler)
     return list(unique.values())
 
 
 def machine_flags(*, is_zig: bool = False) -> tuple[str, ...]:
-    """The flags that name the CPU: this one, or `$MLXR_CPU_ARCH`'s. Zig writes names with `_` where others have `-`.
+    """The flags that name the CPU: this one, or that of `$MLXR_CPU_ARCH`. Zig wants `_` where others want `-`.
 
     Raises:
         HostError: `$MLXR_CPU_ARCH` is no name.
@@ -95,7 +95,7 @@ def machine_flags(*, is_zig: bool = False) -> tuple[str, ...]:
 
 
 def user_flags() -> tuple[str, ...]:
-    """More flags, from `$MLXR_CPU_CFLAGS`.
+    """The user's own flags, from `$MLXR_CPU_CFLAGS`.
 
     Raises:
         HostError: its quotes are unbalanced.
@@ -104,7 +104,7 @@ def user_flags() -> tuple[str, ...]:
 
 
 def no_compiler() -> HostError:
-    """The error to raise where there is none."""
+    """The error to raise if there is no compiler."""
     return HostError(f"host cpu needs a C compiler and found none ($CC, cc, clang); this installs one: {INSTALL}")
 
 
@@ -114,7 +114,7 @@ def _chosen(value: str) -> Compiler | None:
     if program is None:
         print(f"note: CC={value!r} does not name a program; using another compiler", file=sys.stderr)
         return None
-    # What starts another program (`ccache gcc`, `python -m ziglang cc`) is told by that one too.
+    # If the command starts another program (`ccache gcc`, `python -m ziglang cc`), that one belongs to the identity.
     others = [zig_executable() if word == "ziglang" else shutil.which(word) for word in words[1:]]
     identity = " ".join([*map(_identity, [program, *filter(None, others)]), *words[1:]])
     return Compiler(f"$CC ({value})", (program, *words[1:]), identity, is_chosen=True)
@@ -133,7 +133,7 @@ def _words(variable: str, value: str) -> list[str]:
 
 
 def _identity(program: str) -> str:
-    """A program is told by its file, behind all links; `cc` and `gcc` are often one."""
+    """A program is identified by its file, behind all links: `cc` and `gcc` are often the same."""
     real = Path(program).resolve()
     try:
         status = real.stat()

@@ -1,9 +1,9 @@
-"""Kernel text to a cubin, cached by content.
+"""Compiles a kernel's text to a cubin, cached by content.
 
     prelude + header + signature + body -> NVRTC -> cubin
 
-MLX's own `cuda_kernel` would compile the same text, but with headers of its own that take ten times as long, one
-kernel at a time and anew in every process; so kernels are compiled here and given to MLX as `precompiled_cuda_kernel`.
+MLX's own `cuda_kernel` would compile the same text, but with headers that take ten times as long, one kernel at a time,
+and again in every process. So kernels are compiled here and given to MLX as `precompiled_cuda_kernel`.
 """
 
 import functools
@@ -24,7 +24,7 @@ _cache = LibraryCache("cuda")
 
 @functools.cache
 def prelude() -> str:
-    """What every kernel finds above itself."""
+    """The text that precedes every kernel."""
     return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
 
 
@@ -33,8 +33,8 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
 
     Args:
         kernel: its entry in the plan.
-        header: of its Metal file, what stands above the function.
-        body: of its Metal file, what stands in the function.
+        header: the part of its Metal file before the function.
+        body: the body of the function in its Metal file.
     """
     ports = [f"const {port.dtype.metal}* {port.name}" for port in kernel.inputs]
     ports += [f"{port.dtype.metal}* {port.name}" for port in kernel.outputs]
@@ -43,7 +43,7 @@ def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:
 
 
 def build_cubin(name: str, source: str, architecture: str) -> bytes:
-    """Compiles a text for an architecture (`sm_90a`) into as small an image as can be, or finds it in the cache.
+    """Compiles a text for an architecture (`sm_90a`) to the smallest image possible, or finds it in the cache.
 
     Raises:
         HostError: no NVRTC, a text that does not compile, or a cache that cannot be written.
@@ -51,8 +51,8 @@ def build_cubin(name: str, source: str, architecture: str) -> bytes:
     flags = (*_FLAGS, f"--gpu-architecture={architecture}")
     packer = "" if find_nvfatbin() is None else "compressed"
     target = _cache.folder() / f"{digest(source, *flags, str(version()), packer)}.cubin"
-    if (found := _cache.read(target)) is not None:
-        return found
+    if (image := _cache.read(target)) is not None:
+        return image
     cubin = compressed(compile_cubin(name, source, flags), architecture)
     with _cache.workspace() as work:
         (work / "kernel.cubin").write_bytes(cubin)
@@ -68,7 +68,7 @@ def build_cubins(
     Args:
         sources: kernel name -> CUDA text.
         architecture: `sm_90a`.
-        progress: called with (kernels ready, kernels in all) as each is ready.
+        progress: called with (kernels ready, all kernels) as each becomes ready.
 
     Raises:
         HostError: as `build_cubin`, for the first text that fails.

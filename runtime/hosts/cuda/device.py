@@ -10,7 +10,7 @@ _SETTINGS = {
     # MLX ends a CUDA graph when the arrays that its launches bind have so many MiB. It counts the whole arena at each
     # launch that binds it, so that a large arena would end the graph after every attention.
     "MLX_MAX_MB_PER_BUFFER": str(1 << 30),
-    # A CUDA graph for a whole step: each costs the CPU time, and MLX's own would have 20 launches.
+    # One CUDA graph for a whole step, because each graph costs CPU time; MLX would end it after 20 launches.
     "MLX_MAX_OPS_PER_BUFFER": "200",
     # Matmuls of f32 in f32, as the spec says, and not in TF32 of 10 bits.
     "MLX_ENABLE_TF32": "0",
@@ -32,7 +32,7 @@ def has_cuda() -> bool:
 
 
 def architecture() -> str:
-    """What kernels are compiled for, for example `sm_90a`.
+    """The architecture to compile kernels for, for example `sm_90a`.
 
     Raises:
         HostError: there is no card that MLX can use.
@@ -53,10 +53,10 @@ def chip_name() -> str:
 
 
 def limit_cache() -> None:
-    """Keeps MLX from holding more than a quarter of the GPU's memory that no array uses.
+    """Limits the memory that MLX keeps for later arrays to a quarter of the GPU's.
 
-    MLX gives a freed buffer to arrays of its own size alone. After prompts of many lengths it would hold all memory,
-    which other processes then lack.
+    MLX reuses a freed buffer only for arrays of the same size. After prompts of many lengths it would keep all memory,
+    and other processes would have none.
     """
     total = int(mx.device_info(mx.Device(mx.gpu)).get("total_memory", 0))
     if total:

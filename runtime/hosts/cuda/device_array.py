@@ -1,8 +1,8 @@
-"""Arrays in the GPU's own memory: what the CPU fills, MLX keeps in managed memory.
+"""Puts arrays into the GPU's own memory. MLX keeps arrays that the CPU has filled in managed memory instead.
 
-Source: MLX's `load` (mlx/io/load.cpp, mlx/backend/cuda/load.cpp). It reads an .npy stream's header a few bytes at a
-time, then, when the array is evaluated, its content by one `readinto` of memory of its own. From there it copies to
-the device, and frees that memory before the evaluation ends.
+Source: MLX's `load` (mlx/io/load.cpp, mlx/backend/cuda/load.cpp). It reads the header of an .npy stream a few bytes at
+a time. When the array is evaluated, it reads the content by one `readinto` to memory of its own, copies it to the
+device, and frees that memory before the evaluation ends.
 """
 
 import functools
@@ -28,7 +28,7 @@ _NUMPY: dict[mx.Dtype, npt.DTypeLike] = {
 
 
 def on_device(array: mx.array) -> mx.array:
-    """A copy that the GPU wrote: it is in the GPU's own memory, where what the CPU fills is in managed memory."""
+    """A copy that the GPU writes, and that is therefore in the GPU's own memory and not in managed memory."""
     bits = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.itemsize])
     copy = (bits | 0).view(array.dtype)
     mx.eval(copy)
@@ -36,32 +36,32 @@ def on_device(array: mx.array) -> mx.array:
 
 
 def filled_on_device(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
-    """An evaluated array in the GPU's own memory; where MLX has no GPU, in the CPU's.
+    """An evaluated array in the GPU's own memory; in the CPU's, if MLX has no GPU.
 
     Args:
-        shape: the array's.
+        shape: of the array.
         dtype: f32, f16, u16 or u8.
-        fill: writes the array, once; on the CPU it is called from a thread of MLX's.
+        fill: writes the array, once; on the CPU, a thread of MLX calls it.
 
     Raises:
-        HostError: MLX read the stream otherwise than at once.
+        HostError: MLX did not read the whole stream at once.
         BaseException: whatever `fill` raised.
     """
     stream = _ArrayStream(shape, np.dtype(_NUMPY[dtype]), fill)
-    array = mx.load(stream, format="npy")  # type: ignore[arg-type]  # it has what MLX asks of a file
+    array = mx.load(stream, format="npy")  # type: ignore[arg-type]  # it has the methods of a file that MLX calls
     assert isinstance(array, mx.array), "an .npy stream is one array"
     mx.eval(array)
     if stream.error is not None:
-        traceback.clear_frames(stream.error.__traceback__)  # they hold views of memory that is no more
+        traceback.clear_frames(stream.error.__traceback__)  # they refer to views of memory that is freed
         raise stream.error
     return array
 
 
 def sent(numbers: npt.NDArray[np.int32]) -> mx.array:
-    """Numbers, of any shape, as they are now, on their way to the GPU's own memory: lazy, and nothing waits.
+    """A lazy copy of numbers of any shape, as they are now, in the GPU's own memory. Nothing waits for it.
 
-    MLX copies what it loads from a file as soon as it evaluates the array. This file is in memory, and MLX has opened
-    it when this returns.
+    MLX copies an array that it loads from a file when it evaluates the array. This file is in memory, and MLX has
+    opened it when this returns.
     """
     try:
         file = os.memfd_create("mlxr")
@@ -71,7 +71,7 @@ def sent(numbers: npt.NDArray[np.int32]) -> mx.array:
         with open(file, "wb", buffering=0, closefd=False) as stream:
             stream.write(_header(numbers.shape, numbers.dtype) + numbers.tobytes())
         array = mx.load(f"/proc/self/fd/{file}", format="npy")
-    except (OSError, RuntimeError):  # no memory for files, or no /proc
+    except (OSError, RuntimeError):  # no files in memory, or no /proc
         return mx.array(numbers) | 0
     finally:
         os.close(file)
@@ -106,11 +106,11 @@ class _ArrayStream:
         self.error: BaseException | None = HostError("cuda: MLX did not read a weight that it was given")
 
     def tell(self) -> int:
-        """Where the next `readinto` begins."""
+        """The offset at which the next `readinto` begins."""
         return self._place
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Goes to a place, from the beginning alone, which is all that MLX asks for."""
+        """Moves to an offset from the beginning; MLX needs no other form."""
         assert whence == io.SEEK_SET, "a stream of unread content has no end to count from"
         self._place = offset
         return offset

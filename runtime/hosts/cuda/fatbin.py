@@ -1,6 +1,6 @@
-"""nvFatbin, which packs kernel images: makes them small, because MLX hashes a whole image at each launch of a kernel.
+"""Compresses kernel images with nvFatbin, because MLX hashes the whole image at each launch of a kernel.
 
-Wheel nvidia-nvfatbin, or a CUDA toolkit. Where it is missing, images stay as they are.
+The library is in the wheel nvidia-nvfatbin and in CUDA toolkits. Without it, images are not compressed.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _OPTIONS = (b"-64", b"-cuda", b"-compress-all", b"-compress-mode=size")
 
 @functools.cache
 def find_nvfatbin() -> ctypes.CDLL | None:
-    """The library, or None."""
+    """The library; None if there is none."""
     places = [*_SONAMES, *(str(path) for root in roots() for path in sorted(root.glob("lib*/libnvfatbin.so.1[0-9]")))]
     for place in places:
         try:
@@ -25,11 +25,11 @@ def find_nvfatbin() -> ctypes.CDLL | None:
 
 
 def compressed(cubin: bytes, architecture: str) -> bytes:
-    """An image that the driver loads as it would the cubin, and smaller; the cubin itself if it cannot be made.
+    """A smaller image that the driver loads like the cubin; the cubin itself if it cannot be compressed.
 
     Args:
-        cubin: for one architecture.
-        architecture: that one (`sm_90a`).
+        cubin: machine code for one architecture.
+        architecture: that architecture (`sm_90a`).
     """
     library, handle = find_nvfatbin(), ctypes.c_void_p()
     if library is None:

@@ -1,7 +1,7 @@
-"""Weights that were unpacked for MLX's matmul, and stay so where there is memory to spare.
+"""Keeps weights that were unpacked for MLX's matmul, as far as there is memory to spare.
 
-A prompt of a small model takes the GPU longer to unpack its weights than to multiply by some of them, and the CPU a
-launch for each layer. What is kept is what the plan's launches made; such a launch then has nothing to do.
+With a short prompt and a small model, the GPU takes longer to unpack some weights than to multiply by them, and each
+unpacking is one more launch for the CPU. Launches of the plan whose outputs are kept need not run again.
 """
 
 import math
@@ -19,18 +19,18 @@ Arrays = dict[str, mx.array]
 
 
 class KeptWeights:
-    """What is kept of one model.
+    """The unpacked weights of one model.
 
     Attributes:
         arrays: by the names of the plan's buffers.
-        note: for people; empty while nothing is kept.
+        note: a message for people about them; empty if there are none.
     """
 
     def __init__(self) -> None:
-        """Finds out how much memory there is to spare.
+        """Reads how much memory the user allows for them.
 
         Raises:
-            HostError: MLXR_UNPACKED_MIB is no whole number.
+            HostError: MLXR_UNPACKED_MIB is not a whole number.
         """
         self.arrays: Arrays = {}
         self.note = ""
@@ -42,13 +42,13 @@ class KeptWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def has(self, launch: Launch) -> bool:
-        """Whether all that a launch makes is kept."""
-        made = zip(launch.inputs, launch.outputs, strict=False)
-        return launch.feeds_mlx and all(self._weights.get(out) == weight for weight, out in made)
+        """Whether all outputs of a launch are kept, so that it need not run."""
+        pairs = zip(launch.inputs, launch.outputs, strict=False)
+        return launch.feeds_mlx and all(self._weights.get(out) == weight for weight, out in pairs)
 
     def keep(
         self,
@@ -57,13 +57,13 @@ class KeptWeights:
         shape_of: Callable[[str], tuple[int, ...]],
         run: Callable[[Sequence[Launch]], Arrays],
     ) -> None:
-        """Runs launches that unpack weights, and keeps what they make, as far as there is memory to spare.
+        """Runs launches that unpack weights, and keeps their outputs, as far as there is memory to spare.
 
         Args:
-            launches: which read weights and nothing else.
-            kernel_of: the plan's kernel of a name.
-            shape_of: of a buffer.
-            run: launches some of them, lazily.
+            launches: launches that read nothing but weights.
+            kernel_of: returns the plan's kernel of a name.
+            shape_of: returns the shape of a buffer.
+            run: runs some of the launches, lazily, and returns all arrays.
         """
         missing = [launch for launch in launches if not self.has(launch)]
         left, chosen = self._spare_bytes() if missing else 0, []
@@ -80,18 +80,19 @@ class KeptWeights:
             return
         names = [name for launch in chosen for name in launch.outputs]
         try:
-            made = run(chosen)
-            mx.eval([made[name] for name in names])
+            arrays = run(chosen)
+            mx.eval([arrays[name] for name in names])
         except (RuntimeError, ValueError, HostError) as error:
-            self._wanted = 0  # a step needs less memory at a time, and may succeed
+            self._wanted = 0  # a step unpacks fewer weights at a time, and may succeed
             self.note = f"weights are unpacked for each prompt, since not all can be kept: {error}"
             return
-        self.arrays |= {name: made[name] for name in names}
-        self._weights |= {out: weight for one in chosen for weight, out in zip(one.inputs, one.outputs, strict=True)}
+        self.arrays |= {name: arrays[name] for name in names}
+        for launch in chosen:
+            self._weights |= dict(zip(launch.outputs, launch.inputs, strict=True))
         self.note = f"{self.nbytes >> 20} MiB of weights are kept unpacked for MLX ({SETTING}=0: none)"
 
     def _spare_bytes(self) -> int:
-        """What the setting leaves, else what an eighth of the GPU's memory does, and at most half of what is free."""
+        """Bytes left of the setting, or else of an eighth of the GPU's memory; then at most half of the free memory."""
         if self._wanted is not None:
             return self._wanted - self.nbytes
         info = mx.device_info(mx.Device(mx.gpu))

@@ -1,6 +1,6 @@
-"""NVRTC, NVIDIA's compiler as a library: finds it and its headers, compiles a text to a cubin.
+"""Finds NVRTC, NVIDIA's compiler as a library, and its headers, and compiles texts to cubins.
 
-MLX's CUDA build brings both (wheels nvidia-cuda-nvrtc and nvidia-cuda-runtime); a CUDA toolkit has them too. Nothing
+MLX's CUDA build installs both (wheels nvidia-cuda-nvrtc and nvidia-cuda-runtime); a CUDA toolkit has them too. Nothing
 here needs a card or a driver.
 """
 
@@ -19,7 +19,7 @@ _HOW = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt, or se
 
 @functools.cache
 def find_nvrtc() -> ctypes.CDLL:
-    """The library; the one that MLX has loaded, if it has.
+    """The library; the one that MLX has loaded, if there is one.
 
     Raises:
         HostError: there is none.
@@ -64,18 +64,18 @@ def compile_cubin(name: str, source: str, flags: tuple[str, ...]) -> bytes:
 
 
 def compile_and_tell(name: str, source: str, flags: tuple[str, ...]) -> tuple[bytes, str]:
-    """Compiles one text. Threads may do so at the same time.
+    """Compiles one text. Several threads may do so at the same time.
 
     Args:
-        name: what errors call it.
+        name: the kernel's name in errors.
         source: CUDA C++ text.
-        flags: NVRTC's, an `sm_` architecture among them; the folder of headers is added.
+        flags: flags of NVRTC, including an `sm_` architecture; the folder of headers is added.
 
     Returns:
-        The cubin, and what the compiler said.
+        The cubin, and the compiler's messages.
 
     Raises:
-        HostError: there is no NVRTC, or the text does not compile; the message has what the compiler said.
+        HostError: there is no NVRTC, or the text does not compile; the message contains the compiler's messages.
     """
     library, program = find_nvrtc(), ctypes.c_void_p()
     options = [flag.encode() for flag in (*flags, f"--include-path={find_headers()}")]
@@ -84,10 +84,10 @@ def compile_and_tell(name: str, source: str, flags: tuple[str, ...]) -> tuple[by
         raise HostError(f"cuda: kernel {name} cannot be compiled: {_reason(status)}")
     try:
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-        said = _read(program, "ProgramLog").replace(b"\0", b"").decode(errors="replace").strip()
+        messages = _read(program, "ProgramLog").replace(b"\0", b"").decode(errors="replace").strip()
         if status:
-            raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{said}")
-        return _read(program, "CUBIN"), said
+            raise HostError(f"cuda: kernel {name} does not compile ({_reason(status)}):\n{messages}")
+        return _read(program, "CUBIN"), messages
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -107,7 +107,7 @@ def _reason(status: int) -> str:
 
 
 def roots() -> Iterator[Path]:
-    """Folders with include/ and lib*/: of wheels, then of a toolkit."""
+    """Folders that may have include/ and lib*/: those of wheels, then those of a toolkit."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
         for name in ("cu13", "cuda_nvrtc", "cuda_runtime"):

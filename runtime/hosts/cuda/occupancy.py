@@ -1,4 +1,4 @@
-"""How many blocks of a kernel an NVIDIA GPU runs at once, asked of the driver."""
+"""Asks the driver how many blocks of a kernel an NVIDIA GPU runs at once."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,23 +11,23 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 class Residency(NamedTuple):
-    """A GPU's multiprocessors, and the blocks of a kernel that one of them holds."""
+    """The number of a GPU's multiprocessors, and how many blocks of a kernel each of them runs at once."""
 
     multiprocessors: int
     blocks: int
 
 
 def residency(name: str, image: bytes, threads: int, device: int = 0) -> Residency:
-    """What of a kernel is on the GPU at once.
+    """How many blocks of a kernel are on the GPU at once.
 
     Args:
-        name: of the kernel in the image.
+        name: the kernel's name in the image.
         image: a cubin or a fat binary.
-        threads: of a block.
+        threads: threads of a block.
         device: the GPU's number.
 
     Raises:
-        HostError: the driver cannot be asked, or does not take the image.
+        HostError: the driver cannot be asked, or rejects the image.
     """
     driver = _find_driver()
     ordinal, context, module, function = (ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p())
@@ -35,7 +35,7 @@ def residency(name: str, image: bytes, threads: int, device: int = 0) -> Residen
     _check(driver, "cuInit", 0)
     _check(driver, "cuDeviceGet", ctypes.byref(ordinal), device)
     _check(driver, "cuDeviceGetAttribute", ctypes.byref(multiprocessors), _MULTIPROCESSORS, ordinal)
-    # The context that MLX has too: it stays as it is.
+    # The primary context is the one that MLX uses; it stays as it is.
     _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
     try:
         _check(driver, "cuCtxPushCurrent_v2", context)

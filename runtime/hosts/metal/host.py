@@ -9,9 +9,9 @@ from mlxr.runtime.hosts.mlx.host import Launcher, MlxHost
 
 
 def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Launcher:
-    """A kernel as MLX takes it. The arena must never be copied, so contiguity copies are off for all inputs."""
+    """A kernel as MLX launches it. The arena must never be copied, so MLX makes no contiguous copies of inputs."""
     header, body = artifact.kernel_sections(kernel.name)
-    made: Launcher = mx.fast.metal_kernel(  # type: ignore[assignment]
+    launcher: Launcher = mx.fast.metal_kernel(  # type: ignore[assignment]
         name=kernel.name,
         input_names=[port.name for port in kernel.inputs],
         output_names=[port.name for port in kernel.outputs],
@@ -19,7 +19,7 @@ def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Launcher:
         source=body,
         ensure_row_contiguous=False,
     )
-    return made
+    return launcher
 
 
 class MetalHost(MlxHost):

@@ -1,8 +1,8 @@
-"""Fills a step of prompts up to a size that has been seen before.
+"""Pads a step of prompts to a size that has been seen before.
 
-GPU libraries prepare each shape that they meet for the first time (cuBLAS takes milliseconds for it, a trace of MLX's
-tens of them), and prompts come in every length. So a step has one of few numbers of tokens: those added stand in no
-sequence, write no slot, and nobody reads what is made of them.
+GPU libraries prepare each shape when they first meet it (cuBLAS takes milliseconds for this, a trace of MLX's tens of
+milliseconds), and prompts come in every length. So the number of tokens of a step is one of a few. The tokens added
+belong to no sequence and write no slot, and nobody reads their results.
 """
 
 from dataclasses import replace
@@ -13,14 +13,14 @@ from mlxr.compiler.artifact import Plan
 from mlxr.runtime.hosts.batch import Batch
 
 NO_SLOT = -1
-"""The slot of a token whose keys and values are not kept."""
+"""The slot of a token whose keys and values are not stored."""
 
 
 def padded_batch(batch: Batch, plan: Plan) -> Batch:
-    """The batch with tokens added, of which its own come first; itself if it has such a size, or its ids are lazy.
+    """The batch with tokens added after its own; the batch itself if its ids are lazy or the plan pads nothing.
 
-    Tiles become as many as any batch of so many tokens and sequences has. Those that are added say (-1 - n, first
-    token): the attention's result of n tokens, of all tiles together the added ones, is 0.
+    The number of tiles becomes the largest that any batch with so many tokens and sequences has. An added tile is
+    (-1 - n, first token): the attention's result is 0 for these n tokens. Together, these are the tokens added.
     """
     count = batch.num_tokens
     size = plan.padded_tokens(count)

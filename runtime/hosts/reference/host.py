@@ -1,4 +1,4 @@
-"""The `reference` host: the source graph, op by op, as MLX ops. The oracle of the other hosts, not the product."""
+"""The `reference` host: runs the source graph op by op as MLX ops. It is the oracle of the other hosts, and slow."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
@@ -17,10 +17,10 @@ from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
 class ReferenceHost(ArrayHost):
     """Runs a graph of the artifact as MLX ops, one per op, in program order.
 
-    Arena accesses happen in place and at once; the logits it returns are evaluated. `launches` counts kinds of ops.
+    It accesses the arena in place and at once, and returns logits that are evaluated. `launches` counts kinds of ops.
 
     Attributes:
-        graph: the graph it runs.
+        graph: the graph that it runs.
         bound: the weights that the graph binds, by name.
     """
 
@@ -40,7 +40,7 @@ class ReferenceHost(ArrayHost):
             artifact: the compiled model.
             weights: packed weights by the names of `artifact.plan.weights`.
             arena: the KV arena that every step reads and writes.
-            graph: which graph to run; `decode` takes batches of one token a sequence only.
+            graph: which graph to run; `decode` only takes batches with one token of each sequence.
         """
         super().__init__(artifact, weights, arena)
         self.graph_name = graph
@@ -51,7 +51,7 @@ class ReferenceHost(ArrayHost):
         """Runs one batch; see `Host.step`.
 
         Raises:
-            HostError: the decode graph was given a batch that is no decode batch.
+            HostError: the host runs the decode graph, and the batch is not a decode batch.
         """
         if self.graph_name == "decode" and not batch.is_decode:
             raise HostError(
@@ -68,16 +68,16 @@ class ReferenceHost(ArrayHost):
         copy_blocks(self.arena, copies)
 
     def _unpack(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """The weights that the graph binds, of which the source graph has the parts of packed ones."""
+        """The weights that the graph binds: whole ones, or, in the source graph, the parts of packed ones."""
         bound = {v.name for v in self.graph.values if v.role == "weight"}
-        found = {}
+        unpacked = {}
         for plan in self.plan.weights:
             row = 0
             for part in plan.parts:
                 if part.name in bound:
-                    found[part.name] = weights[plan.name][row : row + part.shape[0]]
+                    unpacked[part.name] = weights[plan.name][row : row + part.shape[0]]
                 row += part.shape[0]
             if plan.name in bound:
-                found[plan.name] = weights[plan.name]
-        assert found.keys() == bound, f"the plan lacks weights {sorted(bound - found.keys())}"
-        return found
+                unpacked[plan.name] = weights[plan.name]
+        assert unpacked.keys() == bound, f"the plan lacks weights {sorted(bound - unpacked.keys())}"
+        return unpacked

@@ -1,10 +1,10 @@
-"""Kernel text to a shared library, cached by content.
+"""Compiles a kernel's text to a shared library, cached by content.
 
     prelude + text + entry -> clang -> LLVM IR -> instrument -> clang -> object -+-> library
                                                            checks, conversions -+
 
-A cache entry's name hashes everything that decides its content, this package's sources included. Entries damaged on
-disk are built anew, once.
+The name of a cache entry hashes everything that decides its content, including the sources of this package. Entries
+that are damaged on disk are built again, once.
 """
 
 import functools
@@ -35,13 +35,13 @@ L = TypeVar("L")
 
 ENTRY = "mlxr_sim_entry"
 _PRELUDE = ("sim_layout.h", "metal_on_cpu.h", "metal_on_cpu_math.h", "metal_on_cpu_simd.h")
-# Of this package: what decides how a text becomes a library, next to flags and templates.
+# The files of this package that decide, together with flags and templates, how a text becomes a library.
 _SOURCES = ("build.py", "instrument.py", "qualifiers.py", "signature.py")
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file made from our own C files: their names, its name, and how it is compiled."""
+    """A file that is compiled from our own C files: their names, its name, and the flags."""
 
     sources: tuple[str, ...]
     output: str
@@ -56,15 +56,15 @@ _RUNTIME = _Part(
 _CHECKS = _Part(("sim_layout.h", "sim_runtime.h", "sim_checks.c"), "checks.o", ("-c", "-mgeneral-regs-only"))
 _CONVERSIONS = _Part(("sim_conversions.c",), "conversions.o", ("-c",))
 
-# A fiber's stack is 128 KiB (sim_layout.h); the guard page takes up to 16 and the stagger 12. Of the rest a kernel may
-# have this much; what remains is for the runtime, the C library and signal handlers.
+# A fiber's stack is 128 KiB (sim_layout.h); the guard page takes up to 16 KiB and the stagger 12. A kernel may use this
+# much of the rest; the remainder is for the runtime, the C library and signal handlers.
 _STACK_LIMIT = 65536
 
-# Characters of IR from which optimising it once more, after instrumentation, takes longer than it brings.
+# IR of more characters is not optimised again after instrumentation: that would take longer than it saves.
 _LARGE_IR = 100_000
 
 _cache = LibraryCache("sim")
-_repair = threading.RLock()  # one thread at a time removes and rebuilds what is damaged
+_repair = threading.RLock()  # one thread at a time removes and rebuilds damaged entries
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:metal_\w+|simd/simd\.h)>[^\n]*$", re.MULTILINE)
 
@@ -82,7 +82,7 @@ def own_source(name: str) -> str:
 
 
 def library_folder() -> Path:
-    """Where libraries are kept; made if it is not there.
+    """The folder of libraries; made if it does not exist.
 
     Raises:
         HostError: the folder cannot be made.
@@ -94,7 +94,7 @@ def load_runtime(load: Callable[[Path], L]) -> L:
     """Loads the C runtime's library, compiled on first use; `load` raises OSError if it is damaged.
 
     Raises:
-        HostError: there is no compiler, or a library built anew cannot be loaded either.
+        HostError: there is no compiler, or a newly built library cannot be loaded either.
     """
     return _load_sound("its own runtime", build_runtime, lambda: [_part_path(_RUNTIME)], load)
 
@@ -113,7 +113,7 @@ def load_kernel(text: str, signature: Signature, load: Callable[[Path], L]) -> L
 def _load_sound(
     what: str, build: Callable[[], Path], entries: Callable[[], list[Path]], load: Callable[[Path], L]
 ) -> L:
-    """Builds and loads; if that fails for damage on disk, removes these entries and does so once more."""
+    """Builds and loads; if that fails because of damage on disk, removes these entries and tries once more."""
     try:
         return load(build())
     except OSError:
@@ -145,8 +145,8 @@ def build_kernel(text: str, signature: Signature) -> Path:
         signature: its kernel.
 
     Raises:
-        HostError: there is no compiler, or the text does not compile (the message has the compiler's own, with
-            line numbers of the text).
+        HostError: there is no compiler, or the text does not compile. The message contains the compiler's, with line
+            numbers of the text.
     """
     target = _kernel_path(text, signature)
     if _cache.read(target) is not None:
@@ -171,7 +171,7 @@ def build_kernel(text: str, signature: Signature) -> Path:
 
 
 def _link(work: Path, what: str) -> None:
-    """Links kernel.o with our own objects; once more with new ones, for a damaged object does not link."""
+    """Links kernel.o with our own objects. If that fails, one of them may be damaged: both are built again."""
 
     def link() -> None:
         objects = [str(_build_part(part)) for part in (_CHECKS, _CONVERSIONS)]
@@ -188,8 +188,8 @@ def _link(work: Path, what: str) -> None:
 def _require_stack(usage: Path, what: str) -> None:
     """Refuses a kernel whose functions together need more stack than a fiber has.
 
-    There is no recursion, so no chain of calls needs more than their sum. A compiler that does not report the use
-    (no `usage`) has refused large frames on its own.
+    There is no recursion, so no chain of calls needs more than their sum. A compiler that does not report stack usage
+    (no file `usage`) has itself refused large frames.
     """
     if not usage.exists():
         return
@@ -229,7 +229,7 @@ def _part_path(part: _Part) -> Path:
 
 
 def _build_part(part: _Part) -> Path:
-    """One of our own parts, compiled on first use."""
+    """Compiles one of our own parts on first use."""
     target = _part_path(part)
     if _cache.read(target) is None:
         with _cache.workspace() as work:

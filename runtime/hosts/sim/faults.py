@@ -1,11 +1,11 @@
-"""What a launch reports when a kernel did something illegal, in words."""
+"""The message of a launch whose kernel did something illegal."""
 
 from typing import Final
 
 from mlxr.runtime.hosts.sim.library import CFault
 from mlxr.runtime.hosts.sim.signature import Param
 
-# The orders of sim_runtime.h.
+# The order of these names is that in sim_runtime.h.
 (
     _OK,
     OUT_OF_BOUNDS,
@@ -60,7 +60,7 @@ def describe(
     threadgroups: tuple[int, int, int],
     threads: tuple[int, int, int],
 ) -> str:
-    """One message: kernel, what, where, and which thread.
+    """A message that says which kernel did what, where, and in which thread.
 
     Args:
         kernel: the kernel's name.

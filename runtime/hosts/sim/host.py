@@ -1,7 +1,7 @@
-"""The `sim` host: the artifact's complete Metal files, executed on the CPU with accesses checked (see sim/).
+"""The `sim` host: runs the artifact's complete Metal files on the CPU and checks every access.
 
-Activations live in one block of memory at the offsets of the plan, poisoned before each step, so that a wrong lifetime
-shows as NaN. The arena is the same MLX arrays as on the GPU, written in place.
+Activations are in one block of memory, at the offsets of the plan. It is filled with NaN before each step, so that a
+wrong lifetime shows. The arena is the same MLX arrays as on the GPU, written in place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ _MOST_INPUTS = 4096
 
 
 class SimHost(ArrayHost):
-    """Runs the plan's kernels one after another, each to its end."""
+    """Runs the plan's kernels one after another, and waits for each."""
 
     name = "sim"
 
@@ -35,13 +35,13 @@ class SimHost(ArrayHost):
         arena: Arena,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """See `ArrayHost`. Kernels are compiled, or taken from the cache, before this returns.
+        """See `ArrayHost`. All kernels are compiled, or loaded from the cache, before this returns.
 
         Args:
             artifact: the compiled model.
             weights: packed weights.
             arena: the KV arena.
-            progress: called with (kernels ready, kernels in all).
+            progress: called with (kernels ready, all kernels).
         """
         super().__init__(artifact, weights, arena)
         texts = {k.name: artifact.kernel_text(k.name) for k in self.plan.kernels}
@@ -59,7 +59,7 @@ class SimHost(ArrayHost):
             self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
         for layer in range(self.plan.num_layers):
             self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
-        # What the sizes of a step's activations depend on.
+        # The dims that the sizes of a step's activations depend on.
         self._sizes: dict[str, list[BatchDim]] = {
             step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
             for step in self.plan.steps
@@ -83,7 +83,7 @@ class SimHost(ArrayHost):
         return cls(artifact, weights, arena, progress and (lambda done, total: progress("kernels", done, total)))
 
     def step(self, batch: Batch) -> mx.array:
-        """Runs one batch to its end."""
+        """Runs one batch and waits for it."""
         step, dims = step_of(self.plan, batch), batch_dims(batch)
         self._memory.fill(0xFF)
         self._begin()
@@ -101,8 +101,7 @@ class SimHost(ArrayHost):
             return mx.zeros((0, self.plan.vocab_size))
         offset = buffers[logits].address - self._memory.ctypes.data
         size = rows * self.plan.vocab_size * 4
-        found = self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.vocab_size)
-        return mx.array(found)
+        return mx.array(self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.vocab_size))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
@@ -125,7 +124,7 @@ class SimHost(ArrayHost):
         self.count(launch.kernel, grid)
 
     def _reading(self, buffer: SimBuffer) -> SimBuffer:
-        """A buffer as an input: only the arena may be written through one."""
+        """A buffer as a kernel's input, which is read-only unless it is the arena."""
         if not buffer.writable or buffer.name in ("k_arena", "v_arena"):
             return buffer
         key = (buffer.address, buffer.size_bytes)
@@ -136,7 +135,7 @@ class SimHost(ArrayHost):
         return self._inputs[key]
 
     def _begin(self) -> None:
-        """Binds the arena's newest token as the first one of this step."""
+        """Makes the arena's newest token the first token of this step."""
         token = np.array(self.arena.token, dtype=np.uint32)
         self._fix(ARENA_TOKEN, token, writable=False)
 
@@ -155,13 +154,13 @@ class SimHost(ArrayHost):
     def _layout(self, step: Step, dims: Dims) -> dict[str, SimBuffer]:
         """The step's activations, each exactly as large as this batch makes it."""
         key = (step.name, *(dims[dim] for dim in self._sizes[step.name]))
-        found = self._layouts.get(key)
-        if found is None:
+        layout = self._layouts.get(key)
+        if layout is None:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            found = {}
+            layout = {}
             for b in step.buffers:
                 size = int(np.prod(shape_of(b.shape, dims), dtype=np.int64)) * b.dtype.size_bytes
-                found[b.name] = SimBuffer(self._base + b.offset_bytes, size, True, b.name)
-            self._layouts[key] = found
-        return dict(found)
+                layout[b.name] = SimBuffer(self._base + b.offset_bytes, size, True, b.name)
+            self._layouts[key] = layout
+        return dict(layout)

@@ -1,13 +1,13 @@
 """Turns clang's thread-sanitizer calls into sim's own checks, in the text of the LLVM IR.
 
-clang has put `call void @__tsan_read4(ptr %p), !dbg !9` before every access that matters. Each such call becomes
-`call void @mlxr_check_read4(ptr %p, i32 SLOT, i32 SITE), !dbg !9`, where SLOT numbers the places of the kernel (each
-has a cache entry of its own) and SITE is the place's line and column in the Metal text, so that a fault can name it.
-The checks are functions of metal_on_cpu_simd.h that the next compilation inlines.
+clang puts `call void @__tsan_read4(ptr %p), !dbg !9` before every access that matters. Each such call becomes
+`call void @mlxr_check_read4(ptr %p, i32 SLOT, i32 SITE), !dbg !9`. SLOT is the number of the place in the kernel (each
+place has its own cache entry). SITE is its line and column in the Metal text, so that a fault can name it. The checks
+are functions of metal_on_cpu_simd.h, which the next compilation inlines.
 
-Private memory has no such calls. Where the compiler knows the array that a pointer leads into, also after inlining,
--fsanitize=local-bounds branches to a trap, which becomes a call of mlxr_fail_private. A private pointer whose array is
-not known (in a function that was not inlined) goes unchecked.
+Private memory has no such calls. Where the compiler knows the array that a pointer points into, also after inlining,
+-fsanitize=local-bounds branches to a trap, which becomes a call of mlxr_fail_private. A private pointer to an unknown
+array (in a function that was not inlined) is not checked.
 """
 
 import re
@@ -37,10 +37,10 @@ def instrument(ir: str, source: str) -> str:
 
     Args:
         ir: LLVM IR of a kernel, compiled with `-fsanitize=thread`.
-        source: the file name under which the Metal text was compiled; only its lines are worth naming.
+        source: the file name under which the Metal text was compiled; only its lines appear in messages.
 
     Raises:
-        HostError: the kernel does something that has no check (atomics), or has too many places that access memory.
+        HostError: the kernel does something that sim cannot check (atomics), or accesses memory in too many places.
     """
     places = _Places(ir, source)
     lines: list[str] = []
@@ -51,7 +51,7 @@ def instrument(ir: str, source: str) -> str:
             lines.append(f"{match['indent']}call void @mlxr_fail_private(i32 {places.of(rest)}){_only_debug(rest)}")
             continue
         if "@__tsan_" not in line:
-            if not line.startswith("@llvm.compiler.used"):  # the checks need to be kept no longer
+            if not line.startswith("@llvm.compiler.used"):  # it only kept the checks from being removed
                 lines.append(line)
             continue
         if match := _ACCESS.match(line):
@@ -80,7 +80,7 @@ def instrument(ir: str, source: str) -> str:
 
 
 def _refuse_recursion(ir: str, source: str) -> None:
-    """Metal has no recursion; here it would run off the end of a fiber's stack."""
+    """Refuses recursion, which Metal does not have; here it could overflow a fiber's stack."""
     calls: dict[str, set[str]] = {}
     current: set[str] = set()
     for line in ir.splitlines():
@@ -97,7 +97,7 @@ def _refuse_recursion(ir: str, source: str) -> None:
 
 
 def _cycle(calls: dict[str, set[str]], start: str) -> list[str]:
-    """A chain of calls from `start` back to it, or nothing."""
+    """A chain of calls from `start` back to it; empty if there is none."""
     came_from: dict[str, str] = {}
     waiting = [start]
     while waiting:
@@ -116,8 +116,8 @@ def _cycle(calls: dict[str, set[str]], start: str) -> list[str]:
 
 
 def _only_debug(rest: str) -> str:
-    found = _DEBUG.search(rest)
-    return f", {found.group()}" if found else ""
+    match = _DEBUG.search(rest)
+    return f", {match.group()}" if match else ""
 
 
 def _checked_range(match: "re.Match[str]", places: "_Places") -> list[str]:
@@ -135,7 +135,7 @@ def _checked_range(match: "re.Match[str]", places: "_Places") -> list[str]:
 
 
 class _Places:
-    """Lines and columns of debug locations, by walking the metadata out of inlined calls into the Metal text."""
+    """Lines and columns of debug locations: follows the metadata out of inlined calls to the Metal text."""
 
     def __init__(self, ir: str, source: str) -> None:
         self._nodes: dict[str, tuple[str, str]] = {}
@@ -145,9 +145,9 @@ class _Places:
         self._source = source
 
     def of(self, rest: str) -> int:
-        """The place (line << 12 | column) of an instruction's `!dbg !N`, 0 when it is not in the text."""
-        found = _DEBUG.search(rest)
-        number = found.group(1) if found else None
+        """The place (line << 12 | column) of an instruction's `!dbg !N`; 0 if it is not in the text."""
+        match = _DEBUG.search(rest)
+        number = match.group(1) if match else None
         while number is not None and number in self._nodes:
             _, fields = self._nodes[number]
             if self._file(_field(fields, "scope")) == self._source:
@@ -161,17 +161,17 @@ class _Places:
         while number is not None and number in self._nodes:
             kind, fields = self._nodes[number]
             if kind == "DIFile":
-                found = re.search(r'filename: "([^"]*)"', fields)
-                return found.group(1) if found else None
+                match = re.search(r'filename: "([^"]*)"', fields)
+                return match.group(1) if match else None
             number = _field(fields, "file") or _field(fields, "scope")
         return None
 
 
 def _field(fields: str, name: str) -> str | None:
-    found = re.search(rf"\b{name}: !(\d+)", fields)
-    return found.group(1) if found else None
+    match = re.search(rf"\b{name}: !(\d+)", fields)
+    return match.group(1) if match else None
 
 
 def _plain(fields: str, name: str) -> str | None:
-    found = re.search(rf"\b{name}: (\d+)", fields)
-    return found.group(1) if found else None
+    match = re.search(rf"\b{name}: (\d+)", fields)
+    return match.group(1) if match else None

@@ -25,11 +25,11 @@ class SimBuffer:
     """Memory that a kernel may touch.
 
     Attributes:
-        address: of the first byte.
-        size_bytes: length; an access beyond is a fault.
-        writable: whether the kernel may write; a read-only input is False, an output or an arena is True.
-        name: for messages.
-        owner: kept alive as long as this buffer is.
+        address: address of the first byte.
+        size_bytes: length; an access beyond it is a fault.
+        writable: whether the kernel may write to it: true for outputs and arenas, false for other inputs.
+        name: its name in messages.
+        owner: the owner of the memory, kept alive as long as this buffer.
     """
 
     address: int
@@ -44,14 +44,14 @@ class SimBuffer:
 
         Args:
             array: contiguous in row-major order. It is kept alive.
-            writable: whether the kernel may write.
-            name: for messages.
+            writable: whether the kernel may write to it.
+            name: its name in messages.
 
         Raises:
-            HostError: the array is not contiguous (a kernel would see a copy), or is read-only but to be written.
+            HostError: the array is not contiguous (a kernel would see a copy), or is read-only but should be writable.
         """
         if not isinstance(array, np.ndarray):
-            # A view of the array's own memory, also for bfloat16, which numpy lacks (its elements appear as bytes).
+            # A view of the array's own memory. It also works for bfloat16, which NumPy lacks: it shows bytes.
             view = memoryview(array)
             if not view.c_contiguous:
                 raise HostError(
@@ -67,7 +67,7 @@ class SimBuffer:
 
 
 class SimKernel:
-    """One kernel, ready to launch. Immutable and safe to share between threads.
+    """One kernel, ready to launch. It is immutable, so threads may share it.
 
     Attributes:
         name: the kernel function's name.
@@ -90,7 +90,7 @@ class SimKernel:
 
         Args:
             text: the complete `.metal` file.
-            name: the kernel wanted when the text has several.
+            name: which kernel, if the text has several.
 
         Raises:
             HostError: no compiler, a text that does not compile, or a signature that sim does not know.
@@ -110,13 +110,13 @@ class SimKernel:
         *,
         seed: int = 0,
     ) -> None:
-        """Runs a grid to its end.
+        """Runs a grid and waits for it.
 
         Args:
-            buffers: one per parameter, in the order of `params`.
+            buffers: one for each parameter, in the order of `params`.
             threadgroups: threadgroups of the grid; a zero launches nothing.
             threads: threads of a threadgroup, 1024 at most.
-            seed: draws the orders in which threads, simdgroups and threadgroups run.
+            seed: decides the orders in which threads, simdgroups and threadgroups run.
 
         Raises:
             KernelFault: the kernel did something illegal; outputs are then undefined.
@@ -170,7 +170,7 @@ def prepare(texts: Mapping[str, str], progress: Callable[[int, int], None] | Non
 
     Args:
         texts: kernel name -> standalone Metal text.
-        progress: called with (kernels ready, kernels in all) as each is ready.
+        progress: called with (kernels ready, all kernels) as each becomes ready.
 
     Raises:
         HostError: as `SimKernel.load`, for the first text that fails.

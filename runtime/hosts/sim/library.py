@@ -1,4 +1,4 @@
-"""The C runtime of the sim host through ctypes: structures of sim_runtime.h and the launch function."""
+"""Calls the C runtime of the sim host through ctypes: the structures of sim_runtime.h and the launch function."""
 
 import ctypes
 import functools
@@ -53,7 +53,7 @@ class CFault(ctypes.Structure):
 
 
 def num_workers() -> int:
-    """Worker threads of a launch: `$MLXR_SIM_THREADS`, else the CPUs this process may use.
+    """Worker threads of a launch: `$MLXR_SIM_THREADS`, else the number of CPUs that this process may use.
 
     Raises:
         HostError: `$MLXR_SIM_THREADS` is not a number from 1 to 256.
@@ -79,7 +79,7 @@ class Library:
     """The runtime library, loaded once per file."""
 
     def __init__(self, path: Path) -> None:
-        # Kernel libraries call the C library's math functions without naming the library.
+        # Kernel libraries call the C library's math functions, but are not linked with it.
         if sys.platform == "linux":
             ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(path))

@@ -1,7 +1,7 @@
 """Finds pointers and references without an address space, which a Metal compiler refuses.
 
-C++ for OpenCL takes such a pointer for a generic one, so clang has nothing against it here. Only declarations over the
-types that the text can be sure of are judged: built-in ones, template parameters and structs of the text.
+C++ for OpenCL takes such a pointer for a generic one, so clang accepts it here. Only declarations of types that can be
+recognised in the text are checked: built-in types, template parameters, and structs of the text.
 """
 
 import re
@@ -15,7 +15,7 @@ _WORD = r"(?:const|volatile|restrict|device|threadgroup|thread|constant)"
 
 
 def require_address_spaces(plain: str, kernel: str) -> None:
-    """Checks a text whose comments have been blanked.
+    """Checks a text whose comments have been replaced by spaces.
 
     Raises:
         HostError: a pointer or reference names no address space.
@@ -27,8 +27,8 @@ def require_address_spaces(plain: str, kernel: str) -> None:
         words = f"{match[1]} {match[3]}".split()
         if not any(space in words for space in _SPACES):
             line = plain.count("\n", 0, match.start()) + 1
-            found = " ".join(match.group().split())
+            declaration = " ".join(match.group().split())
             raise HostError(
-                f"sim: kernel {kernel!r}, line {line}: `{found}`: pointer or reference without an address space; "
+                f"sim: kernel {kernel!r}, line {line}: `{declaration}`: pointer or reference without an address space; "
                 "Metal wants device, threadgroup, thread or constant"
             )

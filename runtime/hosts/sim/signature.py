@@ -1,7 +1,7 @@
 """Reads a kernel's signature from its Metal text.
 
-The sim host needs to know which buffers a kernel binds, in which address space, and which attribute parameters it
-asks for, in order to write the entry function that calls it. Only the signature is parsed; clang judges the rest.
+The entry function that calls a kernel is written from its signature: its buffers, their address spaces, and the
+attributes that it has as parameters. Only the signature is parsed here; clang checks the rest.
 """
 
 import re
@@ -40,7 +40,7 @@ class Param:
         name: the parameter's name in the text.
         index: its `[[buffer(index)]]`.
         space: "device" or "constant".
-        type: what it points to, for example "float" or "uint4".
+        type: the type that it points to, for example "float" or "uint4".
         writable: whether the pointer is to non-const memory (an output).
         reference: whether it is `T&` rather than `T*`.
         in_place: whether the text casts its const away in order to write to it.
@@ -57,7 +57,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's name, its buffers in order of index, and the arguments with which to call it.
+    """A kernel's name, its buffers in order of index, and the arguments to call it with.
 
     Attributes:
         name: the kernel function's name.
@@ -75,20 +75,20 @@ def parse_signature(text: str, name: str | None = None) -> Signature:
     """Parses the signature of the kernel in `text`.
 
     Args:
-        text: Metal text with one kernel, or several of which `name` picks one.
-        name: the kernel wanted; None takes the only one.
+        text: Metal text with one kernel, or with several if `name` is given.
+        name: which kernel; None: the only one.
 
     Raises:
-        HostError: no such kernel, several and no name, or a parameter that sim does not know.
+        HostError: there is no such kernel, there are several and no name is given, or sim does not know a parameter.
     """
     plain = without_comments(text)
     heads = list(re.finditer(r"(?:\[\[\s*kernel\s*\]\]|\bkernel\b)(?:\s*\[\[[^\]]*\]\])*\s+void\s+(\w+)\s*\(", plain))
-    found = [head.group(1) for head in heads]
+    names = [head.group(1) for head in heads]
     if name is None and len(heads) != 1:
-        raise HostError(f"sim: expected one kernel in the text, found {found or 'none'}; name the one to run")
+        raise HostError(f"sim: expected one kernel in the text, found {names or 'none'}; name the one to run")
     chosen = [head for head in heads if name is None or head.group(1) == name]
     if not chosen:
-        raise HostError(f"sim: no kernel named {name!r} in the text; it has {found or 'none'}")
+        raise HostError(f"sim: no kernel named {name!r} in the text; it has {names or 'none'}")
     head = chosen[0]
     kernel = head.group(1)
     params: list[Param] = []
@@ -112,7 +112,7 @@ def parse_signature(text: str, name: str | None = None) -> Signature:
 
 
 def without_comments(text: str) -> str:
-    """The text with comments blanked, so that every other character keeps its place."""
+    """The text with its comments replaced by spaces, so that all other characters keep their places."""
 
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match.group())

@@ -24,10 +24,10 @@ _OLDEST_APPLE = 16  # Apple numbers its clang apart; 16 is made from LLVM 17
 _COMMON = (
     "-O2",
     "-fPIC",
-    # Accesses wider than 16 bytes would go unchecked; only the vectorizers make them.
+    # Accesses wider than 16 bytes are not checked; only the vectorizers make them.
     "-fno-vectorize",
     "-fno-slp-vectorize",
-    # Of one function; build.py bounds their sum, which must fit a fiber's stack.
+    # The limit of one function; build.py limits their sum, which must fit a fiber's stack.
     "-Wframe-larger-than=16384",
     "-Werror=frame-larger-than",
 )
@@ -37,7 +37,7 @@ KERNEL_FLAGS = (
     "-cl-std=clc++2021",
     "-cl-no-stdinc",
     "-cl-single-precision-constant",
-    # No double, program-scope variables only in constant; generic pointers stay, since `this` is one.
+    # No double, and program-scope variables only in constant. Generic pointers are allowed, since `this` is one.
     "-Xclang",
     "-cl-ext=-all,+__opencl_c_generic_address_space",
     # The checks: see sim_checks.c.
@@ -47,12 +47,12 @@ KERNEL_FLAGS = (
     "-tsan-instrument-func-entry-exit=0",
     "-mllvm",
     "-tsan-instrument-read-before-write=1",
-    # MLX aligns arrays to 8 bytes on a CPU: a 16-byte load must not assume more. sim_checks.c still asks for 16.
+    # MLX aligns arrays to 8 bytes on a CPU, so 16-byte loads must not assume more. sim_checks.c still checks for 16.
     "-fmax-type-align=8",
     "-fvisibility=hidden",
-    # Line numbers for faults.
+    # Line numbers, for the messages of faults.
     "-gline-tables-only",
-    # An access through a null pointer is one to check, not one to optimise away.
+    # An access through a null pointer must be checked, not optimised away.
     "-fno-delete-null-pointer-checks",
     "-Wno-unknown-attributes",
     "-Wno-unused-value",
@@ -61,7 +61,7 @@ KERNEL_FLAGS = (
 # From instrumented LLVM IR to an object.
 OBJECT_FLAGS = (*_COMMON, "-fstack-usage", "-x", "ir")
 NO_PASSES = ("-Xclang", "-disable-llvm-passes")
-"""Of IR: it is turned into code as it is."""
+"""The flags that compile IR without optimising it."""
 # Accesses through pointers to private arrays, where the compiler knows the array; see instrument.py.
 _PRIVATE_CHECKS = ("-fsanitize=local-bounds", "-fsanitize-trap=local-bounds")
 RUNTIME_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer", "-fno-sanitize=all")
@@ -88,7 +88,7 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        """All that decides what this toolchain makes of a text."""
+        """Everything that decides what this toolchain makes of a text."""
         return "\n".join((self.version, sys.platform, platform.machine(), *self.machine, *self.linker[1:]))
 
 
@@ -106,7 +106,7 @@ def private_checks(clang: tuple[str, ...]) -> tuple[str, ...]:
     """The flags that check private arrays, or none if this clang does not know them.
 
     Args:
-        clang: the command. Its version, which decides the answer, is part of `Toolchain.identity`.
+        clang: the command. The answer depends on its version, which is part of `Toolchain.identity`.
     """
     command = [*clang, *_PRIVATE_CHECKS, "-x", "c", "-fsyntax-only", os.devnull]
     result = subprocess.run(command, capture_output=True, check=False)
@@ -147,7 +147,7 @@ def _system(command: str, version: str) -> Toolchain:
 
 
 def _clang_version(command: Sequence[str]) -> str | None:
-    """The first line of `--version`, or None if it is no clang or too old."""
+    """The first line of `--version`; None if the program is not a clang or too old."""
     try:
         result = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -161,7 +161,7 @@ def _clang_version(command: Sequence[str]) -> str | None:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """Flags for the processor. Levels rather than `native`: results and caches are the same on all machines of one."""
+    """Flags for the processor: a level and not `native`, so that all machines of a level give the same results."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     if sys.platform == "linux":
