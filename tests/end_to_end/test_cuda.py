@@ -116,7 +116,7 @@ def test_forks_and_reused_blocks_give_the_tokens_of_a_fresh_run(
     model.pager.check_integrity()
 
 
-def test_a_kept_sequence_gives_the_tokens_of_a_fresh_run(storyteller: Callable[[str, str], mlxr.Model]) -> None:
+def test_a_prefix_cache_entry_gives_the_tokens_of_a_fresh_run(storyteller: Callable[[str, str], mlxr.Model]) -> None:
     model = storyteller("cuda", "q8_0")
     kept = model.keep()
     ids = model.encode("Once upon a time there was a miller")

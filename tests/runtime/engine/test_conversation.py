@@ -103,7 +103,7 @@ def test_a_step_that_fails_keeps_what_came_before(model: Model, monkeypatch: pyt
     assert again.token_ids == model.start([ids(40)], max_tokens=2, ignore_eos=True).finish()[0].token_ids
 
 
-def test_a_kept_sequence_serves_one_prompt(model: Model) -> None:
+def test_a_prefix_cache_entry_serves_one_prompt(model: Model) -> None:
     kept = model.keep()
     for prompts, samples in (([ids(3), ids(4)], 1), ([ids(3)], 2)):
         with pytest.raises(RequestError, match="serves one answer"):

@@ -305,7 +305,7 @@ def test_two_generations_take_turns(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("taken", [1, 3, 12])
-def test_a_kept_sequence_holds_what_it_would_without(pair: Pair, taken: int) -> None:
+def test_a_prefix_cache_entry_holds_what_it_would_without(pair: Pair, taken: int) -> None:
     """Also when the step too many has put the end-of-sequence token into the arena, or the next token after a close."""
     whole = of(pair.events([prompt(6)]))
     first = whole.index(whole[taken - 1]) + 1
