@@ -8,7 +8,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact, Target
+from mlxr.compiler.artifact import Artifact, Target, file_keys
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
@@ -24,7 +24,7 @@ from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.runtime.tokenizer.find_chat_template import load_chat_template
+from mlxr.runtime.tokenizer.find_chat_template import GgufTemplate, load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
@@ -83,7 +83,10 @@ class Model:
         _check_memory(artifact, target)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
-        self._template_places = [path for path in (tokenizer, weights) if path is not None]
+        self._template_places: list[Path | GgufTemplate] = [] if tokenizer is None else [Path(tokenizer)]
+        is_gguf = file.format == "gguf"  # whose metadata have been read
+        said = GgufTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
+        self._template_places.append(said if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.types = plan.types_of(target)
         self.arena = Arena(plan.arena_of(self.types.target))
@@ -202,7 +205,7 @@ class Model:
             TokenizerError: a file that should contain it cannot be read.
             RequestError: the model has no tokenizer.
         """
-        return load_chat_template([Path(path) for path in self._template_places], self.require_tokenizer(), file)
+        return load_chat_template(self._template_places, self.require_tokenizer(), file)
 
     def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Generation:
         """The answer to one prompt; iterate over it for the tokens. See `start`."""

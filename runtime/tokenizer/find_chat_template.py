@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import ChatTemplateError, TokenizerError
@@ -14,12 +15,22 @@ from mlxr.runtime.weights.gguf_parts import only_model
 _MOST_CHARACTERS = 1 << 20
 
 
-def load_chat_template(places: Sequence[Path], tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
+class GgufTemplate(NamedTuple):
+    """What a GGUF file says of its chat template."""
+
+    path: Path
+    text: Any
+    """Unchecked; None where it says nothing."""
+
+
+def load_chat_template(
+    places: Sequence[Path | GgufTemplate], tokenizer: Tokenizer, file: str | Path | None = None
+) -> ChatTemplate:
     """The chat template of a model.
 
     Args:
         places: where it may be, first ones first: .gguf files, which may hold one; folders; other files, for what is
-            in their folder.
+            in their folder. Of a GGUF file that was read before, what it says.
         tokenizer: the model's; it names the special tokens that a template may write.
         file: a Jinja2 file to be used instead.
 
@@ -35,30 +46,33 @@ def load_chat_template(places: Sequence[Path], tokenizer: Tokenizer, file: str |
     if file is not None:
         return ChatTemplate(read_template_file(Path(file)), str(file), tokens)
     for place in places:
-        found = _of_gguf(place) or read_chat_template(place if place.is_dir() else place.parent)
-        if found is not None:
-            return ChatTemplate(*found, tokens)
+        own = place if isinstance(place, GgufTemplate) else _read_gguf(place)
+        if own is not None and own.text is not None:
+            return ChatTemplate(_checked(own), str(own.path), tokens)
+        path = place.path if isinstance(place, GgufTemplate) else place
+        if (beside := read_chat_template(path if path.is_dir() else path.parent)) is not None:
+            return ChatTemplate(*beside, tokens)
+    last = places[-1]
     raise ChatTemplateError(
-        f"{places[-1]}: the model comes without a chat template (none in a .gguf file, and no chat_template.jinja or "
-        "tokenizer_config.json with one); it may not be made for conversations. Give one with --template FILE"
+        f"{last.path if isinstance(last, GgufTemplate) else last}: the model comes without a chat template (none in a "
+        ".gguf file, and no chat_template.jinja or tokenizer_config.json with one); it may not be made for "
+        "conversations. Give one with --template FILE"
     )
 
 
-def _of_gguf(place: Path) -> tuple[str, str] | None:
-    """The template in a GGUF file, or in the only GGUF model of a folder, and where it is."""
-    if place.is_dir():
-        file = only_model(file for file in place.glob("*.gguf") if file.is_file())
-        if file is None:
-            return None
-        place = file
-    if place.suffix.lower() != ".gguf":
+def _read_gguf(place: Path) -> GgufTemplate | None:
+    """What a GGUF file says, or the only GGUF model of a folder."""
+    file = only_model(file for file in place.glob("*.gguf") if file.is_file()) if place.is_dir() else place
+    if file is None or file.suffix.lower() != ".gguf":
         return None
-    text = gguf_metadata(place).get(file_keys.CHAT_TEMPLATE)
-    if text is None:
-        return None
+    return GgufTemplate(file, gguf_metadata(file).get(file_keys.CHAT_TEMPLATE))
+
+
+def _checked(template: GgufTemplate) -> str:
+    text = template.text
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise TokenizerError(
-            f"{place}: `{file_keys.CHAT_TEMPLATE}` is {text!r:.60}, expected text of at most {_MOST_CHARACTERS} "
-            "characters"
+            f"{template.path}: `{file_keys.CHAT_TEMPLATE}` is {text!r:.60}, expected text of at most "
+            f"{_MOST_CHARACTERS} characters"
         )
-    return text, str(place)
+    return text

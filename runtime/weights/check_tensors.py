@@ -7,9 +7,10 @@ from re import Pattern
 from mlxr.compiler.artifact import TensorSource, WeightPlan
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.mapped_weights import MappedWeights
-from mlxr.runtime.weights.stored_format import planes_of
-from mlxr.runtime.weights.tensor_rows import TensorRows, expected_names, find_recipe, open_tensor, rows_in_file
-from mlxr.runtime.weights.weight_file import WeightFile, quoted
+from mlxr.runtime.weights.open_tensor import expected_names, find_recipe, open_tensor, rows_in_file
+from mlxr.runtime.weights.stored_tensor import quoted
+from mlxr.runtime.weights.tensor_rows import TensorRows
+from mlxr.runtime.weights.weight_file import WeightFile
 
 _MAX_LISTED = 8
 
@@ -33,7 +34,7 @@ def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequ
             found.append(open_tensor(mapped, part))
         except WeightsError as error:
             wrong.append(str(error).removeprefix(f"{file.path}: tensor "))
-    used = {name for tensor in found for first in tensor.recipe.tensors for name in planes_of(first, tensor.stored)}
+    used = {plane.name for tensor in found for planes in tensor.pieces for plane in planes}
     hint = ""
     if (len(missing) + len(wrong)) * 2 > len(wanted):
         hint = f"; these look like weights of another model: {compile_command(file)}"
@@ -89,9 +90,9 @@ def _check_coverage(file: WeightFile, found: Iterable[TensorRows]) -> None:
     for tensor in found:
         if tensor.recipe.rows is None:
             continue
-        for name in tensor.recipe.tensors:
-            rows[name] += tensor.num_rows // tensor.recipe.stack
-            total[name] = rows_in_file(file.tensors[name], tensor.stored, tensor.columns) or 0
+        for planes in tensor.pieces:
+            rows[planes[0].name] += tensor.num_rows // len(tensor.pieces)
+            total[planes[0].name] = rows_in_file(tensor.format, planes, tensor.columns) or 0
     wrong = [f"{quoted(name)} has {total[name]} rows, the model {count}" for name, count in rows.items()]
     wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
     if wrong:

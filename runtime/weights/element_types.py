@@ -47,6 +47,10 @@ class ElementType:
     block_elements: int
     block_bytes: int
 
+    def size_bytes(self, elements: int) -> int:
+        """Bytes of so many elements, which are whole blocks."""
+        return elements // self.block_elements * self.block_bytes
+
     @property
     def is_readable(self) -> bool:
         """Whether `decode` can turn it into numbers."""
@@ -72,12 +76,6 @@ def gguf_type(number: int) -> ElementType | None:
         return None
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     return ElementType(kind.name, block_elements, block_bytes)
-
-
-def gguf_type_named(name: str) -> ElementType:
-    """The element type that GGUF calls `name`, e.g. `BF16` or `Q4_K`, which must exist."""
-    kind = GGMLQuantizationType[name]
-    return ElementType(kind.name, *GGML_QUANT_SIZES[kind])
 
 
 @cache

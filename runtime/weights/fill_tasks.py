@@ -7,44 +7,20 @@ raised, so that the memory may be lent.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import encode
+from mlxr.runtime.weights.tensor_rows import TensorRows
 
 Task = Callable[[], int]
 """Fills a piece of memory, and returns its bytes."""
 
 
-class Rows(Protocol):
-    """A tensor as a file or a test has it, its rows in the model's order; of a vector, an element is a row."""
-
-    @property
-    def where(self) -> str:
-        """What to call it in messages."""
-
-    @property
-    def format(self) -> str:
-        """The name of its format, or of an element type that no program has, such as `f64`."""
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether its numbers are not those of its bytes."""
-
-    def plane_rows(self, plane: int, first: int, last: int, /) -> npt.NDArray[np.uint8]:
-        """Rows [first, last) of one plane of its format: [rows, bytes of a row], contiguous."""
-
-    def numbers(self, first: int, last: int, /) -> npt.NDArray[np.float32]:
-        """Rows [first, last) as numbers: [rows, columns]."""
-
-    def forget(self, first: int, last: int, /) -> None:
-        """Says that some of its rows are not needed any more."""
-
-
-def number_tasks(tensor: Rows, target: npt.NDArray[Any], dtype: str, rows_per_task: int) -> Iterator[Task]:
+def number_tasks(tensor: TensorRows, target: npt.NDArray[Any], dtype: str, rows_per_task: int) -> Iterator[Task]:
     """Tasks that write a tensor's numbers.
 
     Bytes that are of the type already are copied as they are, so that NaNs keep their payloads; a conversion makes
@@ -69,7 +45,7 @@ def tasks_of(work: Callable[[int, int], int], rows: int, rows_per_task: int) -> 
         yield partial(work, first, min(rows, first + rows_per_task))
 
 
-def _write_numbers(tensor: Rows, target: npt.NDArray[Any], dtype: str, first: int, last: int) -> int:
+def _write_numbers(tensor: TensorRows, target: npt.NDArray[Any], dtype: str, first: int, last: int) -> int:
     if tensor.format == dtype and not tensor.is_changed:
         target[first:last].view(np.uint8)[...] = tensor.plane_rows(0, first, last)
     else:

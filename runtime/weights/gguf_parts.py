@@ -7,70 +7,67 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/gguf-split
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.weight_file import TensorInfo, quoted
+from mlxr.runtime.weights.gguf_header import GgufHeader, MetadataValue, read_gguf_header
+from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 
 _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE | re.DOTALL)
 
 
-class Header(Protocol):
-    """What is asked of a file's header."""
+def read_gguf_model(path: Path) -> GgufHeader:
+    """The metadata of a GGUF model and its tensors, in order; of one of several files of a model, those of all.
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Its metadata."""
+    Raises:
+        WeightsError: a file is missing, corrupt, or not the one that its name says, or they disagree.
+    """
+    header = read_gguf_header(path)
+    count = _num_parts(header.metadata)
+    return header if count == 1 else _read_parts(path, count, header)
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Its tensors, by name."""
+
+def gguf_metadata(path: str | Path) -> Mapping[str, MetadataValue]:
+    """Metadata of a GGUF model: scalars, strings, and arrays of them as lists.
+
+    Raises:
+        WeightsError: as `read_gguf_model`.
+    """
+    return read_gguf_model(Path(path)).metadata
 
 
-def num_parts(metadata: Mapping[str, Any]) -> int:
+def _num_parts(metadata: Mapping[str, MetadataValue]) -> int:
     """The files of the model that a file belongs to."""
     count = metadata.get(file_keys.SPLIT_COUNT, 1)
     return count if type(count) is int and count > 1 else 1
 
 
-def read_parts(path: Path, own: Header, read: Callable[[Path], Header]) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """The metadata of the first file, and the tensors of all, in order.
-
-    Args:
-        path: any one of the files.
-        own: its header.
-        read: reads the header of another.
-
-    Raises:
-        WeightsError: a file is missing, or is not the one that its name says, or they disagree.
-    """
-    count = num_parts(own.metadata)
-    tensors: dict[str, TensorInfo] = {}
-    metadata: dict[str, Any] = {}
+def _read_parts(path: Path, count: int, own: GgufHeader) -> GgufHeader:
+    """The headers of all files of a model, one of which is `path` with the header `own`."""
+    tensors: dict[str, StoredTensor] = {}
+    metadata: Mapping[str, MetadataValue] = {}
     for number, part in enumerate(_paths(path, count)):
         if not part.is_file():
             raise WeightsError(f"{path}: {part.name} is missing, one of its model's {count} files; download it")
-        header = own if part == path else read(part)
-        told = (header.metadata.get(file_keys.SPLIT_NUMBER), num_parts(header.metadata))
-        if told != (number, count):
+        header = own if part == path else read_gguf_header(part)
+        said = (header.metadata.get(file_keys.SPLIT_NUMBER), _num_parts(header.metadata))
+        if said != (number, count):
             raise WeightsError(
-                f"{part}: {file_keys.SPLIT_NUMBER} and {file_keys.SPLIT_COUNT} are {told[0]} and {told[1]}, but by its "
-                f"name {number} and {count}; "
-                "give it the name that it was downloaded by"
+                f"{part}: {file_keys.SPLIT_NUMBER} and {file_keys.SPLIT_COUNT} are {said[0]} and {said[1]}, but by its "
+                f"name {number} and {count}; give it the name that it was downloaded by"
             )
         if twice := tensors.keys() & header.tensors.keys():
             raise WeightsError(f"{part}: the tensor {quoted(min(twice))} is in another file of the model, too")
         tensors |= header.tensors
-        metadata = metadata or dict(header.metadata)
+        metadata = metadata or header.metadata
     total = metadata.get(file_keys.SPLIT_TENSORS, len(tensors))
     if total != len(tensors):
         raise WeightsError(
             f"{path}: its model's {count} files hold {len(tensors)} tensors; {file_keys.SPLIT_TENSORS} is {total}"
         )
-    return metadata, tensors
+    return GgufHeader(metadata, tensors)
 
 
 def model_name(path: Path) -> str:
@@ -81,12 +78,12 @@ def model_name(path: Path) -> str:
 
 def only_model(files: Iterable[Path]) -> Path | None:
     """The first file of a model, or its only one, if these are all the files of one and nothing else."""
-    found = sorted(files)
-    if len(found) == 1:
-        return found[0]
-    if not found or not (match := _NAME.fullmatch(found[0].name)):
+    ordered = sorted(files)
+    if len(ordered) == 1:
+        return ordered[0]
+    if not ordered or not (match := _NAME.fullmatch(ordered[0].name)):
         return None
-    return found[0] if found == sorted(_paths(found[0], int(match["count"]))) else None
+    return ordered[0] if ordered == sorted(_paths(ordered[0], int(match["count"]))) else None
 
 
 def _paths(path: Path, count: int) -> list[Path]:

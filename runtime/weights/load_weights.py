@@ -23,8 +23,9 @@ from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.element_types import STORAGE, Array
 from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.tensor_rows import TensorRows, open_tensor
+from mlxr.runtime.weights.tensor_rows import TensorRows
 from mlxr.runtime.weights.weight_file import SLAB_ELEMENTS, WeightFile
 
 Progress = Callable[[int, int], None]

@@ -7,8 +7,8 @@ holding one of these as Hugging Face lays them out. Pickled checkpoints are refu
 from pathlib import Path
 
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.gguf_header import MAGIC, read_gguf_header
-from mlxr.runtime.weights.gguf_parts import only_model
+from mlxr.runtime.weights.gguf_header import MAGIC
+from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -29,7 +29,7 @@ def open_weights(path: str | Path) -> WeightFile:
     if suffix in _PICKLE_SUFFIXES:
         raise WeightsError(_pickle_refusal(path))
     if suffix == ".gguf" or _first_bytes(path) == MAGIC:
-        header = read_gguf_header(path)
+        header = read_gguf_model(path)
         return WeightFile(path, "gguf", header.tensors, header.metadata)
     if suffix == ".safetensors":
         return WeightFile(path, "safetensors", read_safetensors_header(path))

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.element_types import ElementType, safetensors_type
-from mlxr.runtime.weights.weight_file import TensorInfo, is_possible, quoted
+from mlxr.runtime.weights.stored_tensor import StoredTensor, is_possible, quoted
 
 MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -30,7 +30,7 @@ _HINTS = {  # by the library's words
 }
 
 
-def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
+def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Tensors of one safetensors file by name, in the order of their data.
 
     Raises:
@@ -41,7 +41,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
             listed = _list_tensors(path)
             begins = _find_tensors(stream)
         tensors = [
-            TensorInfo(name, tuple(shape), _element_type(name, shape, dtype), path, begins[name])
+            StoredTensor(name, tuple(shape), _element_type(name, shape, dtype), path, begins[name])
             for name, (shape, dtype) in listed.items()
         ]
     except OSError as error:

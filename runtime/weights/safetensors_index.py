@@ -8,17 +8,17 @@ from pathlib import Path
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.json_file import read_json
 from mlxr.runtime.weights.safetensors_header import MAX_HEADER_BYTES, read_safetensors_header
-from mlxr.runtime.weights.weight_file import TensorInfo, quoted
+from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 
 
-def read_safetensors_index(path: Path) -> dict[str, TensorInfo]:
+def read_safetensors_index(path: Path) -> dict[str, StoredTensor]:
     """Tensors of all shards that the index at `path` names.
 
     Raises:
         WeightsError: the index is malformed, a shard is missing or corrupt, or the two disagree about a tensor.
     """
     weight_map = _read_weight_map(path)
-    tensors: dict[str, TensorInfo] = {}
+    tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         file = path.parent / shard
         try:

@@ -25,6 +25,6 @@ def _same(file: WeightFile, first: str, second: str) -> bool:
     if len(shapes) < 2 or shapes[0] != shapes[1]:
         return False
     mapped = MappedWeights(file)
-    ours, theirs = (mapped.rows(name).reshape(-1) for name in (first, second))
+    ours, theirs = (mapped.rows(file.tensors[name]).reshape(-1) for name in (first, second))
     starts = range(0, ours.size, _SLAB_BYTES)
     return all(np.array_equal(ours[at : at + _SLAB_BYTES], theirs[at : at + _SLAB_BYTES]) for at in starts)

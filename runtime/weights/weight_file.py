@@ -5,7 +5,7 @@ tensor is a range of bytes in a file and an element type. Invariants: listing re
 lies within its file; a tensor is read in slabs of rows, so that reading needs little memory beyond its result.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -14,38 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.element_types import Array, ElementType, decode
+from mlxr.runtime.weights.element_types import Array, decode
+from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
 
 SLAB_ELEMENTS = 1 << 20
 """About how many elements are read and converted at once: small beside a model, large beside the cost of a call."""
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor of a weight file, not yet read."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Outermost dimension first, in both formats."""
-    element_type: ElementType
-    file: Path
-    offset: int
-    """Where its bytes begin in `file`."""
-
-    @property
-    def type(self) -> str:
-        """The element type's name, e.g. `BF16` or `Q4_K`."""
-        return self.element_type.name
-
-    @property
-    def num_elements(self) -> int:
-        """Product of the shape."""
-        return prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes in the file."""
-        return self.num_elements // self.element_type.block_elements * self.element_type.block_bytes
 
 
 @dataclass(frozen=True)
@@ -55,7 +28,7 @@ class WeightFile:
     path: Path
     """What was opened: a file, or the index or folder of several."""
     format: Literal["safetensors", "gguf"]
-    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    tensors: Mapping[str, StoredTensor] = field(repr=False)
     """By name, in the order of the file."""
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What a GGUF file says of itself; empty for safetensors."""
@@ -95,19 +68,19 @@ class WeightFile:
             yield 0, self._read_rows(info, 0, 1, info.size_bytes).reshape(info.shape)
             return
         row_elements = prod(row_shape)
-        row_bytes = row_elements // block.block_elements * block.block_bytes
+        row_bytes = block.size_bytes(row_elements)
         step = max(1, SLAB_ELEMENTS // row_elements // row_multiple) * row_multiple
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             numbers = self._read_rows(info, start, stop, row_bytes)
             yield start, numbers.reshape(stop - start, *row_shape)
 
-    def _find(self, name: str) -> TensorInfo:
+    def _find(self, name: str) -> StoredTensor:
         if name not in self.tensors:
             raise WeightsError(f"{self.path}: holds no tensor {quoted(name)}")
         return self.tensors[name]
 
-    def _read_rows(self, info: TensorInfo, start: int, stop: int, row_bytes: int) -> Array:
+    def _read_rows(self, info: StoredTensor, start: int, stop: int, row_bytes: int) -> Array:
         raw = np.empty((stop - start, row_bytes), np.uint8)
         try:
             with info.file.open("rb", buffering=0) as stream:
@@ -125,13 +98,3 @@ class WeightFile:
             return decode(raw, info.element_type)
         except WeightsError as error:
             raise WeightsError(f"{info.file}: tensor {quoted(info.name)}: {error}") from error
-
-
-def is_possible(shape: Sequence[int]) -> bool:
-    """Whether an array of this shape could exist: empty ones too must have dimensions that numpy can multiply."""
-    return prod(max(size, 1) for size in shape) < 2**59
-
-
-def quoted(text: str, limit: int = 100) -> str:
-    """A name from a file, made safe and short enough for a message."""
-    return ascii(text) if len(text) <= limit else f"{text[:limit]!a}... ({len(text)} characters)"

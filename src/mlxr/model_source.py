@@ -58,6 +58,7 @@ def load(
     from mlxr.imported_model import is_model_file  # noqa: PLC0415
     from mlxr.runtime.engine.model import Model  # noqa: PLC0415
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
 
     expect("model", model, (Artifact, ModelSpec, *PATH), "an artifact, a spec, or a name or path")
     expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")
@@ -71,21 +72,24 @@ def load(
             f"activations are {changes.activation_dtype}, but host {where.name} computes with "
             f"{' or '.join(where.activations)} ones: leave the option out"
         )
-    own, of_files = None, False
-    if isinstance(model, Artifact):
-        artifact = _as_changed(model, changes)
-    elif isinstance(model, ModelSpec):
-        artifact = _cached(changed(model, changes), chip_of(where))
-    else:
-        name = os.fspath(model)
-        artifact, own = resolve_artifact(name, changes, chip_of(where))
-        of_files = not weights and name not in bundled_specs() and is_model_file(Path(name))
-    chosen = weights or own
-    if not chosen:
-        raise WeightsError(f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)")
-    if not of_files:  # else the spec comes from these very weights
-        check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-    return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
+    with headers_read_once():
+        own, of_files = None, False
+        if isinstance(model, Artifact):
+            artifact = _as_changed(model, changes)
+        elif isinstance(model, ModelSpec):
+            artifact = _cached(changed(model, changes), chip_of(where))
+        else:
+            name = os.fspath(model)
+            artifact, own = resolve_artifact(name, changes, chip_of(where))
+            of_files = not weights and name not in bundled_specs() and is_model_file(Path(name))
+        chosen = weights or own
+        if not chosen:
+            raise WeightsError(
+                f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)"
+            )
+        if not of_files:  # else the spec comes from these very weights
+            check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
+        return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:

@@ -11,6 +11,7 @@ import pytest
 import mlxr
 from mlxr.compiler import errors
 from mlxr.compiler.spec.change import _TYPES
+from mlxr.runtime.weights import gguf_header
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, TOKENIZER, storyteller_spec
 
 TINY = GOLDEN / "tiny-Q4_K_M.gguf"
@@ -33,6 +34,17 @@ def test_what_a_command_loads_python_loads_and_compiles(tmp_path: Path) -> None:
             assert len(loaded.generate([1, 403], max_tokens=1).token_ids) == 1
         if model != str(written):
             assert mlxr.compile(model, changes=small).digest == loaded.artifact.digest
+
+
+def test_loading_a_gguf_file_scans_its_header_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Importing, loading, finding the tokenizer and the chat template all need it; large ones take a while."""
+    scans = []
+    scan = gguf_header._scan
+    monkeypatch.setattr(gguf_header, "_scan", lambda *arguments: scans.append(arguments[1]) or scan(*arguments))
+    path = shutil.copy(GOLDEN / "tiny-Q8_0.gguf", tmp_path)
+    with mlxr.load(path, host="reference") as loaded, pytest.raises(errors.ChatTemplateError):
+        loaded.chat_template()
+    assert len(scans) == 1
 
 
 @pytest.mark.parametrize(

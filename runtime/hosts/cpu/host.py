@@ -6,9 +6,9 @@ layout. The arena is the same MLX arrays as on the GPU, written in place. A step
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from mlxr.runtime.hosts.binding import step_name
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
-from mlxr.runtime.hosts.cpu.tensors import FileReader, MemoryReader, TensorReader, place_tensors
+from mlxr.runtime.hosts.cpu.tensors import TensorReader, place_tensors, read_from
 from mlxr.runtime.hosts.host import Host, Logits, Progress
 from mlxr.runtime.threads import num_threads
 from mlxr.runtime.weights.check_tensors import check_tensors
@@ -43,7 +43,7 @@ class CpuHost(Host):
     def __init__(
         self,
         artifact: Artifact,
-        tensors: Mapping[str, npt.NDArray[Any]] | TensorReader,
+        read: TensorReader,
         arena: Arena,
         *,
         threads: int | None = None,
@@ -53,8 +53,7 @@ class CpuHost(Host):
 
         Args:
             artifact: the compiled model.
-            tensors: by canonical name (`TensorSource.name`), row-major: f32 or f16 arrays, bf16 as its bits in uint16,
-                or uint8 rows of GGUF blocks. Or a reader that finds them.
+            read: finds the weights.
             arena: the KV arena that every step reads and writes.
             threads: how many threads; None: one for each core that this process may use.
             progress: called as loading proceeds.
@@ -78,7 +77,6 @@ class CpuHost(Host):
             )
         if progress is not None:
             progress("kernels", 1, 1)
-        read = MemoryReader(tensors) if isinstance(tensors, Mapping) else tensors
         placed = place_tensors(program, library, read, count, progress and partial(progress, "weights"))
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
         self._program = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
@@ -99,7 +97,7 @@ class CpuHost(Host):
         """See `Host.from_file`. Tensors that the program reads as they are stay mapped from the file."""
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
-        return cls(artifact, FileReader(file), arena, threads=threads, progress=progress)
+        return cls(artifact, read_from(file), arena, threads=threads, progress=progress)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one batch and waits for it; see `Host.step`.

@@ -6,106 +6,36 @@ combines and rearranges their planes. Vectors become f32. Memory is reserved onc
 piece. Pages of the file that have been read for this are released.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_void_p
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from mlxr.compiler.artifact import PANEL_ROWS, CpuProgram, CpuTensor, TensorSource, WeightFormat
+from mlxr.compiler.artifact import PANEL_ROWS, CpuProgram, CpuTensor, TensorSource
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
-from mlxr.runtime.weights.element_types import STORAGE, decode, gguf_type_named
-from mlxr.runtime.weights.fill_tasks import Rows, Task, number_tasks, run_tasks, tasks_of
+from mlxr.runtime.weights.element_types import STORAGE
+from mlxr.runtime.weights.fill_tasks import Task, number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
-from mlxr.runtime.weights.tensor_rows import open_tensor
+from mlxr.runtime.weights.open_tensor import open_tensor
+from mlxr.runtime.weights.tensor_rows import Bytes, TensorRows
 from mlxr.runtime.weights.weight_file import WeightFile
 
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 _PIECE_BYTES = 4 << 20
 """Bytes of a tensor in one task: large compared with the cost of a task, small compared with memory."""
 _MAX_LISTED = 8
 
 
-class NativeTensor(Rows, Protocol):
-    """A tensor that the program may be able to read in place."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its rows can be used in place."""
+TensorReader = Callable[[TensorSource], TensorRows]
+"""Finds the tensors from which a program's weights are made."""
 
 
-class TensorReader(Protocol):
-    """Finds the tensors from which a program's weights are made."""
-
-    def __call__(self, part: TensorSource, tensor: CpuTensor, /) -> NativeTensor:
-        """The tensor of a part; `tensor` is the program's tensor that it is for."""
-
-
-class FileReader:
-    """Tensors of a weight file, mapped."""
-
-    def __init__(self, file: WeightFile) -> None:
-        self._mapped = MappedWeights(file)
-
-    def __call__(self, part: TensorSource, tensor: CpuTensor) -> NativeTensor:
-        """See `TensorReader`."""
-        return open_tensor(self._mapped, part)
-
-
-@dataclass(frozen=True)
-class MemoryTensor:
-    """A tensor in an array of bytes, [rows, bytes of a row]. The planes of a row are adjacent."""
-
-    where: str
-    format: str
-    rows: Bytes
-    is_plain: ClassVar[bool] = True
-    is_changed: ClassVar[bool] = False
-
-    @property
-    def num_rows(self) -> int:
-        """See `NativeTensor`."""
-        return len(self.rows)
-
-    def plane_rows(self, plane: int, first: int, last: int) -> Bytes:
-        """See `NativeTensor`."""
-        own = WeightFormat(self.format)
-        sizes = [self.rows.shape[1] // own.block_bytes * plane.block_bytes for plane in own.planes]
-        start = sum(sizes[:plane])
-        return np.ascontiguousarray(self.rows[first:last, start : start + sizes[plane]])
-
-    def numbers(self, first: int, last: int) -> Floats:
-        """See `NativeTensor`."""
-        return np.asarray(decode(self.rows[first:last], gguf_type_named(self.format.upper())), np.float32)
-
-    def forget(self, first: int, last: int) -> None:
-        """See `NativeTensor`."""
-
-
-class MemoryReader:
-    """Tensors by their canonical names, in arrays: f32, f16, bf16 as uint16, or uint8 rows of the part's own format."""
-
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._arrays = arrays
-
-    def __call__(self, part: TensorSource, tensor: CpuTensor) -> NativeTensor:
-        """See `TensorReader`."""
-        array = np.ascontiguousarray(self._arrays[part.name])
-        names = {"float32": "f32", "float16": "f16", "uint16": "bf16", "uint8": str(tensor.format)}
-        is_blocks = array.dtype == np.uint8
-        assert is_blocks or array.shape == part.shape, f"{part.name}: {array.shape}, expected {part.shape}"
-        return MemoryTensor(part.name, names[str(array.dtype)], array.view(np.uint8).reshape(len(array), -1))
+def read_from(file: WeightFile) -> TensorReader:
+    """Finds tensors in a weight file, which it maps."""
+    return partial(open_tensor, MappedWeights(file))
 
 
 @dataclass
@@ -139,7 +69,7 @@ def place_tensors(
             be read.
         HostError: there is not enough memory.
     """
-    sources = [[read(part, tensor) for part in tensor.parts] for tensor in program.tensors]
+    sources = [[read(part) for part in tensor.parts] for tensor in program.tensors]
     _check_blocks(program.tensors, sources)
     total = sum(tensor.size_bytes for tensor in program.tensors)
     placed = Placed([0] * len(program.tensors))
@@ -177,7 +107,7 @@ def place_tensors(
     return placed
 
 
-def _in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> Bytes | None:
+def _in_place(tensor: CpuTensor, parts: Sequence[TensorRows]) -> Bytes | None:
     """A tensor's bytes if the program can read them in place, else None."""
     if tensor.layout != "rows":
         return None
@@ -188,7 +118,7 @@ def _in_place(tensor: CpuTensor, parts: Sequence[NativeTensor]) -> Bytes | None:
     return rows if rows.ctypes.data % tensor.format.block_bytes == 0 else None
 
 
-def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[NativeTensor]]) -> None:
+def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[TensorRows]]) -> None:
     wrong = [
         f"{parts[0].where} is {parts[0].format}, the artifact reads {tensor.format}"
         for tensor, parts in zip(tensors, sources, strict=True)
@@ -202,7 +132,7 @@ def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[Nativ
         )
 
 
-def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: NativeTensor, target: Bytes) -> Iterator[Task]:
+def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: TensorRows, target: Bytes) -> Iterator[Task]:
     rows, row_bytes = tensor.shape[0], tensor.format.row_bytes(tensor.shape[1])
     panels, per_task = -(-rows // PANEL_ROWS), max(1, _PIECE_BYTES // (PANEL_ROWS * row_bytes))
 
@@ -218,7 +148,7 @@ def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: NativeTen
     return tasks_of(pack, panels, per_task)
 
 
-def _convert_tasks(tensor: CpuTensor, parts: Sequence[NativeTensor], target: Bytes) -> Iterator[Task]:
+def _convert_tasks(tensor: CpuTensor, parts: Sequence[TensorRows], target: Bytes) -> Iterator[Task]:
     width = prod(tensor.shape[1:])
     numbers = target.view(STORAGE[str(tensor.format)]).reshape(tensor.shape)
     row = 0

@@ -137,14 +137,14 @@ def test_a_read_beyond_a_weight_is_found() -> None:
         from mlxr.runtime.hosts.cpu import host as cpu_host
         from mlxr.runtime.hosts.cpu.build import load_library
         from mlxr.runtime.hosts.cpu.library import Library
-        from mlxr.runtime.hosts.cpu.tensors import MemoryReader
+        from mlxr_tests.memory_weights import read_memory
         from mlxr_tests.specs import compiled, small_spec
         from mlxr_tests.native_weights import random_native
         artifact = compiled(small_spec(weights={"default": "f32", "norm": "bf16"}), target="cpu")
         program = artifact.plan.cpu
         native, _ = random_native(artifact.plan)
         text = '__attribute__((visibility("default"))) int look(const char *at) { return *at; }'
-        placed = cpu_host.place_tensors(program, None, MemoryReader(native), 1)
+        placed = cpu_host.place_tensors(program, None, read_memory(native), 1)
         index = next(i for i, tensor in enumerate(program.tensors) if tensor.layout == "vector")
         library = load_library(text, "look")
         library.look.argtypes = (np.ctypeslib.ctypes.c_void_p,)

@@ -16,7 +16,8 @@ from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.element_types import STORAGE, encode
 from mlxr.runtime.weights.fill_tasks import number_tasks, run_tasks, tasks_of
 from mlxr.runtime.weights.mapped_weights import MappedWeights
-from mlxr.runtime.weights.tensor_rows import TensorRows, open_tensor
+from mlxr.runtime.weights.open_tensor import open_tensor
+from mlxr.runtime.weights.tensor_rows import TensorRows
 
 TYPES = ("f32", "f16", "bf16")
 

@@ -12,8 +12,8 @@ from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.imported_model import import_model
 from mlxr.runtime.weights.load_weights import load_buffers, load_weights
 from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.tensor_rows import open_tensor
 from mlxr_tests.format_planes import numbers_of
 from mlxr_tests.storyteller import GOLDEN
 

@@ -12,8 +12,9 @@ import numpy as np
 from mlxr.compiler.driver import compile_spec
 from mlxr.imported_model import import_model
 from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.open_tensor import open_tensor
 from mlxr.runtime.weights.open_weights import open_weights
-from mlxr.runtime.weights.tensor_rows import open_tensor, selected
+from mlxr.runtime.weights.tensor_rows import selected
 from mlxr_tests.family_models import WINDOW, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT
 

@@ -21,6 +21,7 @@ from mlxr_tests.arenas import check_arena, nan_arena, snapshot
 from mlxr_tests.following_reference import FollowingReference
 from mlxr_tests.format_planes import has_minima, random_buffers
 from mlxr_tests.kernel_host import make_kernel_host, on_cpu
+from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.op_bench import scatter
 from mlxr_tests.specs import floats
@@ -64,7 +65,7 @@ class HostPair:
         scatter(self.pager)
         self.arena, self.reference_arena = (nan_arena(Arena(self.plan.arena)) for _ in range(2))
         self.host: Host = (
-            CpuHost(artifact, native, self.arena, **options)
+            CpuHost(artifact, read_memory(native), self.arena, **options)
             if native
             else make_kernel_host(artifact, buffers, self.arena)
         )

@@ -24,6 +24,7 @@ from mlxr.runtime.hosts.cpu.host import CpuHost, _CompilingLine
 from mlxr.runtime.weights import open_weights
 from mlxr.runtime.weights.tensor_rows import selected
 from mlxr_tests.few import few
+from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.native_weights import Native, random_native
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.tolerances import check_logits
@@ -50,7 +51,7 @@ class Rig:
         self.arena = Arena(self.plan.arena)
         self.pager = Pager.from_geometry(self.plan.arena)
         native = native or random_native(self.plan)[0]
-        self.host = CpuHost(artifact, native, self.arena, **options)
+        self.host = CpuHost(artifact, read_memory(native), self.arena, **options)
 
     def batch(self, *parts: tuple[int, list[int]], rows: Any = "last") -> Batch:
         requests = [BatchRequest(seq, tokens, self.pager.length(seq), rows) for seq, tokens in parts]

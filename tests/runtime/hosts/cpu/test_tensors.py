@@ -15,9 +15,11 @@ from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import reserve
-from mlxr.runtime.hosts.cpu.tensors import FileReader, MemoryReader, Placed, place_tensors
+from mlxr.runtime.hosts.cpu.tensors import Placed, place_tensors, read_from
 from mlxr.runtime.weights import mapped_weights, open_weights
 from mlxr.runtime.weights.element_types import encode
+from mlxr.runtime.weights.stored_tensor import StoredTensor
+from mlxr_tests.memory_weights import read_memory
 from mlxr_tests.toy_program import PACKED_ROWS, ROW_BYTES, toy_source
 
 COLUMNS = 32
@@ -101,7 +103,7 @@ def test_float_matrices_are_mapped_where_types_agree(library, tmp_path: Path, he
         else:
             save_file({"a.weight": array}, path)
         wanted = tensor("rows", held, source("a", 24, COLUMNS))
-        placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
+        placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
         assert (placed.mapped_bytes, placed.own_bytes) == (
             (array.nbytes, 0) if stored == held else (0, wanted.size_bytes)
         )
@@ -112,7 +114,7 @@ def test_bf16_of_gguf_is_mapped(library, tmp_path: Path) -> None:
     numbers = random(np.random.default_rng(2), 24, COLUMNS)
     path = write_gguf(tmp_path / "a.gguf", {"a": (bf16_bytes(numbers), BF16)})
     wanted = tensor("rows", "bf16", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
     assert placed.own_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), encode(numbers, "bf16"))
 
@@ -123,12 +125,12 @@ def test_gguf_rows_of_heads_are_put_in_order(library, tmp_path: Path, held: str)
     stored = {"f32": (numbers, None), "bf16": (bf16_bytes(numbers), BF16)}[held]
     path = write_gguf(tmp_path / "a.gguf", {"a": stored})
     wanted = tensor("rows", held, source("a", 24, COLUMNS, heads=3))
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
     assert placed.mapped_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), in_order(encode(numbers, held), 3))
     # The same source in safetensors is in order already.
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
     np.testing.assert_array_equal(contents(placed, 0, wanted), encode(numbers, held))
 
 
@@ -146,7 +148,7 @@ def test_pieces_do_not_show(
         tensor("packed", "q8_0", source("q", PACKED_ROWS, 64, heads=heads)),
     )
     told: list[tuple[int, int]] = []
-    reader = FileReader(open_weights(path))
+    reader = read_from(open_weights(path))
     placed = place_tensors(program(*wanted), library, reader, 2, lambda *numbers: told.append(numbers))
     np.testing.assert_array_equal(contents(placed, 0, wanted[0]), encode(in_order(numbers, 3), "f16"))
     packed = contents(placed, 1, wanted[1])
@@ -173,7 +175,7 @@ def test_planes_are_brought_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
             seen[first] = [np.ctypeslib.ctypes.string_at(at, size) for at, size in zip(planes, sizes, strict=True)]
             return 0
 
-    place_tensors(program(wanted), Recorder(), FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+    place_tensors(program(wanted), Recorder(), read_from(open_weights(tmp_path / "a.safetensors")), 2)
     assert sorted(seen) == [0, 1, 2]
     for plane, array in enumerate((words, scales, biases)):
         assert b"".join(seen[first][plane] for first in sorted(seen)) == array.tobytes()
@@ -186,7 +188,7 @@ def test_what_a_recipe_adds_is_in_the_numbers(library, tmp_path: Path) -> None:
         tensor("rows", "f32", source("a", 24, COLUMNS, add=1)),
         tensor("vector", "f32", source("n", COLUMNS, add=-2)),
     )
-    placed = place_tensors(program(*wanted), library, FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+    placed = place_tensors(program(*wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
     assert placed.mapped_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted[0]), numbers + np.float32(1))
     np.testing.assert_array_equal(contents(placed, 1, wanted[1]), numbers[0] - np.float32(2))
@@ -203,7 +205,7 @@ def test_vectors_are_joined_in_f32(library, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", stored)
     joined = tensor("vector", "f32", source("q", 12, heads=3), source("k", 8, heads=2))
     alone = tensor("vector", "f32", source("n", 5))
-    placed = place_tensors(program(joined, alone), library, FileReader(open_weights(path)), 2)
+    placed = place_tensors(program(joined, alone), library, read_from(open_weights(path)), 2)
     expected = np.concatenate([in_order(arrays["q"], 3), in_order(stored["k"][0], 2).astype(np.float32)])
     np.testing.assert_array_equal(contents(placed, 0, joined), expected)
     bits = encode(arrays["n"], "bf16").astype(np.uint32) << 16
@@ -216,7 +218,7 @@ def test_a_quantised_vector_becomes_f32(library, tmp_path: Path) -> None:
     blocks = gguf.quants.quantize(numbers, Q8_0)
     path = write_gguf(tmp_path / "a.gguf", {"n": (blocks, Q8_0)})
     wanted = tensor("vector", "f32", source("n", 64))
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
     np.testing.assert_array_equal(contents(placed, 0, wanted), gguf.quants.dequantize(blocks, Q8_0))
 
 
@@ -230,7 +232,7 @@ def test_a_file_whose_tensors_are_not_aligned_is_copied(library, tmp_path: Path,
     odd = tmp_path / "odd.safetensors"
     odd.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
     wanted = tensor("rows", "f32", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(odd)), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(odd)), 2)
     assert placed.mapped_bytes == 0 and placed.addresses[0] % 4 == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers)
 
@@ -246,7 +248,7 @@ def test_weights_from_memory(library) -> None:
     }
     wanted = [tensor("rows", name, source(name, 24, COLUMNS)) for name in ("f32", "f16", "bf16")]
     wanted += [tensor("vector", "f32", source("norm", 24)), tensor("rows", "bf16", source("wide", 24, COLUMNS))]
-    placed = place_tensors(program(*wanted), library, MemoryReader(arrays), 2)
+    placed = place_tensors(program(*wanted), library, read_memory(arrays), 2)
     for index, name in enumerate(("f32", "f16", "bf16")):
         assert placed.addresses[index] == arrays[name].ctypes.data
     widened = (arrays["norm"].astype(np.uint32) << 16).view(np.float32)
@@ -263,7 +265,7 @@ def test_blocks_of_another_kind_are_refused(library, tmp_path: Path) -> None:
         tensor("packed", "q8_0", source("a", 16, 64)),
     )
     with pytest.raises(WeightsError) as caught:
-        place_tensors(program(*wanted), library, FileReader(open_weights(path)), 2)
+        place_tensors(program(*wanted), library, read_from(open_weights(path)), 2)
     message = str(caught.value)
     assert "tensor 'a.weight' (a) is q8_0, the artifact reads q4_0; " in message
     assert "tensor 'b.weight' (b) is f32, the artifact reads q8_0. " in message
@@ -275,7 +277,7 @@ def test_numbers_that_do_not_fit_are_refused(library, tmp_path: Path) -> None:
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     wanted = tensor("rows", "f16", source("a", 24, COLUMNS))
     with pytest.raises(WeightsError, match=r"a\.safetensors: tensor 'a\.weight' \(a\): the number 1e\+06 is beyond"):
-        place_tensors(program(wanted), library, FileReader(open_weights(tmp_path / "a.safetensors")), 2)
+        place_tensors(program(wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
 
 
 def test_a_file_cut_short_since_it_was_opened(library, tmp_path: Path) -> None:
@@ -285,10 +287,10 @@ def test_a_file_cut_short_since_it_was_opened(library, tmp_path: Path) -> None:
     for size in (2000, 0):
         (tmp_path / "a.safetensors").write_bytes(b"x" * size)
         with pytest.raises(WeightsError, match=r"it was cut short since it was opened|cannot be mapped"):
-            place_tensors(program(wanted), library, FileReader(file), 2)
+            place_tensors(program(wanted), library, read_from(file), 2)
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"a\.safetensors: cannot be mapped: .*No such file"):
-        place_tensors(program(wanted), library, FileReader(file), 2)
+        place_tensors(program(wanted), library, read_from(file), 2)
 
 
 def test_a_mapped_file_may_be_replaced(library, tmp_path: Path) -> None:
@@ -296,7 +298,7 @@ def test_a_mapped_file_may_be_replaced(library, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": numbers}, path)
     wanted = tensor("rows", "f32", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, FileReader(open_weights(path)), 2)
+    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
     save_file({"a.weight": np.zeros((24, COLUMNS), np.float32)}, tmp_path / "new")
     (tmp_path / "new").replace(path)
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers)
@@ -320,18 +322,18 @@ def test_reserved_memory_is_zero_and_begins_at_a_large_page() -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system has no such advice")
 def test_pages_that_were_packed_are_given_back(library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int, int]] = []
-    original = mapped_weights.MappedWeights.forget_bytes
+    original = mapped_weights.MappedWeights.forget
 
-    def record(self, name: str, first: int, last: int) -> None:
-        given.append((name, first, last))
-        original(self, name, first, last)
+    def record(self, tensor: StoredTensor, first: int, last: int) -> None:
+        given.append((tensor.name, first, last))
+        original(self, tensor, first, last)
 
-    monkeypatch.setattr(mapped_weights.MappedWeights, "forget_bytes", record)
+    monkeypatch.setattr(mapped_weights.MappedWeights, "forget", record)
     rows = 1 << 12
     numbers = random(np.random.default_rng(11), rows, COLUMNS)
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     wanted = tensor("rows", "f16", source("a", rows, COLUMNS))
     file = open_weights(tmp_path / "a.safetensors")
-    placed = place_tensors(program(wanted), library, FileReader(file), 2)
+    placed = place_tensors(program(wanted), library, read_from(file), 2)
     assert given == [("a.weight", 0, 4 * rows * COLUMNS)]
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers.astype(np.float16))

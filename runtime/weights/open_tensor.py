@@ -1,0 +1,134 @@
+"""Finds a tensor of the model in a weight file, and how it is read there.
+
+What the bits of planes mean follows from the shapes of their tensors and the columns of the matrix.
+"""
+
+import math
+from typing import NamedTuple
+
+from mlxr.compiler.artifact import Recipe, TensorSource, plane_format, plane_names
+from mlxr.compiler.errors import WeightsError
+from mlxr.runtime.weights.mapped_weights import MappedWeights
+from mlxr.runtime.weights.stored_tensor import StoredTensor, quoted
+from mlxr.runtime.weights.tensor_rows import TensorRows, row_bytes
+from mlxr.runtime.weights.weight_file import WeightFile
+
+
+class _FaultError(Exception):
+    """What keeps a tensor from being read; the caller adds which tensor it is."""
+
+
+class _Piece(NamedTuple):
+    """A tensor of a file: its format's name, and its planes."""
+
+    format: str
+    planes: tuple[StoredTensor, ...]
+
+
+def find_recipe(file: WeightFile, part: TensorSource) -> Recipe | None:
+    """The first recipe whose tensors the file holds, or None where there is none."""
+    return next((r for r in _recipes(file, part) if all(name in file.tensors for name in r.tensors)), None)
+
+
+def expected_names(file: WeightFile, part: TensorSource) -> tuple[str, ...]:
+    """Names under which a file of this kind may hold a part, for messages."""
+    return tuple(recipe.tensor for recipe in _recipes(file, part))
+
+
+def open_tensor(mapped: MappedWeights, part: TensorSource) -> TensorRows:
+    """A part's tensor in a weight file.
+
+    Raises:
+        WeightsError: the file has no such tensor, or another than the recipe's: another shape, or a type of no use.
+    """
+    file = mapped.file
+    recipe = find_recipe(file, part)
+    if recipe is None:
+        names = " or ".join(quoted(name) for name in expected_names(file, part))
+        raise WeightsError(f"{file.path}: holds no tensor {names} ({part.name})")
+    where = f"{file.path}: tensor {quoted(recipe.tensor)} ({part.name})"
+    try:
+        pieces = _checked_pieces(file, recipe, part)
+    except _FaultError as error:
+        raise WeightsError(f"{where} {error}") from error
+    return TensorRows(part.name, where, part.shape, pieces[0].format, tuple(p.planes for p in pieces), recipe, mapped)
+
+
+def rows_in_file(format: str, planes: tuple[StoredTensor, ...], columns: int) -> int | None:
+    """Rows of so many columns in a file's tensor, whatever its outer dimensions, or None if its rows are others."""
+    first = planes[0]
+    if columns == 1:  # of a vector
+        return first.num_elements
+    expected = row_bytes(format, planes, 0, columns)
+    shapes = [first.shape[-count:] for count in (1, 2) if count < len(first.shape)]
+    widths = [math.prod(shape) * first.element_type.block_bytes / first.element_type.block_elements for shape in shapes]
+    return first.size_bytes // expected if expected and expected in widths else None
+
+
+def _recipes(file: WeightFile, part: TensorSource) -> tuple[Recipe, ...]:
+    return part.gguf if file.format == "gguf" else part.safetensors
+
+
+def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> list[_Piece]:
+    """The tensors that a recipe names, which must be alike and have the rows that it takes."""
+    columns = part.shape[1] if len(part.shape) > 1 else 1
+    needed = _rows_needed(recipe, part)
+    pieces: list[_Piece] = []
+    for name in recipe.tensors:
+        pieces.append(piece := _find_piece(file, name, columns))
+        if _types(piece) != _types(pieces[0]):
+            raise _FaultError(
+                f"is {piece.format} in {quoted(name)}, and {pieces[0].format} in {quoted(recipe.tensors[0])}"
+            )
+        rows = rows_in_file(*piece, columns)
+        if rows is None or rows < needed or (recipe.rows is None and rows != needed):
+            raise _FaultError(f"got {list(piece.planes[0].shape)}, expected {list(part.shape)}")
+    return pieces
+
+
+def _types(piece: _Piece) -> tuple[str, list[str]]:
+    return piece.format, [plane.type for plane in piece.planes]
+
+
+def _rows_needed(recipe: Recipe, part: TensorSource) -> int:
+    """How many rows each of a recipe's tensors must have at least; exactly, where it takes all."""
+    if part.shape[0] % recipe.stack:
+        raise _FaultError(f"has {part.shape[0]} rows in {recipe.stack} tensors")
+    count = part.shape[0] // recipe.stack
+    if recipe.rows is None:
+        return count
+    assert math.prod(recipe.rows.counts) == count, f"{part.name}: {recipe.rows} for {count} rows"
+    strides = zip(recipe.rows.counts, recipe.rows.strides, strict=True)
+    return 1 + recipe.rows.start + sum((count - 1) * stride for count, stride in strides)
+
+
+def _find_piece(file: WeightFile, name: str, columns: int) -> _Piece:
+    """A tensor with so many columns."""
+    tensor = file.tensors[name]
+    _, scales_name, biases_name = plane_names(name)
+    scales = file.tensors.get(scales_name) if file.format == "safetensors" else None
+    if scales is not None:
+        return _find_planes(tensor, scales, file.tensors.get(biases_name), columns)
+    if tensor.element_type.is_readable and tensor.element_type.is_float:
+        return _Piece(tensor.type.lower(), (tensor,))
+    raise _FaultError(f"is of type {tensor.type}, which cannot be read as weights")
+
+
+def _find_planes(numbers: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, columns: int) -> _Piece:
+    if numbers.type not in ("U32", "U8") or not scales.shape or not columns:
+        raise _FaultError(f"is of type {numbers.type} beside scales; quantised numbers are U32")
+    rows = scales.num_elements // scales.shape[-1] if scales.shape[-1] else 0
+    groups, bits = scales.shape[-1], 8 * numbers.size_bytes // max(1, rows * columns)
+    shapes = f"numbers {list(numbers.shape)} {numbers.type} and scales {list(scales.shape)} {scales.type}"
+    if not groups or columns % groups or numbers.size_bytes * 8 != rows * columns * bits:
+        raise _FaultError(f"has {shapes}, which are not those of {columns} columns")
+    if biases is not None and (biases.shape, biases.type) != (scales.shape, scales.type):
+        raise _FaultError(f"has {shapes} but biases {list(biases.shape)} {biases.type}")
+    group = columns // groups
+    format = plane_format(bits * group, scales.type, has_biases=biases is not None, group=group)
+    if format is None:
+        with_biases = "biases" if biases is not None else "no biases"
+        raise _FaultError(
+            f"has {shapes} and {with_biases}: {bits} bits in groups of {group}, a quantisation that is not supported"
+        )
+    return _Piece(str(format), (numbers, scales) if biases is None else (numbers, scales, biases))
