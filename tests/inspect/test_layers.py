@@ -1,14 +1,16 @@
 """Names of layers, and layers that are alike."""
 
-from mlxr.inspect.layers import alike, in_layer, layer_of, ranges, without_layer
+from mlxr.inspect.layers import alike, is_in_layer, ranges, without_layer
 
 
 def test_names() -> None:
-    assert layer_of("layers.12.mlp.out") == 12
-    assert layer_of("embedded") is None
-    assert layer_of("my.layers.1.x") is None
-    assert without_layer("layers.12.mlp.out") == "mlp.out"
-    assert in_layer("layers.12.mlp.out", 3) == "layers.3.mlp.out"
+    assert without_layer("layers.12.mlp.out", 12) == "mlp.out"
+    assert without_layer("layers.1.mlp.out", 12) == "layers.1.mlp.out"
+    assert without_layer("embedded", None) == "embedded"
+    assert is_in_layer("layers.1.mlp.out", 1)
+    assert not is_in_layer("layers.12.mlp.out", 1)
+    assert not is_in_layer("my.layers.1.x", 1)
+    assert not is_in_layer("embedded", None)
 
 
 def test_layers_of_equal_signature_group_in_order_of_their_first() -> None:

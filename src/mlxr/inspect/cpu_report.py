@@ -5,10 +5,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact import Artifact, CpuLaunch, CpuProgram, CpuTensor
+from mlxr.compiler.artifact import Artifact, CpuLaunch, CpuProgram, CpuTensor, Op
 from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.inspect.layers import alike, layer_of, ranges, without_layer
+from mlxr.inspect.layers import alike, ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
 
@@ -17,12 +18,14 @@ class CpuRow:
     """One call, and what the table says of it.
 
     Attributes:
+        layer: the layer it belongs to; None for one outside of the layers.
         weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
         formats: of those weights, in order, each once.
     """
 
     step: str
     index: int
+    layer: int | None
     launch: CpuLaunch
     weight_bytes: int
     per_token: bool
@@ -31,7 +34,7 @@ class CpuRow:
     @property
     def signature(self) -> tuple[object, ...]:
         """What the calls of two layers share when the layers are alike."""
-        return (self.launch.kernel, without_layer(self.launch.op), self.weight_bytes, self.formats)
+        return (self.launch.kernel, without_layer(self.launch.op, self.layer), self.weight_bytes, self.formats)
 
 
 def cpu_rows(artifact: Artifact) -> list[CpuRow]:
@@ -42,9 +45,11 @@ def cpu_rows(artifact: Artifact) -> list[CpuRow]:
     """
     program = program_of(artifact)
     tensors = {tensor.name: tensor for tensor in program.tensors}
-    return [
-        _row(step.name, index, launch, tensors) for step in program.steps for index, launch in enumerate(step.launches)
-    ]
+    rows = []
+    for step in program.steps:
+        ops = {op.name: op for op in artifact.graph(step.name).ops}
+        rows += [_row(step.name, i, launch, ops.get(launch.op), tensors) for i, launch in enumerate(step.launches)]
+    return rows
 
 
 def program_of(artifact: Artifact) -> CpuProgram:
@@ -58,12 +63,13 @@ def program_of(artifact: Artifact) -> CpuProgram:
     return artifact.plan.cpu
 
 
-def _row(step: str, index: int, launch: CpuLaunch, tensors: dict[str, CpuTensor]) -> CpuRow:
+def _row(step: str, index: int, launch: CpuLaunch, op: Op | None, tensors: dict[str, CpuTensor]) -> CpuRow:
+    """The row of a call of an op; of none for a table that the step's first calls make."""
     read = [tensors[name] for name in launch.inputs if name in tensors]
-    gathers = launch.op == "embedded"
+    gathers, layer = op is not None and isinstance(op.attrs, Embed), op.layer if op else None
     total = sum(tensor.size_bytes // tensor.shape[0] if gathers else tensor.size_bytes for tensor in read)
     matrices = [str(tensor.format) for tensor in read if tensor.layout != "vector"]
-    return CpuRow(step, index, launch, total, gathers, tuple(dict.fromkeys(matrices)))
+    return CpuRow(step, index, layer, launch, total, gathers, tuple(dict.fromkeys(matrices)))
 
 
 def cpu_report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:
@@ -96,11 +102,11 @@ def cpu_report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = Fa
 def _folded(rows: list[CpuRow]) -> Iterator[Row]:
     by_layer: dict[int, list[CpuRow]] = {}
     for row in rows:
-        if (layer := layer_of(row.launch.op)) is not None:
-            by_layer.setdefault(layer, []).append(row)
+        if row.layer is not None:
+            by_layer.setdefault(row.layer, []).append(row)
     groups = {group[0]: group for group in alike({k: tuple(r.signature for r in v) for k, v in by_layer.items()})}
     for row in rows:
-        layer = layer_of(row.launch.op)
+        layer = row.layer
         if layer is None:
             if by_layer and row.index > max(r.index for r in by_layer[max(by_layer)]):
                 yield Heading("after the layers: each row is 1 call")
@@ -109,8 +115,8 @@ def _folded(rows: list[CpuRow]) -> Iterator[Row]:
             group = groups.pop(layer)
             many = f"{len(group)} calls" if len(group) > 1 else "1 call"
             yield Heading(f"layer{'s' if len(group) > 1 else ''} {ranges(group)}: each row is {many}")
-            for one in by_layer[layer]:
-                yield _cells(one, str(len(group)), without_layer(one.launch.op))
+            for call in by_layer[layer]:
+                yield _cells(call, str(len(group)), without_layer(call.launch.op, layer))
 
 
 def _cells(row: CpuRow, number: str, op: str) -> tuple[str, ...]:
@@ -150,7 +156,7 @@ def cpu_json(artifact: Artifact) -> dict[str, object]:
             {
                 "step": row.step,
                 "index": row.index,
-                "layer": layer_of(row.launch.op),
+                "layer": row.layer,
                 "op": row.launch.op,
                 "function": row.launch.kernel,
                 "inputs": list(row.launch.inputs),

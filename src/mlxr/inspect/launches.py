@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step
+from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step, layer_buffer
 from mlxr.compiler.artifact.running import runs
 from mlxr.compiler.ir.ops.experts import ExpertProduct
-from mlxr.inspect.layers import alike, is_layer_buffer, layer_of, without_layer
+from mlxr.compiler.ir.ops.rows import Embed
+from mlxr.inspect.layers import alike, is_in_layer, without_layer
 
-_EXPERTS = ("expert_projection", "expert_combine")
 _ARENA_ONLY = "copy_blocks"
 
 
@@ -20,12 +20,14 @@ class LaunchRow:
     Attributes:
         step: `decode`, `prefill` or `copy_blocks`.
         index: its place in the step.
+        layer: the layer it belongs to; None for one outside of the layers.
         op_kind: kind of the graph's op it computes.
         weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
     """
 
     step: str
     index: int
+    layer: int | None
     launch: Launch
     kernel: KernelEntry
     op_kind: str
@@ -33,11 +35,6 @@ class LaunchRow:
     per_token: bool
     reads: str
     writes: str
-
-    @property
-    def layer(self) -> int | None:
-        """The layer it belongs to."""
-        return layer_of(self.launch.op)
 
     @property
     def grid(self) -> str:
@@ -114,7 +111,16 @@ def programs(artifact: Artifact) -> list[Program]:
     if plan.copy_blocks is not None:
         launch = plan.copy_blocks
         row = LaunchRow(
-            _ARENA_ONLY, 0, launch, plan.kernel(launch.kernel), _ARENA_ONLY, 0, False, "copies, arena, token", "token"
+            step=_ARENA_ONLY,
+            index=0,
+            layer=None,
+            launch=launch,
+            kernel=plan.kernel(launch.kernel),
+            op_kind=_ARENA_ONLY,
+            weight_bytes=0,
+            per_token=False,
+            reads="copies, arena, token",
+            writes="token",
         )
         found.append(Program(_ARENA_ONLY, (row,)))
     return found
@@ -124,20 +130,29 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
     sizes = {w.name: w.size_bytes for w in plan.weights}
     rows_of = {w.name: w.shape[0] for w in plan.weights}
     kernels = {kernel.name: kernel for kernel in plan.kernels}
-    kinds = {op.name: op.kind for op in graph.ops}
     rows = []
     for index, launch in enumerate(step.launches):
-        kind = kinds[launch.op]
+        op = graph.op(launch.op)
         weights = [name for name in launch.inputs if name in sizes]
-        gathers = kind == "embed" or kind in _EXPERTS
-        if kind in _EXPERTS:  # of an expert's weights, those of the chosen ones
-            experts = graph.op(launch.op).attrs_as(ExpertProduct)
-            read = sum(sizes[name] for name in weights) * experts.top_k // experts.num_experts
+        gathers = isinstance(op.attrs, Embed | ExpertProduct)
+        if isinstance(op.attrs, ExpertProduct):  # of an expert's weights, those of the chosen ones
+            read = sum(sizes[name] for name in weights) * op.attrs.top_k // op.attrs.num_experts
         else:
             read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
-        reads, writes = _short_list(launch.inputs, launch, graph), _short_list(launch.outputs, launch, graph)
-        row = LaunchRow(step.name, index, launch, kernels[launch.kernel], kind, read, gathers, reads, writes)
-        rows.append(row)
+        rows.append(
+            LaunchRow(
+                step=step.name,
+                index=index,
+                layer=op.layer,
+                launch=launch,
+                kernel=kernels[launch.kernel],
+                op_kind=op.kind,
+                weight_bytes=read,
+                per_token=gathers,
+                reads=_short_list(launch.inputs, op.layer, graph),
+                writes=_short_list(launch.outputs, op.layer, graph),
+            )
+        )
     return Program(step.name, tuple(rows))
 
 
@@ -146,33 +161,40 @@ def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
     launch = row.launch
 
     def relative(name: str) -> str:
-        if is_layer_buffer(name):
+        if row.layer is not None and name == layer_buffer(row.layer):
             return "layer"
-        if layer_of(name) == row.layer:
-            return without_layer(name)
+        if is_in_layer(name, row.layer):
+            return without_layer(name, row.layer)
         return "earlier" if name in made or name.endswith("_token") else name
 
     names = tuple(relative(name) for name in (*launch.inputs, "->", *launch.outputs))
     return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx, launch.feeds_mlx, row.op_kind, names)
 
 
-def _short_list(names: tuple[str, ...], launch: Launch, graph: OpGraph) -> str:
-    """Buffers in few words: metadata as `batch`, both arenas as `arena`, values without their layer."""
+def _short_list(names: tuple[str, ...], layer: int | None, graph: OpGraph) -> str:
+    """Buffers of a launch in few words: metadata as `batch`, both arenas as `arena`, values without their layer."""
     shorts: list[str] = []
     has_values = any(name in graph and graph.value(name).role == "activation" for name in names)
+    of_batch = ("dims",) if layer is None else ("dims", layer_buffer(layer))
     for name in names:
         role = graph.value(name).role if name in graph else None
         if role == "arena":
             short = "arena"
         elif role == "token":
             short = "token"
-        elif name == "dims" or is_layer_buffer(name) or (role in ("input", "constant") and has_values):
+        elif name in of_batch or (role in ("input", "constant") and has_values):
             short = "batch"
-        elif role == "activation" and layer_of(name) != layer_of(launch.op):
-            short = "layer output" if layer_of(launch.op) is None else "layer input"
+        elif role == "activation" and _layer_of(graph, name) != layer:
+            short = "layer output" if layer is None else "layer input"
         else:
-            short = without_layer(name)
+            short = without_layer(name, layer)
             short = short if short.endswith(".out") else short.rpartition(".")[2]
         if short not in shorts:
             shorts.append(short)
     return ", ".join(shorts)
+
+
+def _layer_of(graph: OpGraph, name: str) -> int | None:
+    """The layer of the op that makes a value."""
+    producer = graph.producer(name)
+    return producer.layer if producer else None

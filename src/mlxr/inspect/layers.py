@@ -1,34 +1,21 @@
-"""Names of layers: which layer a name belongs to, and layers that are alike.
+"""Names within a layer, and layers that are alike."""
 
-Ops and values of layer N are named `layers.N.…`; the buffer `layer.N` tells a kernel its layer.
-"""
-
-import re
 from collections.abc import Hashable, Mapping, Sequence
 
-_IN_LAYER = re.compile(r"layers\.(\d+)\.")
-_LAYER_BUFFER = re.compile(r"layer\.\d+")
+from mlxr.compiler.ir.buffers import layer_prefix
 
 
-def layer_of(name: str) -> int | None:
-    """The layer that an op or a value belongs to: 3 for `layers.3.mlp.out`."""
-    match = _IN_LAYER.match(name)
-    return int(match[1]) if match else None
+def without_layer(name: str, layer: int | None) -> str:
+    """The name of an op or a value of a layer without that: `mlp.out` for `layers.3.mlp.out`.
+
+    Names of another layer, and of none, stay as they are.
+    """
+    return name if layer is None else name.removeprefix(layer_prefix(layer))
 
 
-def without_layer(name: str) -> str:
-    """A name without its layer: `mlp.out` for `layers.3.mlp.out`."""
-    return _IN_LAYER.sub("", name, count=1)
-
-
-def in_layer(name: str, layer: int) -> str:
-    """The same name in another layer."""
-    return _IN_LAYER.sub(f"layers.{layer}.", name, count=1)
-
-
-def is_layer_buffer(name: str) -> bool:
-    """Whether a buffer tells a kernel its layer."""
-    return _LAYER_BUFFER.fullmatch(name) is not None
+def is_in_layer(name: str, layer: int | None) -> bool:
+    """Whether a name is one of that layer's."""
+    return layer is not None and name.startswith(layer_prefix(layer))
 
 
 def alike(signatures: Mapping[int, Hashable]) -> list[tuple[int, ...]]:

@@ -146,7 +146,7 @@ def _block(block: Block, titled: bool) -> Iterator[Row]:
     elif titled and block.rows[0].index:
         yield Heading("after the layers: each row is 1 launch")
     for row in block.rows:
-        yield _cells(row, str(block.times), without_layer(row.launch.op))
+        yield _cells(row, str(block.times), without_layer(row.launch.op, row.layer))
 
 
 def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:

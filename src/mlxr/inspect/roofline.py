@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxr.compiler.artifact import Artifact, BatchDim, Chip, Op, Plan, Step
+from mlxr.compiler.artifact import K_ARENA, Artifact, BatchDim, Chip, Op, Plan, Step
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.inspect.launches import LaunchRow, Program, programs
@@ -175,7 +176,7 @@ def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about:
 
 def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
     size = _weight_bytes(row, op, dims) + _activation_bytes(plan, step, row, op, dims)
-    if "k_arena" not in row.launch.inputs:
+    if K_ARENA not in row.launch.inputs:
         return Work(size, _projection_flops(plan, row, op, dims))
     arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
     attrs = op.attrs_as(PackedHeads)
@@ -183,7 +184,7 @@ def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
     seen = dims["context"] - tokens // seqs
     seen = min(seen, window - 1) if window else seen
     row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
-    if row.op_kind == "rope_cache_write":
+    if isinstance(attrs, RopeCacheWrite):
         return Work(size + tokens * row_bytes, 0)
     # Queries see the tokens before the step, and of the step those up to themselves.
     pairs = sum(min(seen + 1 + i, window or dims["context"]) for i in range(tokens // seqs)) * seqs

@@ -106,7 +106,7 @@ def _rows(roofline: Roofline, step: StepLimits) -> Iterator[Row]:
 def _cells(roofline: Roofline, step: StepLimits, launch: LaunchLimit, times: int) -> tuple[str, ...]:
     cells = (
         str(times),
-        without_layer(launch.row.launch.op),
+        without_layer(launch.row.launch.op, launch.row.layer),
         launch.runs_as,
         size(launch.work.size_bytes),
         count(launch.work.flops),

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact import Op, OpGraph, Value
-from mlxr.inspect.layers import without_layer
 from mlxr.inspect.picture.folded import Folded
 
 ADVANCE = 0.602
@@ -23,35 +22,6 @@ CHIP_PITCH = 20.0
 CHIP_GAP = 5.0
 PAD_X = 8.0
 PAD_Y = 6.0
-
-FAMILIES: dict[str, str] = {
-    "embed": "gather",
-    "gather_rows": "gather",
-    "split": "gather",
-    "norm": "norm",
-    "qk_norm": "norm",
-    "linear": "matmul",
-    "projection": "matmul",
-    "expert_linear": "matmul",
-    "expert_projection": "matmul",
-    "expert_combine": "matmul",
-    "route": "gather",
-    "rope": "rope",
-    "temperature": "rope",
-    "cache_write": "cache",
-    "rope_cache_write": "cache",
-    "attention": "attention",
-    "rope_write_attention": "attention",
-    "rope_attention": "attention",
-    "activation": "elementwise",
-    "multiply": "elementwise",
-    "swiglu_oai": "elementwise",
-    "add": "elementwise",
-    "scale": "elementwise",
-    "soft_cap": "elementwise",
-    "gate_rows": "elementwise",
-    "expert_sum": "elementwise",
-}
 
 
 @dataclass(frozen=True)
@@ -117,25 +87,21 @@ def chip_width(text: str) -> float:
     return text_width(text, CHIP_SIZE) + 12
 
 
-def family_of(kind: str) -> str:
-    """The colour family of a kind of op."""
-    return FAMILIES.get(kind, "other")
-
-
 def content_of(graph: OpGraph, op: Op, replaced: Sequence[Op]) -> Content:
     """The content of an op's box; an op that replaced only one like itself shows no chips."""
     weights = [graph.value(op.inputs[port]) for port in ("table", "weight") if port in op.inputs]
     notes = tuple(f"{_weight_name(w)} {dims(w)}" for w in weights if len(w.shape) == 2)
-    return Content(op.kind, family_of(op.kind), notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
+    return Content(op.kind, op.attrs.family, notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
 
 
 def _chips(replaced: Sequence[Op]) -> list[tuple[str, str]]:
+    families = {op.kind: op.attrs.family for op in replaced}
     counts = Counter(op.kind for op in replaced)
-    return [(f"{n}×{kind}" if n > 1 else kind, family_of(kind)) for kind, n in counts.items()]
+    return [(f"{n}×{kind}" if n > 1 else kind, families[kind]) for kind, n in counts.items()]
 
 
 def _weight_name(weight: Value) -> str:
-    return without_layer(weight.name).rpartition(".")[2]
+    return weight.name.rpartition(".")[2]
 
 
 def dims(value: Value) -> str:

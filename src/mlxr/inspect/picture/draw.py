@@ -10,7 +10,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.targets.environment import environment
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
-from mlxr.inspect.picture.content import LINE, PAD_Y, Chip, family_of
+from mlxr.inspect.picture.content import LINE, PAD_Y, Chip
 from mlxr.inspect.picture.folded import Folded, fold, layer_groups
 from mlxr.inspect.picture.lines import ArenaBox, Line, Pill, arena_lines, token_lines, value_lines
 from mlxr.inspect.picture.origins import origins
@@ -130,7 +130,7 @@ def _bands(source: Column, fused: Folded) -> list[Band]:
             top = min(box.y for box in boxes) - BAND_MARGIN
             bottom = max(box.bottom for box in boxes) + BAND_MARGIN
             x, width = source.inner_x - BAND_MARGIN, source.inner_width + 2 * BAND_MARGIN
-            bands.append(Band(x, top, width, bottom - top, family_of(op.kind)))
+            bands.append(Band(x, top, width, bottom - top, op.attrs.family))
     return bands
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlxr.compiler.artifact import DType, Op, OpGraph, Value
-from mlxr.inspect.layers import alike, in_layer, layer_of, without_layer
+from mlxr.compiler.ir.buffers import layer_prefix
+from mlxr.inspect.layers import alike, is_in_layer, without_layer
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,19 @@ def layer_groups(graphs: Sequence[OpGraph]) -> list[tuple[int, ...]]:
 def _signatures(graph: OpGraph) -> dict[int, Hashable]:
     signatures: dict[int, list[Hashable]] = {}
     for op in graph.ops:
-        layer = layer_of(op.name)
+        layer = op.layer
         if layer is None:
             continue
         inputs = tuple((port, _relative(graph, name, layer)) for port, name in op.inputs.items())
-        outputs = tuple((port, without_layer(name)) for port, name in op.outputs.items())
-        signatures.setdefault(layer, []).append((without_layer(op.name), op.attrs, inputs, outputs))
+        outputs = tuple((port, without_layer(name, layer)) for port, name in op.outputs.items())
+        signatures.setdefault(layer, []).append((without_layer(op.name, layer), op.attrs, inputs, outputs))
     return {layer: tuple(ops) for layer, ops in signatures.items()}
 
 
 def _relative(graph: OpGraph, name: str, layer: int) -> Hashable:
     value = graph.value(name)
-    if layer_of(name) == layer:
-        return (without_layer(name), value.shape, value.dtype)
+    if is_in_layer(name, layer):
+        return (without_layer(name, layer), value.shape, value.dtype)
     if value.role in ("activation", "token"):
         return ("earlier", value.shape, value.dtype)
     return (name, value.shape, value.dtype)
@@ -97,11 +98,10 @@ def fold(graph: OpGraph, groups: Sequence[tuple[int, ...]], dtype: DType) -> Fol
     after: list[Op] = []
     seen_layer = False
     for op in graph.ops:
-        layer = layer_of(op.name)
-        if layer is not None:
+        if op.layer is not None:
             seen_layer = True
-            if layer in kept:
-                kept[layer].append(op)
+            if op.layer in kept:
+                kept[op.layer].append(op)
         else:
             (after if seen_layer else before).append(op)
     sections = [Section((), tuple(before))]
@@ -110,8 +110,10 @@ def fold(graph: OpGraph, groups: Sequence[tuple[int, ...]], dtype: DType) -> Fol
     sections = [section for section in sections if section.ops]
 
     def folded(name: str) -> str:
-        layer = layer_of(name)
-        return name if layer is None else in_layer(name, representative[layer])
+        producer = graph.producer(name)
+        if producer is None or producer.layer is None:
+            return name
+        return layer_prefix(representative[producer.layer]) + without_layer(name, producer.layer)
 
     ops = [op for section in sections for op in section.ops]
     links: dict[Link, None] = {}

@@ -13,6 +13,7 @@ from itertools import pairwise
 import networkx as nx
 
 from mlxr.compiler.artifact import Op
+from mlxr.compiler.ir.ops.elementwise import Add
 from mlxr.inspect.picture.folded import Folded, Link
 
 PASS_WIDTH = 8.0
@@ -85,7 +86,7 @@ def _generations(graph: Folded, section: int) -> list[tuple[Op, ...]]:
 def _is_far(graph: Folded, link: Link, span: tuple[int, int]) -> bool:
     rows = span[1] - span[0]
     assert link.target is not None, "only links between ops have spans"
-    residual = link.port == "residual" or graph.graph.op(link.target).kind == "add"
+    residual = link.port == "residual" or isinstance(graph.graph.op(link.target).attrs, Add)
     return rows >= FAR or (residual and rows > 1)
 
 
