@@ -7,6 +7,7 @@
     chip.json               the chip that launch geometry was chosen for: its figures and rules
     tuning.json             where the rules were measured: by `mlxr tune`, with the times of all candidates
     kernels/NAME.metal      one complete Metal file per kernel (target metal)
+    steps/NAME.cu           a whole decode step as one CUDA kernel, without the host's prelude (target metal)
     cpu/model.c             the whole model as one C file (target cpu)
 
 Same spec, same bytes. An artifact appears whole or not at all; one that was changed since is refused.
@@ -22,6 +23,7 @@ from mlxr.compiler.artifact.plan import Plan, Step
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
+from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.target_types import TARGETS, Target, TargetTypes
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
@@ -38,7 +40,9 @@ from mlxr.compiler.spec.model import ModelSpec
 __all__ = [
     "ARENAS",
     "ARENA_TOKEN",
+    "INCLUDE",
     "K_ARENA",
+    "LAYERS",
     "PANEL_ROWS",
     "TARGETS",
     "TUNING",
@@ -66,6 +70,8 @@ __all__ = [
     "Rows",
     "Segment",
     "Step",
+    "StepKernelEntry",
+    "StepsAsLaunches",
     "Target",
     "TargetTypes",
     "TensorSource",

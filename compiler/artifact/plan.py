@@ -14,6 +14,7 @@ from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Launch
 from mlxr.compiler.artifact.padding import padded
 from mlxr.compiler.artifact.record import Buffer, MemoryPlan, Record
+from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.target_types import Target, TargetTypes
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
@@ -43,6 +44,8 @@ class Plan(Record):
     """Everything a host and the runtime need besides the weights themselves.
 
     `steps`, `copy_blocks` and `kernels` are the metal target's, and empty without it; `cpu` is the cpu target's.
+    `step_kernels` are decode steps as one kernel each, for host cuda, where the geometry asks for them;
+    `steps_as_launches` are those of them that cannot be one.
     `types` are those of each target. `arena` has the type of the first target's cache; `arena_of` gives each one's.
     `chunk` says how steps of prompts are filled up, and by what `max_tokens` was chosen where that was open.
     `arena_chosen` is by what the arena is contiguous or paged, where that was open.
@@ -57,6 +60,8 @@ class Plan(Record):
     steps: tuple[Step, ...]
     copy_blocks: Launch | None
     kernels: tuple[KernelEntry, ...]
+    step_kernels: tuple[StepKernelEntry, ...] = ()
+    steps_as_launches: tuple[StepsAsLaunches, ...] = ()
     cpu: CpuProgram | None
     weights: tuple[WeightPlan, ...]
     ignored_tensors: tuple[str, ...]

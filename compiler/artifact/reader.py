@@ -50,7 +50,9 @@ def _load(folder: Path) -> Artifact:
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
-        named = [k.file for k in artifact.plan.kernels] + ([artifact.plan.cpu.file] if artifact.plan.cpu else [])
+        plan = artifact.plan
+        named = [kernel.file for kernel in plan.kernels] + [kernel.file for kernel in plan.step_kernels]
+        named += [plan.cpu.file] if plan.cpu else []
         absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
         raise ArtifactError(

@@ -29,6 +29,7 @@ from mlxr.compiler.schedule.recipes import recipes
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.make_program import make_cpu
+from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
 from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendPrefillKernel
 from mlxr.compiler.targets.metal.kernels.kernel import Kernel
 from mlxr.compiler.targets.metal.lower import Lowering
@@ -103,7 +104,9 @@ def make_plan(
         max_rows=max_rows,
     )
     check_plan(plan)
-    return plan, files
+    texts = {name: source.text for name, source in metal.sources.items()}
+    plan, step_texts = with_step_kernels(plan, texts, metal.step)
+    return plan, files | step_texts
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class _Metal:
     kernels: tuple[KernelEntry, ...] = ()
     sources: Mapping[str, KernelSource] = field(default_factory=dict)
     query_tile: int = DEFAULT_QUERY_TILE
+    step: StepKernel = field(default_factory=StepKernel)
 
 
 def _make_metal(
@@ -159,7 +163,7 @@ def _make_metal(
             )
         )
     copy = _launch(copies[0], kernels[copies[0].kernel]) if copies else None
-    return _Metal(tuple(steps), copy, tuple(kernels.values()), sources, tile)
+    return _Metal(tuple(steps), copy, tuple(kernels.values()), sources, tile, whole.geometry.step)
 
 
 def _reads_whole_contexts(steps: Iterable[Step]) -> bool:

@@ -8,14 +8,20 @@ import pytest
 from mlxr.compiler.artifact import Artifact, Extent, decode_dims
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry import Geometry, StepKernel
+from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
+    ONE_SEQUENCE,
+    make_step_program,
+    step_classes,
+)
+from mlxr.compiler.targets.metal.decode_kernel.step_text import grid_axis
 from mlxr.runtime.hosts.cuda import nvrtc
-from mlxr.runtime.hosts.cuda.step_program import ALONE, classes_of, step_program
-from mlxr.runtime.hosts.cuda.step_text import _axis, step_text
+from mlxr.runtime.hosts.cuda.build import with_prelude
 from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.has_nvrtc import has_nvrtc
 from mlxr_tests.specs import compiled, small_spec
+from mlxr_tests.step_texts import text_of
 from mlxr_tests.storyteller import storyteller_spec
 from mlxr_tests.variants import VARIANTS, variant
 
@@ -32,18 +38,20 @@ SPILLS = re.compile(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores
 NAME = re.compile(r"_ZN\d+(\w+?)_[0-9a-f]{8}_\d+3runEj")
 
 
-def text_of(artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ALONE) -> str:
-    return step_text(artifact, step_program(artifact.plan, counts), threads, blocks, prefetch).text
+def cuda_text(
+    artifact: Artifact, threads: int = 512, blocks: int = 2, prefetch: int = 0, counts: range = ONE_SEQUENCE
+) -> str:
+    return with_prelude(text_of(artifact, StepKernel(threads, blocks=blocks, prefetch=prefetch), counts).text)
 
 
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_steps_of_families_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry.of(partition=16))), FLAGS)
+    nvrtc.compile_cubin(name, cuda_text(compiled(family_spec(name), Geometry.of(partition=16))), FLAGS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_steps_of_variants_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, text_of(variant(name)), FLAGS)
+    nvrtc.compile_cubin(name, cuda_text(variant(name)), FLAGS)
 
 
 def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
@@ -51,10 +59,10 @@ def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
     cache = {"dtype": "bf16", "max_sequences": 20}
     spec = small_spec(activation_dtype="bf16", cache=cache, weights={"default": "bf16"}, **WIDE)
     artifact = compiled(spec, Geometry.of(partition=16, mma_min_rows=2, mma_max_rows=16, attend_many=16))
-    classes = classes_of(artifact.plan, 20)
+    classes = step_classes(artifact.plan, 20)
     assert len(classes) > 3
     for counts in classes:
-        text = text_of(artifact, 512, 1, 0, counts)
+        text = cuda_text(artifact, 512, 1, 0, counts)
         assert ("mlxr_dims[" in text) == (len(counts) > 1), counts
         nvrtc.compile_cubin(f"step_{counts[0]}", text, FLAGS)
 
@@ -64,22 +72,21 @@ def test_grids_in_the_text_are_those_of_the_plan(extent: Extent) -> None:
     for count in (1, 8, 9, 17):
         dims = decode_dims(count, 5)
         values = [dims[dim] for dim in ("tokens", "seqs", "rows", "tiles")]
-        text = re.sub(r"(\d)u", r"\1", _axis(extent)).replace("/", "//")
+        text = re.sub(r"(\d)u", r"\1", grid_axis(extent)).replace("/", "//")
         assert eval(text, {"mlxr_dims": values}) == extent.value(dims)
 
 
 @pytest.mark.parametrize("name", ["plain", "experts-shared", "gemma-like"])
 def test_steps_that_ask_for_weights_ahead_compile(name: str) -> None:
-    nvrtc.compile_cubin(name, text_of(compiled(family_spec(name), Geometry.of(partition=16)), 512, 1, 32), FLAGS)
+    nvrtc.compile_cubin(name, cuda_text(compiled(family_spec(name), Geometry.of(partition=16)), 512, 1, 32), FLAGS)
 
 
 def test_what_is_asked_for_ahead_is_whole_weights() -> None:
     artifact = variant("q4_k_m")
-    program = step_program(artifact.plan)
-    text = step_text(artifact, program, 512, 1, 32).text
+    text = cuda_text(artifact, 512, 1, 32)
     table = text[text.index("const uint spans[") :]
     found = [tuple(map(int, row)) for row in re.findall(r"\{ (\d+)u, (\d+)u, (\d+)u\}", table[: table.index("};")])]
-    operands = [place.argument for entry in program.entries for place in entry.operands]
+    operands = [place.argument for launch in make_step_program(artifact.plan).launches for place in launch.operands]
     wanted = {weight.name: weight.size_bytes for weight in artifact.plan.weights}
     del wanted["embedding"]  # one row, and nobody knows which
     lines = dict.fromkeys(wanted, 0)
@@ -90,7 +97,7 @@ def test_what_is_asked_for_ahead_is_whole_weights() -> None:
 
 def test_the_storytellers_step_becomes_a_cubin() -> None:
     artifact = compile_spec(storyteller_spec(), targets=("metal",)).artifact
-    assert nvrtc.compile_cubin("storyteller", text_of(artifact, 256, 4), SM_90A)
+    assert nvrtc.compile_cubin("storyteller", cuda_text(artifact, 256, 4), SM_90A)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), few([(32, 4), (16, 8)], [(32, 4)]))
@@ -110,9 +117,9 @@ def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_h
     }
     artifact = compile_spec(small_spec(**changes), targets=("metal",), chip=find_chip("h200")).artifact
     chosen = artifact.plan.step("decode").chosen
-    assert chosen is not None and chosen.sizes["step_threads"] and chosen.sizes["step_sequences"] > 1
-    text = text_of(artifact, chosen.sizes["step_threads"], chosen.sizes["step_blocks"])
-    _, said = nvrtc.compile_and_tell("step", text, SM_90A)
+    assert chosen is not None and chosen.sizes["step_sequences"] > 1
+    (entry,) = artifact.plan.step_kernels
+    _, said = nvrtc.compile_and_tell("step", with_prelude(artifact.files[entry.file]), SM_90A)
     spills = {found[1]: int(bytes_) for name, bytes_ in SPILLS.findall(said) if (found := NAME.match(name))}
     assert {"qkv", "attend", "attend_partition", "attend_reduce", "o", "gate_up", "down", "logits"} <= set(spills)
     for label, spilled in spills.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
-from mlxr.compiler.artifact import KernelEntry
+from mlxr.compiler.artifact import INCLUDE, KernelEntry
 from mlxr.runtime.hosts.cuda.fatbin import compressed, find_nvfatbin
 from mlxr.runtime.hosts.cuda.nvrtc import compile_cubin, version
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
@@ -26,6 +26,11 @@ _cache = LibraryCache("cuda")
 def prelude() -> str:
     """The text that precedes every kernel."""
     return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
+
+
+def with_prelude(text: str) -> str:
+    """A step's text as the artifact has it, completed: the prelude stands between its macros and its kernels."""
+    return text.replace(INCLUDE, prelude())
 
 
 def cuda_source(kernel: KernelEntry, header: str, body: str) -> str:

@@ -81,9 +81,9 @@ class CudaHost(MlxHost):
         self._step_kernels: list[StepKernel] = []
         for image in built.images:
             try:
-                self._step_kernels.append(StepKernel.load(image, self.launcher_of))
+                self._step_kernels.append(StepKernel.load(image, self.plan, self.launcher_of))
             except NoStepKernelError as error:
-                failures.append((image.program.counts, error))
+                failures.append((image.entry.counts, error))
         self._as_launches = [counts for counts, _ in failures]
         self.notes = tuple(_notes_of(failures))
         self._first_notes = self.notes

@@ -1,8 +1,9 @@
 """The kernels that run a decode step, one for each class of numbers of sequences, and their launch.
 
-Its blocks wait for each other, so all of them must be on the GPU at once: as many are launched as the driver says fit,
-and two such kernels never run side by side, since each could hold what the other waits for. A `turn`, which every step
-kernel of the process takes and makes, orders them.
+The artifact has their texts; what depends on the card is decided here. A kernel's blocks wait for each other, so all of
+them must be on the GPU at once: as many are launched as the driver says fit, and two such kernels never run side by
+side, since each could hold what the other waits for. A `turn`, which every step kernel of the process takes and makes,
+orders them.
 """
 
 import threading
@@ -15,41 +16,26 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import LAYERS, Artifact, Plan, StepKernelEntry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.binding import Dims
-from mlxr.runtime.hosts.cuda.build import build_cubin
+from mlxr.runtime.hosts.binding import Dims, grid_of
+from mlxr.runtime.hosts.cuda.build import build_cubin, with_prelude
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
-from mlxr.runtime.hosts.cuda.step_program import LAYERS, StepProgram, classes_of, step_program
-from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr.runtime.hosts.mlx.host import Launcher, bindable_shape
 
 LauncherOf = Callable[[str, bytes], Launcher]
 
 OLDEST = 80
-"""Compute capability (times ten) that it is made for."""
+"""Oldest compute capability (times ten) that step kernels run on."""
 
 
 @dataclass(frozen=True)
 class StepImage:
-    """A step kernel that was compiled.
+    """A step kernel that was compiled: its entry in the plan, and the image that the driver loads."""
 
-    Attributes:
-        program: what it runs.
-        name: of the kernel.
-        content: the image that the driver loads.
-        threads: of a block.
-        blocks: of a multiprocessor, at most.
-        vocab: logits of a row.
-    """
-
-    program: StepProgram
-    name: str
+    entry: StepKernelEntry
     content: bytes
-    threads: int
-    blocks: int
-    vocab: int
 
 
 class StepKernel:
@@ -58,8 +44,7 @@ class StepKernel:
     Mutable state: `turn`, replaced with each step by who runs it.
 
     Attributes:
-        program: what it runs.
-        name: the kernel's, under which its launches are counted.
+        entry: what the plan says of it; its launches are counted under its name.
         turn: u32[8], made by the last step kernel of this process; the next one takes it.
         order: held by who takes the turn, until there is the next one.
     """
@@ -67,42 +52,39 @@ class StepKernel:
     turn: ClassVar[mx.array | None] = None
     order: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(
-        self, program: StepProgram, name: str, launch: Launcher, *, threads: int, blocks: int, vocab: int
-    ) -> None:
+    def __init__(self, entry: StepKernelEntry, plan: Plan, launch: Launcher, blocks: int) -> None:
         """Allocates what a step needs besides the host's arrays.
 
         Args:
-            program: what it runs.
-            name: of the kernel.
+            entry: what the plan says of it.
+            plan: the plan whose decode step it runs.
             launch: launches it.
-            threads: of a block.
             blocks: of its grid, all of which are on the GPU at once.
-            vocab: logits of a row.
         """
-        self.program, self.name = program, name
-        self._launch, self._threads, self._blocks, self._vocab = launch, threads, blocks, vocab
+        self.entry = entry
+        self._launches, self._vocab = plan.step("decode").launches, plan.vocab_size
+        self._launch, self._blocks = launch, blocks
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
 
     @classmethod
-    def load(cls, image: StepImage, launcher: LauncherOf) -> "StepKernel":
+    def load(cls, image: StepImage, plan: Plan, launcher: LauncherOf) -> "StepKernel":
         """A kernel that was built.
 
         Args:
             image: what was built.
+            plan: the plan that it is of.
             launcher: makes a launcher of a name and an image.
 
         Raises:
             NoStepKernelError: it does not fit the GPU.
         """
         blocks = resident_blocks(image)
-        launch = launcher(image.name, image.content)
-        return cls(image.program, image.name, launch, threads=image.threads, blocks=blocks, vocab=image.vocab)
+        return cls(image.entry, plan, launcher(image.entry.name, image.content), blocks)
 
     def takes(self, dims: Dims) -> bool:
         """Whether it runs a decode step of these dims."""
-        return self.program.takes(dims)
+        return self.entry.takes(dims)
 
     @classmethod
     def take_turn(cls) -> mx.array:
@@ -123,16 +105,16 @@ class StepKernel:
         Returns:
             Logits [rows, vocab] f32, the arena's new token and the next turn.
         """
-        program = self.program
-        inputs = [layers if name == LAYERS else arrays[name] for name in program.inputs]
+        entry = self.entry
+        inputs = [layers if name == LAYERS else arrays[name] for name in entry.inputs]
         logits, token, _, after = self._launch(
-            inputs=[*inputs, self._gate, self._mask(program.mask(dims)), turn],
-            grid=(self._blocks * self._threads, 1, 1),
-            threadgroup=(self._threads, 1, 1),
+            inputs=[*inputs, self._gate, self._mask(entry.mask(dims)), turn],
+            grid=(self._blocks * entry.threads, 1, 1),
+            threadgroup=(entry.threads, 1, 1),
             output_shapes=[
                 bindable_shape((dims["rows"], self._vocab)),
                 (8,),
-                bindable_shape((program.scratch_bytes // 4,)),
+                bindable_shape((entry.scratch_bytes // 4,)),
                 (8,),
             ],
             output_dtypes=[mx.float32, mx.uint32, mx.float32, mx.uint32],
@@ -140,9 +122,9 @@ class StepKernel:
         return logits, token, after
 
     def counts(self, dims: Dims) -> Counter[str]:
-        """What a step launches: the kernel itself, and each that ran inside."""
-        inner = (entry.kernel.name for entry in self.program.running(self.program.mask(dims)))
-        return Counter([self.name, *inner])
+        """What a step launches: the kernel itself, and each that runs inside."""
+        inner = (launch.kernel for launch in self._launches if grid_of(launch, dims) is not None)
+        return Counter([self.entry.name, *inner])
 
     def _mask(self, mask: int) -> mx.array:
         if mask not in self._masks:
@@ -160,7 +142,7 @@ class StepImages:
 
     Attributes:
         images: those that were compiled.
-        failures: numbers of sequences whose steps the plan wants as one kernel, and why there is none.
+        failures: numbers of sequences whose steps the geometry wants as one kernel, and why there is none.
     """
 
     images: tuple[StepImage, ...] = ()
@@ -168,7 +150,7 @@ class StepImages:
 
 
 def build_steps(artifact: Artifact, architecture: str) -> StepImages:
-    """Compiles the step kernels that an artifact's plan asks for, if it asks for any; touches no GPU.
+    """Compiles the step kernels of an artifact, if it has any; touches no GPU.
 
     Args:
         artifact: the compiled model.
@@ -178,35 +160,19 @@ def build_steps(artifact: Artifact, architecture: str) -> StepImages:
         HostError: a text does not compile.
     """
     plan = artifact.plan
-    chosen = plan.step("decode").chosen
-    if chosen is None or not chosen.sizes["step_threads"]:
-        return StepImages()
-    most = min(chosen.sizes["step_sequences"], plan.arena.max_sequences, plan.max_tokens, plan.max_rows)
-    images, failures = [], []
-    with ThreadPoolExecutor() as pool:
-        building = {
-            counts: pool.submit(_build_step, artifact, architecture, counts, chosen.sizes)
-            for counts in classes_of(plan, most)
-        }
-        for counts, image in building.items():
-            try:
-                images.append(image.result())
-            except NoStepKernelError as error:
-                failures.append((counts, error))
-    return StepImages(tuple(images), tuple(failures))
-
-
-def _build_step(artifact: Artifact, architecture: str, counts: range, sizes: Mapping[str, int]) -> StepImage:
-    threads, blocks, prefetch = (sizes[f"step_{name}"] for name in ("threads", "blocks", "prefetch"))
     if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
-        raise NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
-    try:
-        program = step_program(artifact.plan, counts)
-        text = step_text(artifact, program, threads, blocks, prefetch)
-    except HostError as error:
-        raise NoStepKernelError(str(error)) from error
-    content = build_cubin(text.name, text.text, architecture)
-    return StepImage(program, text.name, content, threads, blocks, artifact.plan.vocab_size)
+        why = NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
+        return StepImages(
+            failures=tuple((steps.counts, why) for steps in (*plan.step_kernels, *plan.steps_as_launches))
+        )
+    with ThreadPoolExecutor() as pool:
+        building = [
+            pool.submit(build_cubin, entry.name, with_prelude(artifact.files[entry.file]), architecture)
+            for entry in plan.step_kernels
+        ]
+        images = [StepImage(entry, cubin.result()) for entry, cubin in zip(plan.step_kernels, building, strict=True)]
+    failures = [(steps.counts, NoStepKernelError(steps.because)) for steps in plan.steps_as_launches]
+    return StepImages(tuple(images), tuple(failures))
 
 
 def resident_blocks(image: StepImage) -> int:
@@ -215,10 +181,11 @@ def resident_blocks(image: StepImage) -> int:
     Raises:
         NoStepKernelError: not one fits, or the driver does not say.
     """
+    entry = image.entry
     try:
-        found = residency(image.name, image.content, image.threads)
+        resident = residency(entry.name, image.content, entry.threads)
     except HostError as error:
         raise NoStepKernelError(str(error)) from error
-    if min(found) < 1:
-        raise NoStepKernelError(f"no block of {image.threads} threads of {image.name} fits a multiprocessor")
-    return found.multiprocessors * min(image.blocks, found.blocks)
+    if min(resident) < 1:
+        raise NoStepKernelError(f"no block of {entry.threads} threads of {entry.name} fits a multiprocessor")
+    return resident.multiprocessors * min(entry.blocks, resident.blocks)

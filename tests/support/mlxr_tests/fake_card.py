@@ -7,11 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import Artifact, decode_dims
+from mlxr.compiler.artifact import ARENAS, Artifact, decode_dims
+from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program, step_classes
+from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda import step_kernel
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.step_program import ARENAS, Entry, StepProgram, classes_of, step_program
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
 
@@ -86,25 +87,25 @@ class SimLauncher:
         mx.eval(*inputs)
         assert gate.size and len(bound) == len(program.inputs) and len(made) == len(program.outputs) + 1
         memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *made], strict=False))
-        for entry in program.running(int(mask[0])):
-            self._run_entry(entry, entry.threadgroups(decode_dims(rows, 1)), memory)
+        for launch in program.running(int(mask[0])):
+            self._run_inside(launch, launch.threadgroups(decode_dims(rows, 1)), memory)
         made[-1][...] = np.array(turn) + 1
         return [mx.array(array) for array in made]
 
     def _program_of(self, rows: int) -> StepProgram:
         plan = self.artifact.plan
-        (counts,) = (counts for counts in classes_of(plan, plan.arena.max_sequences) if rows in counts)
-        return step_program(plan, counts)
+        (counts,) = (counts for counts in step_classes(plan, plan.arena.max_sequences) if rows in counts)
+        return make_step_program(plan, counts)
 
-    def _run_entry(self, entry: Entry, grid: tuple[int, int, int], memory: dict[str, Any]) -> None:
-        kernel = sim_kernel(self.artifact.kernel_text(entry.kernel.name))
+    def _run_inside(self, launch: StepLaunch, grid: tuple[int, int, int], memory: dict[str, Any]) -> None:
+        kernel = sim_kernel(self.artifact.kernel_text(launch.kernel.name))
         buffers = []
-        for i, (place, param) in enumerate(zip(entry.operands, kernel.params, strict=True)):
+        for i, (place, param) in enumerate(zip(launch.operands, kernel.params, strict=True)):
             whole = SimBuffer.of(memory[place.argument], writable=True, name=param.name)
             size = min(place.size_bytes, whole.size_bytes - place.offset_bytes)
-            writable = i >= entry.num_inputs or place.argument in ARENAS
+            writable = i >= launch.num_inputs or place.argument in ARENAS
             buffers.append(SimBuffer(whole.address + place.offset_bytes, size, writable, param.name, whole))
-        kernel.launch(buffers, grid, (entry.kernel.threads, 1, 1))
+        kernel.launch(buffers, grid, (launch.kernel.threads, 1, 1))
 
 
 class Sums:

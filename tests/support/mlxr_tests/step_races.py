@@ -2,24 +2,24 @@
 
 from collections.abc import Iterable
 
-from mlxr.runtime.hosts.cuda.step_program import Entry, StepProgram
+from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
 
 Words = set[tuple[str, int]]
 
 
-def words_of(entry: Entry) -> tuple[Words, Words]:
+def words_of(launch: StepLaunch) -> tuple[Words, Words]:
     """The words of 4 bytes that a launch reads, and those that it writes; of a whole argument one stands for all."""
-    ports = [*entry.kernel.inputs, *entry.kernel.outputs]
+    ports = [*launch.kernel.inputs, *launch.kernel.outputs]
     names = [port.name for port in ports]
     read: Words = set()
     written: Words = set()
-    for i, (place, name) in enumerate(zip(entry.operands, names, strict=True)):
+    for i, (place, name) in enumerate(zip(launch.operands, names, strict=True)):
         whole = place.size_bytes > 1 << 40
         first, count = (0, 1) if whole else (place.offset_bytes // 4, -(-place.size_bytes // 4))
         words = {(place.argument, word) for word in range(first, first + count)}
-        if i < len(entry.kernel.inputs):
+        if i < len(launch.kernel.inputs):
             read |= words
-        if i >= len(entry.kernel.inputs) or (name in ("k_arena", "v_arena") and "token_out" in names):
+        if i >= len(launch.kernel.inputs) or (name in ("k_arena", "v_arena") and "token_out" in names):
             written |= words
     return read, written
 
@@ -30,14 +30,14 @@ def races(program: StepProgram, masks: Iterable[int]) -> list[str]:
     for mask in masks:
         read_before: Words = set()
         written_before: Words = set()
-        for index, entry in enumerate(program.entries):
-            if entry.condition is not None and not mask >> entry.condition & 1:
+        for index, launch in enumerate(program.launches):
+            if launch.condition is not None and not mask >> launch.condition & 1:
                 continue
-            if entry.waits:
+            if launch.waits:
                 read_before, written_before = set(), set()
-            read, written = words_of(entry)
+            read, written = words_of(launch)
             if (read | written) & written_before or written & read_before:
-                found.append(f"{entry.kernel.name}, launch {index}, mask {mask}")
+                found.append(f"{launch.kernel.name}, launch {index}, mask {mask}")
             read_before |= read
             written_before |= written
     return found

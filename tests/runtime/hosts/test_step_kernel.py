@@ -1,49 +1,28 @@
-"""A decode step as one program: the plan's launches, in order, in the right memory, with the barriers they need.
-
-Needs no GPU: the program is looked at, and sim runs it one launch after the other.
-"""
+"""Host cuda runs decode steps as one kernel each. Needs no GPU: sim runs the kernel's launches one after the other."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
 
 import mlx.core as mx
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact, decode_dims
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import HostError
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.runtime.hosts.binding import grid_of
 from mlxr.runtime.hosts.cuda import step_kernel
+from mlxr.runtime.hosts.cuda.build import prelude, with_prelude
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import AS_LAUNCHES, CudaHost
 from mlxr.runtime.hosts.cuda.occupancy import Residency
-from mlxr.runtime.hosts.cuda.step_program import (
-    ALONE,
-    SCRATCH,
-    StepProgram,
-    classes_of,
-    step_program,
-)
-from mlxr.runtime.hosts.cuda.step_text import step_text
 from mlxr_tests.fake_card import SimLauncher, use_card
-from mlxr_tests.family_specs import ALL_SPECS, SHORT_SPECS, family_spec
+from mlxr_tests.family_specs import family_spec
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
 from mlxr_tests.host_pair import HostPair
 from mlxr_tests.specs import compiled, small_spec
-from mlxr_tests.step_races import races
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 AS_ONE = Geometry.of(partition=16, step_threads=512, step_sequences=3)
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 3}
-
-
-def masks_of(artifact: Artifact, program: StepProgram) -> list[int]:
-    contexts = range(1, artifact.plan.arena.context + 1)
-    return [program.mask(decode_dims(count, context)) for count in program.counts for context in contexts]
 
 
 @pytest.fixture
@@ -52,44 +31,6 @@ def eager() -> Iterator[None]:
     mx.disable_compile()
     yield
     mx.enable_compile()
-
-
-@pytest.mark.parametrize("attend_many", few([0, 2], [2]))
-@pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
-def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
-    artifact = compiled(family_spec(name), Geometry.of(partition=16, attend_many=attend_many))
-    plan, step = artifact.plan, artifact.plan.step("decode")
-    classes = classes_of(plan, plan.arena.max_sequences)
-    assert [count for counts in classes for count in counts] == list(range(1, plan.arena.max_sequences + 1))
-    for program in (step_program(plan, counts) for counts in classes):
-        for count, context in product(program.counts, range(1, plan.arena.context + 1)):
-            dims = decode_dims(count, context)
-            expected = [(one.kernel, grid_of(one, dims)) for one in step.launches if grid_of(one, dims)]
-            found = [(one.kernel.name, one.threadgroups(dims)) for one in program.running(program.mask(dims))]
-            assert found == expected
-        assert not races(program, set(masks_of(artifact, program)))
-
-
-def test_no_barrier_can_be_left_out() -> None:
-    artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
-    program = step_program(artifact.plan)
-    masks = set(masks_of(artifact, program))
-    waiting = [i for i, one in enumerate(program.entries) if one.waits]
-    assert len(waiting) > 10 and len(waiting) < len(program.entries) - 1, "the shared expert runs beside the others"
-    for i in waiting:
-        entries = [replace(one, waits=one.waits and j != i) for j, one in enumerate(program.entries)]
-        assert races(replace(program, entries=tuple(entries)), masks), f"launch {i} needs its barrier"
-
-
-def test_a_buffer_in_the_wrong_place_is_noticed() -> None:
-    artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
-    program = step_program(artifact.plan)
-    free = next(i for i, one in enumerate(program.entries) if i and not one.waits)
-    one, before = program.entries[free], program.entries[free - 1]
-    moved = next(place for place in before.operands if place.argument == SCRATCH)
-    entries = list(program.entries)
-    entries[free] = replace(one, operands=(*one.operands[:-1], replace(moved, size_bytes=4)))
-    assert races(replace(program, entries=tuple(entries)), set(masks_of(artifact, program)))
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
@@ -113,7 +54,7 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
             as_one += 1
     names = [name for name in pair.host.launches if name.startswith("step_")]
     assert sum(pair.host.launches[name] for name in names) == as_one and not pair.host.notes
-    assert len(names) == len({counts for counts in classes_of(pair.plan, 3) if {1, 2} & {*counts}})
+    assert set(names) == {entry.name for entry in pair.plan.step_kernels if {1, 2} & {*entry.counts}}
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
@@ -158,14 +99,12 @@ def test_what_does_not_fit_is_launches_and_says_so(
 
 def test_an_old_card_is_told() -> None:
     built = step_kernel.build_steps(compiled(small_spec(), AS_ONE), "sm_75")
-    assert not built.images and built.failures[0][0] == ALONE
+    assert not built.images and built.failures[0][0] == range(1, 2)
     assert all("sm_75" in str(error) for _, error in built.failures)
 
 
-def test_kernels_that_do_not_fit_a_block_are_refused() -> None:
-    artifact = compiled(small_spec(), Geometry.of(partition=16))
-    program = step_program(artifact.plan)
-    with pytest.raises(HostError, match="threads"):
-        step_text(artifact, program, 32, 1)
-    same = step_text(artifact, program, 512, 1), step_text(artifact, program, 512, 1)
-    assert same[0] == same[1] and same[0].name != step_text(artifact, program, 512, 2).name
+def test_the_prelude_stands_between_a_steps_macros_and_its_kernels() -> None:
+    artifact = compiled(small_spec(), AS_ONE)
+    text = with_prelude(artifact.files[artifact.plan.step_kernels[0].file])
+    before, after = text.split(prelude())
+    assert "#define MLXR_THREADGROUP" in before and "namespace" in after and "#include" not in before + after

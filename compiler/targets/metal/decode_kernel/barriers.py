@@ -1,0 +1,22 @@
+"""Where the blocks of a step kernel wait for each other.
+
+A launch waits exactly if it conflicts with a launch since the last wait: if it touches bytes that one wrote, or writes
+bytes that one read. A wait costs about a microsecond, a missing one is a race.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, StepProgram
+
+
+def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:
+    """The program with the waits that it needs and no others, whichever of these masks it runs with."""
+    placed = {id(launch): replace(launch, waits=False) for launch in program.launches}
+    for mask in sorted(masks):
+        since: list[StepLaunch] = []
+        for launch in program.running(mask):
+            if not placed[id(launch)].waits and any(launch.conflicts(earlier) for earlier in since):
+                placed[id(launch)] = replace(launch, waits=True)
+            since = [launch] if placed[id(launch)].waits else [*since, launch]
+    return replace(program, launches=tuple(placed.values()))

@@ -1,0 +1,131 @@
+"""Makes the programs of a plan's decode steps: one for each class of numbers of sequences.
+
+The launches that one token of each sequence needs, in the plan's order. Numbers of sequences that need the same
+launches share a program; its grids may still depend on the number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, product
+
+from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
+from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.running import decode_dims, runs
+from mlxr.compiler.artifact.step_kernel_entry import LAYERS, SCRATCH
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
+from mlxr.compiler.targets.metal.decode_kernel.barriers import with_barriers
+from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram
+
+MOST_CONDITIONS = 32
+"""Bits of the mask."""
+ONE_SEQUENCE = range(1, 2)
+_LAYER_BYTES = 32
+_TOKEN_BYTES = 128  # [8] u32, and a cache line to itself
+
+Dims = Mapping[BatchDim, int]
+
+
+class NotOneKernelError(PlanError):
+    """A decode step that cannot be one kernel; its launches run one by one instead."""
+
+
+def step_classes(plan: Plan, most: int) -> list[range]:
+    """The numbers of sequences from 1 to `most`; neighbours that need the same launches are one class."""
+    contexts = _contexts(plan)
+    launches = {(launch.when, launch.mlx, launch.feeds_mlx): launch for launch in plan.step("decode").launches}
+
+    def needed(count: int) -> list[tuple[bool, bool]]:
+        batches = [decode_dims(count, context) for context in contexts]
+        return [(runs(launch, dims), launch.runs_as_mlx(dims)) for dims in batches for launch in launches.values()]
+
+    classes = [list(counts) for _, counts in groupby(range(1, most + 1), key=needed)]
+    return [range(counts[0], counts[-1] + 1) for counts in classes]
+
+
+def make_step_program(plan: Plan, counts: range = ONE_SEQUENCE) -> StepProgram:
+    """The program of the decode steps of some numbers of sequences.
+
+    Args:
+        plan: the plan whose steps they are.
+        counts: one of `step_classes`.
+
+    Raises:
+        NotOneKernelError: a launch cannot be part of one kernel; the message says which and why.
+    """
+    step, contexts = plan.step("decode"), _contexts(plan)
+    kernels = {kernel.name: kernel for kernel in plan.kernels}
+    places, scratch_bytes = _places(plan, step)
+    batches = _extreme_batches(counts, contexts)
+    conditions: dict[Condition, int] = {}
+    launches: list[StepLaunch] = []
+    arguments: dict[str, None] = {ARENA_TOKEN: None}
+    for launch in step.launches:
+        running = [dims for dims in batches if runs(launch, dims)]
+        if not running:
+            continue
+        grid = _grid(launch, running)
+        condition = None
+        if launch.when is not None and any(part.dim == "context" for part in launch.when.parts):
+            condition = conditions.setdefault(launch.when, len(conditions))
+        operands = tuple(places.get(name) or Place(name) for name in (*launch.inputs, *launch.outputs))
+        arguments |= dict.fromkeys(place.argument for place in operands)
+        launches.append(StepLaunch(kernels[launch.kernel], grid, operands, len(launch.inputs), condition))
+    if len(conditions) > MOST_CONDITIONS:
+        raise NotOneKernelError(
+            f"the step has {len(conditions)} conditions on the context; one kernel has {MOST_CONDITIONS}"
+        )
+    logits, token = step.outputs
+    outputs = (logits, token, SCRATCH)
+    inputs = tuple(name for name in arguments if name not in outputs)
+    program = StepProgram(counts, tuple(launches), inputs, outputs, tuple(conditions), scratch_bytes)
+    return with_barriers(program, {program.mask(dims) for dims in batches})
+
+
+def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
+    """Batches that stand for all: grids only grow with the number of sequences, so its least and its most do."""
+    return [decode_dims(count, context) for count, context in product(sorted({counts[0], counts[-1]}), contexts)]
+
+
+def _contexts(plan: Plan) -> list[int]:
+    """Contexts on both sides of every condition: whatever can happen happens with one of them."""
+    borders = {1, plan.arena.context}
+    conditions = {
+        condition
+        for launch in plan.step("decode").launches
+        for condition in (launch.when, *launch.mlx)
+        if condition is not None
+    }
+    for part in (part for condition in conditions for part in condition.parts if part.dim == "context"):
+        borders |= {part.minimum, part.minimum - 1}
+        borders |= set() if part.maximum is None else {part.maximum, part.maximum + 1}
+    return sorted(context for context in borders if 1 <= context <= plan.arena.context)
+
+
+def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
+    """A launch's threadgroups, which must be the same for all contexts."""
+    if any(launch.runs_as_mlx(dims) for dims in running):
+        raise NotOneKernelError(f"MLX runs {launch.op}, which can be no part of one kernel")
+    grid = []
+    for extent in launch.threadgroups:
+        values = {extent.value(dims) for dims in running}
+        if len(values) > 1 and extent.dim == "context":
+            raise NotOneKernelError(f"the grid of {launch.kernel} depends on the context")
+        grid.append(Extent(times=values.pop()) if len(values) == 1 else extent)
+    return grid[0], grid[1], grid[2]
+
+
+def _places(plan: Plan, step: Step) -> tuple[dict[str, Place], int]:
+    """Where the step's own buffers and the layers' constants are, and the bytes of scratch memory."""
+    places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(plan.num_layers)}
+    for buffer in step.buffers:
+        if buffer.name in step.outputs:
+            places[buffer.name] = Place(buffer.name)
+        else:
+            places[buffer.name] = Place(SCRATCH, buffer.offset_bytes, buffer.size_bytes)
+    end = -(-step.activation_bytes // _TOKEN_BYTES) * _TOKEN_BYTES
+    tokens = dict.fromkeys(name for launch in step.launches for name in launch.outputs if name not in places)
+    for name in tokens:
+        if name not in step.outputs:
+            places[name] = Place(SCRATCH, end, _TOKEN_BYTES)
+            end += _TOKEN_BYTES
+    return places, end

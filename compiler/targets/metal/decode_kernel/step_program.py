@@ -1,0 +1,107 @@
+"""A decode step as a program for one kernel: its launches in order, and where each finds its buffers.
+
+Activations lie in one scratch buffer, where the memory plan has them. Launches whose condition depends on the context
+stay conditional, so that one program serves all contexts; a mask says which conditions hold.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent
+from mlxr.compiler.artifact.step_kernel_entry import condition_mask
+from mlxr.compiler.ir.buffers import ARENAS
+
+Grid = tuple[Extent, Extent, Extent]
+_UNKNOWN_BYTES = 1 << 62
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer is: `offset_bytes` into one of the step kernel's arguments."""
+
+    argument: str
+    offset_bytes: int = 0
+    size_bytes: int = _UNKNOWN_BYTES
+
+    def overlaps(self, other: "Place") -> bool:
+        """Whether the two places share bytes."""
+        return (
+            self.argument == other.argument
+            and self.offset_bytes < other.offset_bytes + other.size_bytes
+            and other.offset_bytes < self.offset_bytes + self.size_bytes
+        )
+
+
+@dataclass(frozen=True)
+class StepLaunch:
+    """One launch of the step.
+
+    Attributes:
+        kernel: its kernel.
+        grid: threadgroups along each axis; an axis that does not depend on the number of sequences is a number.
+        operands: places of its inputs and outputs, in order.
+        num_inputs: how many of the operands are inputs.
+        condition: index of the program's condition that it runs under; None: it always runs.
+        waits: whether all blocks wait for each other before it.
+    """
+
+    kernel: KernelEntry
+    grid: Grid
+    operands: tuple[Place, ...]
+    num_inputs: int
+    condition: int | None
+    waits: bool = False
+
+    def threadgroups(self, dims: Mapping[BatchDim, int]) -> tuple[int, int, int]:
+        """Its grid for a batch."""
+        x, y, z = (extent.value(dims) for extent in self.grid)
+        return x, y, z
+
+    @property
+    def reads(self) -> tuple[Place, ...]:
+        """Places of its inputs, the arena among them."""
+        return self.operands[: self.num_inputs]
+
+    @property
+    def writes(self) -> tuple[Place, ...]:
+        """Places that it writes. A launch that makes a token also writes the arena, which is an input."""
+        outputs = self.operands[self.num_inputs :]
+        makes_token = any(port.name == "token_out" for port in self.kernel.outputs)
+        return outputs + tuple(place for place in self.reads if makes_token and place.argument in ARENAS)
+
+    def conflicts(self, earlier: "StepLaunch") -> bool:
+        """Whether it must not run beside an earlier launch: it touches what that writes, or writes what that reads."""
+        touches = (*self.reads, *self.writes)
+        return any(place.overlaps(written) for written in earlier.writes for place in touches) or any(
+            place.overlaps(read) for read in earlier.reads for place in self.writes
+        )
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """The decode steps of some numbers of sequences.
+
+    Attributes:
+        counts: numbers of sequences, each with one token and one row of logits.
+        launches: in order.
+        inputs: the step kernel's arguments that it reads, by the plan's names, and `LAYERS`.
+        outputs: the logits and the arena's last token, by the plan's names, and `SCRATCH`.
+        conditions: on the context; bit i of the mask says whether conditions[i] holds.
+        scratch_bytes: size of `SCRATCH`.
+    """
+
+    counts: range
+    launches: tuple[StepLaunch, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, str, str]
+    conditions: tuple[Condition, ...]
+    scratch_bytes: int
+
+    def mask(self, dims: Mapping[BatchDim, int]) -> int:
+        """Which conditions hold for a batch, as bits."""
+        return condition_mask(self.conditions, dims)
+
+    def running(self, mask: int) -> Iterator[StepLaunch]:
+        """The launches that run with a mask."""
+        return (launch for launch in self.launches if launch.condition is None or mask >> launch.condition & 1)

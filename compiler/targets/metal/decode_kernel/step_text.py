@@ -1,0 +1,203 @@
+"""The text of a step program's kernel: the plan's kernels as functions, and a loop that calls them.
+
+    StepProgram -> templates/hosts/step_on_cuda.cuh.jinja -> CUDA text
+
+A function's body is the Metal kernel's own. What the body calls a threadgroup's position, its threads, memory and
+barrier means something else here: macros, which the text defines before the prelude, and a namespace around each kernel
+say what. The prelude itself (Metal's types and functions in CUDA) belongs to the host and to all of its kernels, so the
+text has one line in its place. The hash in the kernel's name covers the text with the prelude.
+"""
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.step_kernel_entry import INCLUDE
+from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
+from mlxr.compiler.schedule.geometry import StepKernel
+from mlxr.compiler.targets.environment import environment
+from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKernelError
+from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
+
+TIMEOUT_SECONDS = 10
+"""How long a block waits for the others before it stops the kernel."""
+SHARED_BYTES = 47 << 10
+"""Shared memory of a block: what CUDA gives without being asked for more, less what CUDA itself uses."""
+_MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
+_MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
+_DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
+_LINE_BYTES = 128
+_DIMS = ("tokens", "seqs", "rows", "tiles")
+"""What the buffer of dims says, in order."""
+_ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
+_NAME = "@step@"
+"""Stands for the kernel's name until its hash is known."""
+
+
+@dataclass(frozen=True)
+class StepText:
+    """A CUDA text; its only kernel is extern "C" and has this name."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A kernel as a function; fields that the template prints.
+
+    Attributes:
+        sizes: declarations of the grid's axes that depend on the batch.
+        axes: threadgroups along each axis.
+        groups: threadgroups that a block runs side by side.
+        group_bytes: threadgroup memory of one of them.
+    """
+
+    name: str
+    kernel: KernelEntry
+    sizes: tuple[str, ...]
+    axes: tuple[str, str, str]
+    groups: int
+    group_bytes: int
+    header: str
+    body: str
+    macros: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A launch in the program's table."""
+
+    function: int
+    waits: bool
+    condition: int
+    first: int
+    first_span: int = 0
+    num_spans: int = 0
+    lines: int = 0
+
+
+def step_text(
+    program: StepProgram, sources: Mapping[str, str], layouts: Mapping[str, WeightLayout], sizes: StepKernel
+) -> StepText:
+    """The text of a program.
+
+    Args:
+        program: what the kernel runs.
+        sources: the Metal text of each kernel, by its name.
+        layouts: where the rows of each weight lie, by the weight's name.
+        sizes: threads of a block and the like.
+
+    Raises:
+        NotOneKernelError: a kernel does not fit a block, or there are too many launches or buffers.
+    """
+    arguments = (*program.inputs, *program.outputs)
+    number = {name: i for i, name in enumerate(arguments)}
+    operands = [
+        (number[place.argument], place.offset_bytes) for launch in program.launches for place in launch.operands
+    ]
+    pool = SHARED_BYTES - 8 * len(operands) - 8 * len(program.launches)
+    if pool < 8 * len(arguments) or len(arguments) > _MOST_ARGUMENTS:
+        raise NotOneKernelError(
+            f"a step of {len(program.launches)} launches and {len(arguments)} buffers leaves no room in the "
+            f"{SHARED_BYTES} bytes of a block"
+        )
+    functions: list[_Function] = []
+    numbers: dict[tuple[str, Grid], int] = {}
+    rows: list[_Row] = []
+    spans: list[tuple[int, int, int]] = []
+    first = 0
+    for launch in program.launches:
+        index = numbers.setdefault((launch.kernel.name, launch.grid), len(numbers))
+        if index == len(functions):
+            functions.append(_function(launch, sources[launch.kernel.name], index, sizes.threads, pool))
+        condition = 0 if launch.condition is None else launch.condition + 1
+        ahead = list(_spans(launch, layouts, first)) if sizes.prefetch else []
+        lines = sum(count for _, _, count in ahead)
+        rows.append(_Row(index, launch.waits, condition, first, len(spans), len(ahead), max(1, lines)))
+        spans += ahead
+        first += len(launch.operands)
+    used = max(function.groups * function.group_bytes for function in functions)
+    warps = sizes.threads // 32
+    text = (
+        environment()
+        .get_template("hosts/step_on_cuda.cuh.jinja")
+        .render(
+            name=_NAME,
+            include=INCLUDE,
+            functions=functions,
+            entries=rows,
+            operands=operands,
+            dims=program.inputs.index("dims") if any(function.sizes for function in functions) else None,
+            inputs=program.inputs,
+            outputs=program.outputs,
+            shares=[range(warp, len(arguments), warps) for warp in range(min(warps, len(arguments)))],
+            pool_bytes=max(used, 8 * len(arguments)),
+            prefetch=sizes.prefetch if sizes.threads > 32 else 0,
+            spans=spans,
+            threads=sizes.threads,
+            blocks=sizes.blocks,
+            timeout_ns=TIMEOUT_SECONDS * 10**9,
+        )
+    )
+    name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"
+    return StepText(name, text.replace(_NAME, name))
+
+
+@functools.cache
+def _prelude() -> str:
+    return files("mlxr.templates").joinpath("hosts/metal_on_cuda.cuh").read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """Eight digits of the hash by which hosts also name what they keep of a text."""
+    return hashlib.sha256(f"{len(text)}:{text}".encode()).hexdigest()[:8]
+
+
+def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) -> Iterator[tuple[int, int, int]]:
+    """What a launch reads of its weights, from the first row on: operand, offset and lines of each plane of each part.
+
+    Experts and embeddings are left out: a launch reads a few rows of them, which are not known yet.
+    """
+    alone = launch.grid == (Extent(), Extent(), Extent())
+    for i, place in enumerate(launch.reads):
+        if place.argument not in layouts or alone or any(port.name == "experts" for port in launch.kernel.inputs):
+            continue
+        layout = layouts[place.argument]
+        for segment in layout.segments:
+            for plane, offset in enumerate(segment.offsets):
+                size = segment.rows * plane_row_bytes(segment.format, plane, layout.columns)
+                yield first + i, offset, -(-size // _LINE_BYTES)
+
+
+def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: int) -> _Function:
+    kernel, header, body = launch.kernel, header_of(source), body_of(source)
+    arrays = len(_ARRAY.findall(body))
+    # Each array begins at a multiple of 16 bytes.
+    size = -(-kernel.threadgroup_bytes // 16) * 16 + 16 * arrays if arrays else 0
+    if kernel.threads % 32 or kernel.threads > threads or size > pool:
+        raise NotOneKernelError(
+            f"kernel {kernel.name} has threadgroups of {kernel.threads} threads and {size} bytes; a block of the step "
+            f"has {threads} and {pool}"
+        )
+    groups = min(threads // kernel.threads, _MOST_GROUPS if kernel.threads > 32 else threads // 32)
+    groups = min(groups, pool // size) if size else groups
+    macros = tuple(dict.fromkeys(_DEFINE.findall(header + body)))
+    named = [(grid_axis(extent), f"grid_{axis}") for extent, axis in zip(launch.grid, "xyz", strict=True)]
+    sizes = tuple(f"{name} = {text}" for text, name in named if not text[0].isdigit())
+    x, y, z = (text if text[0].isdigit() else name for text, name in named)
+    return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, header, body, macros)
+
+
+def grid_axis(extent: Extent) -> str:
+    """Threadgroups along an axis, as CUDA text: a number, or an expression in parentheses."""
+    if extent.dim is None:
+        return f"{extent.times}u"
+    dim = f"mlxr_dims[{_DIMS.index(extent.dim)}]"
+    return f"({extent.times}u * (({dim} + {extent.per - 1}u) / {extent.per}u))"

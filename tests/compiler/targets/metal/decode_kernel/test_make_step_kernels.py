@@ -1,0 +1,66 @@
+"""What the artifact says of its step kernels: which steps, in which files, and which steps cannot be one kernel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxr.compiler.artifact import INCLUDE, LAYERS, Artifact, decode_dims, load_artifact
+from mlxr.compiler.artifact.step_kernel_entry import SCRATCH
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr_tests.specs import compiled, small_spec
+
+CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 5}
+SIZES = {"partition": 16, "attend_many": 3, "step_threads": 512, "step_blocks": 2}
+
+
+def step_files(artifact: Artifact) -> list[str]:
+    return [name for name in artifact.files if name.startswith("steps/")]
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 20])
+def test_steps_of_as_many_sequences_as_wanted_are_kernels_with_a_file_each(sequences: int) -> None:
+    artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES, step_sequences=sequences))
+    plan = artifact.plan
+    counts = [count for entry in plan.step_kernels for count in entry.counts]
+    assert counts == list(range(1, min(sequences, 5) + 1)) and not plan.steps_as_launches
+    assert len(plan.step_kernels) == (1 if sequences == 1 else 3), "1, 2 and more sequences take other kernels"
+    assert [entry.file for entry in plan.step_kernels] == step_files(artifact)
+    logits, token = plan.step("decode").outputs
+    for entry in plan.step_kernels:
+        text = artifact.files[entry.file]
+        assert text.count(INCLUDE) == 1 and "half8" not in text, "the host puts the prelude there"
+        assert f"__launch_bounds__(512, 2) {entry.name}(" in text and (entry.threads, entry.blocks) == (512, 2)
+        assert entry.outputs == (logits, token, SCRATCH) and LAYERS in entry.inputs
+        assert [entry.takes(decode_dims(count, 9)) for count in range(1, 7)] == [n in entry.counts for n in range(1, 7)]
+    first = plan.step_kernels[0]
+    assert first.conditions and first.mask(decode_dims(1, 16)) != first.mask(decode_dims(1, 17)), "one whole, one split"
+
+
+def test_what_nobody_asks_for_is_not_there() -> None:
+    for artifact in (
+        compiled(small_spec(cache=CACHE)),
+        compile_spec(small_spec(), Geometry.of(**SIZES), ("cpu",)).artifact,
+    ):
+        assert not artifact.plan.step_kernels and not artifact.plan.steps_as_launches and not step_files(artifact)
+
+
+def test_steps_that_cannot_be_one_kernel_are_named_with_the_reason() -> None:
+    artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES | {"step_threads": 64}, step_sequences=5))
+    plan = artifact.plan
+    assert not plan.step_kernels and not step_files(artifact)
+    assert [count for steps in plan.steps_as_launches for count in steps.counts] == [1, 2, 3, 4, 5]
+    assert all("a block of the step has 64" in steps.because for steps in plan.steps_as_launches)
+
+
+def test_an_artifact_without_the_text_of_a_step_is_refused(tmp_path: Path) -> None:
+    artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES))
+    (file,) = step_files(artifact)
+    artifact.write(tmp_path / "whole")
+    assert load_artifact(tmp_path / "whole").files[file] == artifact.files[file]
+    Artifact({name: text for name, text in artifact.files.items() if name != file}).write(tmp_path / "part")
+    with pytest.raises(ArtifactError, match=f"lacks {file}"):
+        load_artifact(tmp_path / "part")
+    assert file not in json.loads((tmp_path / "part/manifest.json").read_text())["files"]
