@@ -1,4 +1,4 @@
-"""Text to token ids and back, by sentencepiece and by the `tokenizers` library, and chat templates."""
+"""Converts text to token ids and back, by sentencepiece or the `tokenizers` library, and renders chat templates."""
 
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder

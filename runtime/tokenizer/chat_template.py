@@ -1,7 +1,7 @@
-"""Chat templates: a conversation as the text that a model was trained to continue.
+"""Chat templates, which turn a conversation into the text that a model was trained to continue.
 
-A template is a Jinja2 program that comes with a model, so it is a stranger's. It runs in a process of its own
-(`template_worker`), whose time, memory and output are bounded; a template that exceeds them is an error, and no more.
+A template is a Jinja2 program that comes with a model, and so it cannot be trusted. It runs in a process of its own
+(`template_worker`) with limited time, memory and output. A template that exceeds a limit only causes an error.
 """
 
 import json
@@ -28,15 +28,15 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One template. It starts its process when first needed, or with `start`; not for several threads at once."""
+    """One template. Its process starts when first needed, or with `start`. Several threads must not use it at once."""
 
     def __init__(self, text: str, source: str, tokens: Mapping[str, str] | None = None) -> None:
         """Makes a template; nothing runs yet.
 
         Args:
             text: the Jinja2 program.
-            source: where it comes from, for messages.
-            tokens: what it may call special tokens by: `bos_token`, `eos_token`, ...
+            source: the file that it comes from, for messages.
+            tokens: the text of special tokens by the names that templates use: `bos_token`, `eos_token`, ...
         """
         self.text, self.source = text, source
         self._tokens = dict(tokens or {})
@@ -45,11 +45,11 @@ class ChatTemplate:
         self._ready = False
 
     def start(self) -> None:
-        """Starts the process, without waiting for it: it loads while the caller does other things."""
+        """Starts the process without waiting for it, so that it loads while the caller does other things."""
         if self._process is not None:
             return
         limits = [str(limit) for limit in (MOST_BYTES, MOST_CHARACTERS, CPU_SECONDS)]
-        # -P: the script's folder has modules with common names. A stranger's program needs nothing of the environment.
+        # -P: the script's folder has modules with common names. Templates get none of the user's environment.
         kept = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TZ")
         try:
             self._process = subprocess.Popen(
@@ -70,12 +70,12 @@ class ChatTemplate:
 
         Args:
             messages: in order.
-            add_generation_prompt: whether the text ends where the assistant's answer is to begin.
-            variables: further ones that the template may read.
+            add_generation_prompt: whether to add the text that precedes an answer of the assistant.
+            variables: further variables for the template.
 
         Raises:
             ChatTemplateError: the template is faulty, refuses the conversation, or takes too long, too much memory, or
-                gives too much text.
+                writes too much text.
         """
         known = {"tools": None, "documents": None} | self._tokens | variables
         known |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
@@ -88,7 +88,7 @@ class ChatTemplate:
         raise ChatTemplateError(f"chat template of {self.source}{where}: {answer['error']}")
 
     def close(self) -> None:
-        """Ends the process. Rendering again starts another."""
+        """Ends the process. Rendering again starts a new one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -110,9 +110,9 @@ class ChatTemplate:
         self.close()
 
     def _ask(self, request: bytes) -> dict[str, Any]:
-        """What the process answers.
+        """The answer of the process to a question.
 
-        An interrupted question would leave its answer to the next one, so the process ends with it.
+        If the question is interrupted, the process is ended: else its answer would be taken for that to the next one.
         """
         try:
             if not self._ready:
@@ -134,7 +134,7 @@ class ChatTemplate:
             self._fail("ended early")
 
     def _line(self, seconds: float, late: str) -> bytes:
-        """The next line from the process, which has as many seconds for it."""
+        """The next line from the process, which must come within so many seconds."""
         assert self._process is not None and self._process.stdout is not None, "started above"
         descriptor = self._process.stdout.fileno()
         end = time.monotonic() + seconds
@@ -151,7 +151,7 @@ class ChatTemplate:
         return line
 
     def _fail(self, reason: str) -> None:
-        """Raises the error of a process that gave no answer."""
+        """Raises the error for a process that has not answered."""
         assert self._process is not None, "started above"
         if reason == "ended early":
             code = self._process.wait()

@@ -1,4 +1,4 @@
-"""Tokens that end an answer, by what they are called: GGUF files seldom name more than one of them.
+"""Finds the tokens that end an answer by their names, because GGUF files seldom list more than one of them.
 
 Source: the names are those that llama.cpp knows (llama-vocab.cpp).
 """
@@ -32,7 +32,7 @@ _NAMES = (
 def end_tokens(special: Mapping[str, int]) -> tuple[int, ...]:
     """The ids among a vocabulary's special tokens (name to id) that end an answer."""
     names = [name for name in _NAMES if name in special]
-    # Where an answer has several channels, `<|end|>` ends one of them, and others the whole.
+    # In an answer of several channels, `<|end|>` ends one channel, and another token ends the answer.
     if "<|end|>" in names and ({"<|return|>", "<|call|>"} <= {*names} or {"<|calls|>", "<|flush|>"} <= {*names}):
         names.remove("<|end|>")
     return tuple(special[name] for name in names)

@@ -1,4 +1,4 @@
-"""Find the chat template that belongs to a model."""
+"""Finds the chat template that belongs to a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +29,14 @@ def load_chat_template(
     """The chat template of a model.
 
     Args:
-        places: where it may be, first ones first: .gguf files, which may hold one; folders; other files, for what is
-            in their folder. Of a GGUF file that was read before, what it says.
-        tokenizer: the model's; it names the special tokens that a template may write.
-        file: a Jinja2 file to be used instead.
+        places: where to look, in this order: .gguf files, which may contain a template, or the templates of GGUF files
+            that have been read; folders; other files, whose folder is searched.
+        tokenizer: the model's tokenizer, which has the special tokens that a template may write.
+        file: a Jinja2 file to use instead.
 
     Raises:
         ChatTemplateError: there is none.
-        TokenizerError: a file that should hold it cannot be read.
+        TokenizerError: a file that should contain it cannot be read.
     """
     tokens = {
         name: tokenizer.token_text(token_id)

@@ -1,7 +1,7 @@
-"""Rebuild a byte-level BPE tokenizer from the vocabulary inside a GGUF file.
+"""Rebuilds a byte-level BPE tokenizer from the vocabulary inside a GGUF file.
 
-A GGUF file of the kind `gpt2` holds the tokens, their kinds, the merges in order, and the name of the expressions that
-split text into words. That is a whole tokenizer of the `tokenizers` library.
+A GGUF file of the kind `gpt2` has the tokens, their kinds, the merges in order, and the name of the expressions that
+split text into words. This is everything that a tokenizer of the `tokenizers` library needs.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
 
 
 def byte_level_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTokenizer:
-    """The tokenizer. Where the file does not say whether texts are given a BOS, its way to split text does.
+    """The tokenizer. If the file does not say whether texts get a BOS, its pre-tokenizer decides.
 
     Args:
-        metadata: as `gguf_metadata` gives it.
-        source: the file, for messages.
+        metadata: as `gguf_metadata` returns it.
+        source: the name of the file, for messages.
 
     Raises:
-        TokenizerError: the vocabulary is malformed, or splits text in a way that is not known.
+        TokenizerError: the vocabulary is malformed, or names a pre-tokenizer that is not known.
     """
     vocabulary = read_vocabulary(metadata, source)
     name = metadata.get(f"{PREFIX}pre", "default")
@@ -76,7 +76,7 @@ def _build(vocabulary: Vocabulary, merges: list[tuple[str, str]], split: PreToke
 
 
 def _merges(metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str) -> list[tuple[str, str]]:
-    """The merges in order. A half may hold a space only at its own start, which no byte-level token does."""
+    """The merges in order. Only at its start could half of a merge have a space, and byte-level tokens have none."""
     tokens = set(vocabulary.tokens)
     merges = []
     for index, merge in enumerate(read_column(metadata, "merges", str, source)):

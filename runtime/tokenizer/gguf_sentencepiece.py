@@ -1,7 +1,7 @@
-"""Rebuild a sentencepiece tokenizer from the vocabulary inside a GGUF file.
+"""Rebuilds a sentencepiece tokenizer from the vocabulary inside a GGUF file.
 
-A GGUF file of the kind `llama` holds the pieces, scores and kinds of a sentencepiece model in the order of their ids,
-so the model can be written again and gives the same ids.
+A GGUF file of the kind `llama` has the pieces, scores and kinds of a sentencepiece model in the order of their ids. So
+the model can be written again, and it gives the same ids.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
 from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 
-_MAX_SCORE = 3e38  # what a model file can hold, in float32
+_MAX_SCORE = 3e38  # the range of float32, which a model file uses
 
 
 def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> SentencepieceTokenizer:
-    """The tokenizer. Where the file does not name BOS or EOS, they are `<s>` and `</s>`, if any.
+    """The tokenizer. If the file does not name BOS and EOS, they are `<s>` and `</s>`, if the vocabulary has these.
 
     Args:
-        metadata: as `gguf_metadata` gives it.
-        source: the file, for messages.
+        metadata: as `gguf_metadata` returns it.
+        source: the name of the file, for messages.
 
     Raises:
         TokenizerError: the vocabulary is malformed.

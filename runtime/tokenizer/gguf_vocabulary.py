@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: its vocabulary, checked, and which kind of tokenizer it makes.
+"""Reads and checks the vocabulary inside a GGUF file, and makes the tokenizer of its kind.
 
 Kinds: `llama` (sentencepiece) and `gpt2` (byte-level BPE). Others are refused by name.
 """
@@ -14,7 +14,7 @@ from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = file_keys.TOKENIZER
-_END_KEYS = ("eot_token_id", "eom_token_id")  # further tokens that end a turn, in chat models
+_END_KEYS = ("eot_token_id", "eom_token_id")  # other tokens that end a turn in chat models
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Vocabulary:
     """A GGUF file's vocabulary, in the order of the ids.
 
     Attributes:
-        tokens: how each is spelled; never empty, never twice the same.
+        tokens: the spelling of each token; never empty, never the same twice.
         kinds: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte: as in sentencepiece.
         special: the ids that the file names.
     """
@@ -33,11 +33,11 @@ class Vocabulary:
 
     def of_kind(self, kind: int) -> list[int]:
         """Ids of a kind."""
-        return [token_id for token_id, one in enumerate(self.kinds) if one == kind]
+        return [token_id for token_id, own in enumerate(self.kinds) if own == kind]
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
-    """Whether a GGUF file's metadata holds a tokenizer."""
+    """Whether a GGUF file's metadata has a tokenizer."""
     kind = metadata.get(f"{PREFIX}model", "no_vocab")
     return bool(kind not in ("no_vocab", "none"))
 
@@ -46,8 +46,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """The tokenizer in a GGUF file's metadata.
 
     Args:
-        metadata: as `gguf_metadata` gives it.
-        source: the file, for messages.
+        metadata: as `gguf_metadata` returns it.
+        source: the name of the file, for messages.
 
     Raises:
         TokenizerError: the vocabulary is malformed, or of a kind that is not supported.
@@ -89,11 +89,11 @@ def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
             raise TokenizerError(f"{where} is {'empty' if not token else f'{token!a} for a second time'}")
         seen.add(token)
     named = [read_id(metadata, key, len(tokens), source) for key in _END_KEYS]
-    found = end_tokens({tokens[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)})
+    by_name = end_tokens({tokens[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)})
     special = SpecialTokens(
         bos_id=read_id(metadata, "bos_token_id", len(tokens), source),
         eos_id=read_id(metadata, "eos_token_id", len(tokens), source),
-        end_ids=(*(token_id for token_id in named if token_id is not None), *found),
+        end_ids=(*(token_id for token_id in named if token_id is not None), *by_name),
         add_bos=read_flag(metadata, "add_bos_token", None, source),
         add_eos=read_flag(metadata, "add_eos_token", None, source),
     )
@@ -104,7 +104,7 @@ def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[ty
     """An array of the vocabulary.
 
     Raises:
-        TokenizerError: it is missing, or holds something else.
+        TokenizerError: it is missing, or has elements of another type.
     """
     column = metadata.get(PREFIX + key)
     if not isinstance(column, list) or not all(isinstance(value, accepted) for value in column):
@@ -113,7 +113,7 @@ def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[ty
 
 
 def check_lengths(source: str, **columns: list[Any]) -> None:
-    """Checks that the columns of a vocabulary are equally long.
+    """Checks that all columns of a vocabulary have the same length.
 
     Raises:
         TokenizerError: they are not.
@@ -124,10 +124,10 @@ def check_lengths(source: str, **columns: list[Any]) -> None:
 
 
 def read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, source: str) -> int | None:
-    """A token's id; None where the file has no such key.
+    """The id of a token; None if the file has no such key.
 
     Raises:
-        TokenizerError: it is no id of the vocabulary.
+        TokenizerError: it is not an id of the vocabulary.
     """
     value = metadata.get(PREFIX + key)
     if value is None:
@@ -138,7 +138,7 @@ def read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, source: str)
 
 
 def read_flag(metadata: Mapping[str, Any], key: str, default: bool | None, source: str) -> bool | None:
-    """A flag; `default` where the file has no such key.
+    """A flag; `default` if the file has no such key.
 
     Raises:
         TokenizerError: it is neither true nor false.

@@ -1,4 +1,4 @@
-"""What the small JSON files beside a model say of its tokenizer and its chat template, as Hugging Face lays them out.
+"""Reads what the small JSON files of a Hugging Face model say about its tokenizer and chat template.
 
 tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token, chat_template
 special_tokens_map.json   bos_token, eos_token, where tokenizer_config.json lacks them
@@ -22,15 +22,15 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """Special tokens as the files name them; None where they do not.
+    """Special tokens that the files name; None for those that they do not.
 
     Attributes:
-        bos: begins a text.
-        eos: ends a text.
+        bos: the token that begins a text.
+        eos: the token that ends a text.
         end_ids: ids that end an answer.
-        add_bos: whether a text is given the BOS.
-        add_eos: whether a text is given the EOS.
-        added: tokens beyond a sentencepiece model's own, by id: their text, and whether they are control tokens.
+        add_bos: whether the BOS is added to a text.
+        add_eos: whether the EOS is added to a text.
+        added: by id, tokens that a sentencepiece model lacks: their text, and whether they are control tokens.
     """
 
     bos: str | None
@@ -67,7 +67,7 @@ def read_named_tokens(folder: Path) -> NamedTokens:
 
 
 def read_chat_template(folder: Path) -> tuple[str, str] | None:
-    """The chat template of the model in `folder`, and where it is; None where there is none.
+    """The chat template of the model in `folder`, and its file; None if there is none.
 
     Raises:
         TokenizerError: a file is no JSON or no text, or holds something else than a template.
@@ -78,9 +78,9 @@ def read_chat_template(folder: Path) -> tuple[str, str] | None:
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         template = _read_json(path).get("chat_template")
-        if isinstance(template, list):  # several, by name
+        if isinstance(template, list):  # several templates with names
             template = next(
-                (one.get("template") for one in template if isinstance(one, dict) and one.get("name") == "default"),
+                (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"),
                 None,
             )
         if isinstance(template, str):

@@ -1,4 +1,4 @@
-"""How much text a token of the `tokenizers` library can stand for, by the steps that the tokenizer is made of."""
+"""Finds how much text a token of the `tokenizers` library can stand for, from the steps of its tokenizer."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,13 +10,13 @@ from mlxr.runtime.tokenizer.token_bytes import UTF8_BYTES, byte_alphabet
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 _COMPOSED = 4
-"""Characters that form NFC makes one of, at most: no character has a longer canonical decomposition."""
+"""Most characters that form NFC turns into one: no character has a longer canonical decomposition."""
 
 
 def library_span(library: tokenizers.Tokenizer) -> TokenSpan | None:
     """The span of a tokenizer of the `tokenizers` library: of BPE that has a token for every byte.
 
-    None for what may leave out text: other kinds of models, and steps of which that is not known.
+    None for tokenizers that may leave out text: other kinds of models, and unknown steps.
     """
     model = library.model
     if not isinstance(model, tokenizers.models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -31,15 +31,15 @@ def library_span(library: tokenizers.Tokenizer) -> TokenSpan | None:
     shrinking = 1
     for step in rewrites:
         shrinking *= _most_shrunk(step)
-    if not (shrinking and all(map(_keeps_text, splits)) and all(one in vocabulary for one in spelled)):
+    if not (shrinking and all(map(_keeps_text, splits)) and all(byte in vocabulary for byte in spelled)):
         return None
     longest = max(map(len, vocabulary)) * shrinking
     added = library.get_added_tokens_decoder().values()
     for token in added:
-        found = token.content
+        text = token.content
         if token.normalized and library.normalizer is not None:
-            found = library.normalizer.normalize_str(found)
-        longest = max(longest, len(found) * shrinking)
+            text = library.normalizer.normalize_str(text)
+        longest = max(longest, len(text) * shrinking)
     drops = any(token.lstrip or token.rstrip for token in added) or any(step["type"] == "Strip" for step in rewrites)
     return TokenSpan(longest, drops)
 
@@ -58,7 +58,7 @@ def _flat(state: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _most_shrunk(step: Mapping[str, Any]) -> int:
-    """How many characters a normalizer makes one of, at most; 0: that is not known."""
+    """Most characters that a normalizer turns into one; 0 if that is not known."""
     kind, pattern = step["type"], step.get("pattern", {})
     if kind in ("Prepend", "Strip"):
         return 1

@@ -38,13 +38,13 @@ class LibraryTokenizer(Tokenizer):
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
         vocab_size: int | None = None,
     ) -> None:
-        """Takes over a tokenizer of the library, which must not be changed afterwards.
+        """Wraps a tokenizer of the library, which must not be changed afterwards.
 
         Args:
             library: the tokenizer.
-            source: where it comes from, for messages.
-            special: its special tokens. Where they leave open what a text is given, its post-processor says.
-            vocab_size: number of ids, where it is known.
+            source: the file that it comes from, for messages.
+            special: its special tokens. If they do not say whether to add BOS and EOS, its post-processor decides.
+            vocab_size: number of ids, if it is known.
 
         Raises:
             TokenizerError: it cannot be used, or an id is outside its vocabulary.
@@ -111,7 +111,7 @@ class LibraryTokenizer(Tokenizer):
 
 
 def _around(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """What the post-processor puts before and after a text."""
+    """The ids that the post-processor puts before and after a text."""
     if not library.num_special_tokens_to_add(False):
         return [], []
     encoding = library.encode("a", add_special_tokens=True)

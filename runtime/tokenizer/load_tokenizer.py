@@ -1,4 +1,4 @@
-"""Find the tokenizer that belongs to weights, and load it."""
+"""Finds the tokenizer that belongs to weights, and loads it."""
 
 from pathlib import Path
 
@@ -16,16 +16,16 @@ _WEIGHT_SUFFIXES = (".safetensors", ".json")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load the tokenizer at or beside `path`.
+    """Loads the tokenizer at or beside `path`.
 
     Args:
-        path: a tokenizer.json; a sentencepiece model file; a .gguf file, whose own vocabulary is used if it has one; a
-            folder or another weight file, for the `tokenizer.json` or else the `tokenizer.model` in it or beside it (in
-            a folder without one, its only .gguf file). What the files beside say of special tokens is heeded.
+        path: a tokenizer.json; a sentencepiece model file; a .gguf file, whose own vocabulary is used if it has one; or
+            a folder or another weight file: then the `tokenizer.json`, or else the `tokenizer.model`, in it or beside
+            it (in a folder without either, its only .gguf file). JSON files beside it may name the special tokens.
 
     Raises:
         TokenizerError: there is none, or it is corrupt or of a kind that is not supported.
-        WeightsError: the .gguf file that should hold it is corrupt.
+        WeightsError: the .gguf file that should contain it is corrupt.
     """
     path = Path(path)
     try:
@@ -57,9 +57,9 @@ def _load_from_gguf(path: Path) -> Tokenizer:
 
 
 def _load_from_folder(folder: Path) -> Tokenizer:
-    found = _beside(folder / "weights")
-    if found is not None:
-        return _load(found)
+    own = _beside(folder / "weights")
+    if own is not None:
+        return _load(own)
     gguf_files = [file for file in folder.glob("*.gguf") if file.is_file()]
     if (file := only_model(gguf_files)) is not None:
         return _load_from_gguf(file)
@@ -110,7 +110,7 @@ def _load_model(path: Path) -> Tokenizer:
     own = tokenizer.vocab_size
     pieces = [Piece(text, 0, CONTROL if control else USER_DEFINED) for text, control in _beyond(named, own, path)]
     if pieces:
-        proto += write_pieces(pieces)  # messages joined are one message with the lists joined
+        proto += write_pieces(pieces)  # serialised messages, joined, are one message with all elements
         tokenizer = SentencepieceTokenizer(proto, str(path))
     ids = {tokenizer.token_text(token_id): token_id for token_id in range(tokenizer.vocab_size)}
     special = SpecialTokens(

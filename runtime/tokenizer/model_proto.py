@@ -1,7 +1,7 @@
-"""Write a sentencepiece model file (a serialised ModelProto) from a vocabulary.
+"""Writes a sentencepiece model file (a serialised ModelProto) from a vocabulary.
 
-Only the few fields that encoding and decoding read are written, by hand: the generated classes would need the protobuf
-package for what is a dozen lines.
+Only the few fields that encoding and decoding read are written. A dozen lines do this; generated classes would need the
+protobuf package.
 
 Source: sentencepiece_model.proto for the field numbers, https://protobuf.dev/programming-guides/encoding for the wire.
 """
@@ -37,7 +37,7 @@ def write_model_proto(
     Args:
         pieces: the vocabulary.
         specials: the pieces of the unknown, BOS and EOS tokens.
-        byte_fallback: whether text without a piece is spelled in byte pieces.
+        byte_fallback: whether text that has no piece is written as byte pieces.
         add_dummy_prefix: whether a space is put before the text.
         remove_extra_whitespaces: whether runs of spaces become one.
     """
@@ -49,7 +49,7 @@ def write_model_proto(
 
 
 def write_pieces(pieces: Iterable[Piece]) -> bytes:
-    """The part of a model that lists its pieces. Put behind a model, it lengthens the model's list."""
+    """The part of a serialised model that lists its pieces. Appended to a model, it adds pieces to the model."""
     return b"".join(_message(1, _piece(piece)) for piece in pieces)
 
 
@@ -76,7 +76,7 @@ def _tag(field: int, wire_type: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     if value < 0x80:
-        return _ONE_BYTE[value]  # nearly always: a vocabulary is written at every start
+        return _ONE_BYTE[value]  # nearly always; worth a shortcut, since a vocabulary is written at every start
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)

@@ -1,11 +1,11 @@
-"""How byte-level BPE vocabularies split text into words: by the names that GGUF files give it (`tokenizer.ggml.pre`).
+"""How byte-level BPE vocabularies split text into words, by the names in GGUF files (`tokenizer.ggml.pre`).
 
-A name stands for regular expressions. The first splits the text into its matches and what lies between them; each
-further one splits those parts again. The expressions are those of the models' own tokenizer.json, in the syntax of
+A name stands for regular expressions. The first one splits the text into its matches and the parts between them; each
+further one splits these parts again. The expressions are those of the models' own tokenizer.json, in the syntax of
 Oniguruma, which the `tokenizers` library runs.
 
 Source: the names are llama.cpp's (llama-vocab.cpp). Where it rewrites an expression for its own engine, this is the
-original; and where the original composes characters first, so does this.
+original; if the original first composes characters, so does this.
 """
 
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ class PreTokenizer:
 
     Attributes:
         patterns: regular expressions, applied in order.
-        ignore_merges: whether a word that is in the vocabulary is its token, whatever the merges would make of it.
-        add_bos: whether a text is given the BOS where the file does not say.
+        ignore_merges: whether a word in the vocabulary becomes its token without any merges.
+        add_bos: whether the BOS is added to a text, if the file does not say.
         composed: whether text is composed (Unicode form NFC) first.
     """
 
@@ -163,11 +163,11 @@ def pre_tokenizer(name: str, source: str) -> PreTokenizer:
     Raises:
         TokenizerError: the name is not known; another way to split text would give other tokens.
     """
-    found = PRE_TOKENIZERS.get(name)
-    if found is None:
+    known = PRE_TOKENIZERS.get(name)
+    if known is None:
         raise TokenizerError(
             f"{source}: its vocabulary splits text as {name!r:.60} (tokenizer.ggml.pre), which is not supported; "
             f"supported are {', '.join(sorted(PRE_TOKENIZERS))}. With the model's own tokenizer.json it works: name "
             "its folder with --tokenizer"
         )
-    return found
+    return known

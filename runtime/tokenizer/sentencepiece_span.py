@@ -1,4 +1,4 @@
-"""How much text a token of a sentencepiece model can stand for, by its normalizer, read from the serialised model."""
+"""Finds how much text a token of a sentencepiece model can stand for, from the normalizer in the serialised model."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,12 @@ from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 
 def sentencepiece_span(proto: bytes, pieces: list[str], num_bytes: int) -> TokenSpan | None:
-    """The span of a sentencepiece model that has a token for every byte and leaves text as it is; else None.
+    """The span of a sentencepiece model that has a token for every byte and does not change text; else None.
 
     Args:
         proto: the model, serialised.
         pieces: its vocabulary.
-        num_bytes: how many of these are bytes.
+        num_bytes: how many pieces are bytes.
     """
     rewrites, drops = _normalizer(proto)
     if rewrites or num_bytes < 256:
@@ -34,7 +34,7 @@ def _normalizer(proto: bytes) -> tuple[bool, bool]:
 
 
 def _fields(message: bytes) -> Iterable[tuple[int, int | bytes]]:
-    """The fields of a protobuf message that was read before, so that it is whole."""
+    """The fields of a protobuf message, which has been parsed before and so is complete."""
     at = 0
 
     def varint() -> int:

@@ -1,4 +1,4 @@
-"""Decode a sequence of sentencepiece tokens one by one, exactly as sentencepiece decodes the whole."""
+"""Decodes a sequence of sentencepiece tokens one by one, exactly as sentencepiece decodes all at once."""
 
 from typing import TYPE_CHECKING
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class SentencepieceStreamDecoder(StreamDecoder):
-    """Decodes one sequence; bytes that are no UTF-8 become U+FFFD each.
+    """Decodes one sequence; each byte that is not part of UTF-8 becomes U+FFFD.
 
     Source: the decoder of sentencepiece (sentencepiece_processor.cc, `Decode`), whose rules for the first space and for
-    bytes that are no UTF-8 it follows.
+    bytes that are not UTF-8 are the same.
     """
 
     def __init__(self, tokenizer: "SentencepieceTokenizer") -> None:
@@ -54,9 +54,9 @@ class SentencepieceStreamDecoder(StreamDecoder):
 
 
 def _take_characters(pending: bytearray, final: bool = False) -> str:
-    """Remove the characters at the front of `pending` and return them, each byte that begins none as U+FFFD.
+    """Removes the characters at the front of `pending` and returns them; bytes that begin none become U+FFFD.
 
-    What could still become a character stays, unless `final`.
+    Bytes that may still become a character stay, unless `final`.
     """
     taken = []
     while pending:
@@ -73,7 +73,7 @@ def _take_characters(pending: bytearray, final: bool = False) -> str:
 
 
 def _width(lead: int) -> int:
-    """Bytes of the UTF-8 character that begins with `lead`; 1 where none does."""
+    """Bytes of the UTF-8 character that begins with `lead`; 1 if none does."""
     if lead < 0xC2 or lead > 0xF4:
         return 1
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

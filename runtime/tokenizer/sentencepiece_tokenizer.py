@@ -25,14 +25,14 @@ class SentencepieceTokenizer(Tokenizer):
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
         required_size: int | None = None,
     ) -> None:
-        """Build the tokenizer of a serialised sentencepiece ModelProto.
+        """Makes the tokenizer of a serialised sentencepiece ModelProto.
 
         Args:
             proto: the model.
-            source: where it comes from, for messages.
-            special: what other files say of its special tokens. By default they are those of the model; a text is
-                given the BOS and no EOS.
-            required_size: ids that a model of it must have; all by default.
+            source: the file that it comes from, for messages.
+            special: what other files say about its special tokens. By default they are those of the model, and a text
+                gets the BOS but no EOS.
+            required_size: how many ids a model with this tokenizer must have; by default all.
 
         Raises:
             TokenizerError: the model is corrupt, or an id is outside its vocabulary.
@@ -70,8 +70,8 @@ class SentencepieceTokenizer(Tokenizer):
             return ids
         pattern, control = self._control_tokens
         ids = []
-        # The odd parts are what the pattern found. Each text between is encoded by itself, with a space before it
-        # where the model puts one before a text: so were the models trained that use such files.
+        # The odd parts are control tokens. Each text between them is encoded by itself, with a space before it if
+        # the model adds one to a text: the models that use such files were trained like this.
         for index, part in enumerate(pattern.split(text)):
             if index % 2:
                 ids.append(control[part])
@@ -86,10 +86,10 @@ class SentencepieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _control_tokens(self) -> tuple[re.Pattern[str], dict[str, int]]:
-        """What finds control tokens in a text, longest first, and their ids."""
-        found = {piece: i for i, piece in enumerate(self._pieces) if self.is_control(i)}
-        longest_first = sorted(found, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})"), found
+        """A pattern that finds control tokens in a text, longest first, and their ids."""
+        ids = {piece: i for i, piece in enumerate(self._pieces) if self.is_control(i)}
+        longest_first = sorted(ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})"), ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, by sentencepiece itself; see `Tokenizer.decode`."""
@@ -109,7 +109,7 @@ class SentencepieceTokenizer(Tokenizer):
         return bool(self._model.is_control(token_id))
 
     def is_unknown(self, token_id: int) -> bool:
-        """Whether it is the token of text that the vocabulary cannot spell."""
+        """Whether it is the token for text that the vocabulary cannot express."""
         return bool(self._model.is_unknown(token_id))
 
     def byte_of(self, token_id: int) -> int | None:
@@ -117,7 +117,7 @@ class SentencepieceTokenizer(Tokenizer):
         return int(self._pieces[token_id][1:-1], 16) if self._model.is_byte(token_id) else None
 
     def text_of(self, token_id: int) -> str:
-        """The text of a token that is neither control, unknown nor byte, wherever it stands but first."""
+        """The text of a token that is neither control, unknown nor byte, anywhere but at the start of a text."""
         return self._pieces[token_id].replace(_SPACE, " ")
 
     def _is_text(self, token_id: int) -> bool:

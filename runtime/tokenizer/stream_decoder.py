@@ -1,7 +1,7 @@
-"""Decode a sequence token by token, for printing text as it is generated.
+"""Decodes a sequence token by token, to print text while it is generated.
 
 Invariants: what `push` and `flush` return, joined, is `Tokenizer.decode` of all ids; a character that several tokens
-spell is returned once it is whole; the work of a token does not grow with the sequence.
+spell is returned once it is complete; the work for a token does not grow with the sequence.
 """
 
 import codecs
@@ -10,23 +10,23 @@ from typing import Protocol
 
 
 class StreamDecoder(ABC):
-    """Decodes one sequence. Holds at most the three bytes of an unfinished character."""
+    """Decodes one sequence. It stores at most the three bytes of an incomplete character."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; often empty for control and byte tokens.
 
         Raises:
-            TokenizerError: the id is outside the vocabulary; the decoder is as before.
+            TokenizerError: the id is outside the vocabulary; the decoder has not changed.
         """
 
     @abstractmethod
     def flush(self) -> str:
-        """Text of the bytes still held, as U+FFFD. Call it when the sequence ends."""
+        """U+FFFD for an incomplete character, if there is one. Call it when the sequence ends."""
 
 
 class TokenBytes(Protocol):
-    """What a `ByteStreamDecoder` asks of its tokenizer."""
+    """What a `ByteStreamDecoder` needs of its tokenizer."""
 
     num_stripped_spaces: int
     """How many spaces at the very start of a text decoding leaves out."""
@@ -40,9 +40,9 @@ class TokenBytes(Protocol):
 
 
 class ByteStreamDecoder(StreamDecoder):
-    """Decodes tokens that each stand for some bytes of UTF-8 text, wherever they stand.
+    """Decodes tokens that each stand for some bytes of UTF-8 text, the same bytes anywhere in a text.
 
-    What is no UTF-8 becomes U+FFFD, one for each longest run that could have begun a character, as in Rust's and
+    What is not UTF-8 becomes U+FFFD, one for each longest run that could have begun a character, as in Rust's and
     Python's own decoding (Unicode, section 3.9, "maximal subpart").
     """
 
@@ -62,7 +62,7 @@ class ByteStreamDecoder(StreamDecoder):
         return text
 
     def _stripped(self, data: bytes) -> bytes:
-        """`data` without the spaces that the start of a text still has to lose."""
+        """`data` without the spaces that must still be removed at the start of a text."""
         while data and self._to_strip:
             if not data.startswith(b" "):
                 self._to_strip = 0

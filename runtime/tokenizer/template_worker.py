@@ -1,11 +1,11 @@
-"""Renders chat templates, in a process of its own that may be killed. Run as a script; imports nothing of MLXR.
+"""Renders chat templates, as a script in a process of its own that may be killed. It imports nothing of MLXR.
 
-A template is a stranger's program. Jinja2's sandbox keeps it from Python's insides, not from running for ever or from
-filling the memory, and inside a process neither can be stopped while C code runs. So the whole process is bounded:
-address space and CPU time by the system, and the size of what it writes.
+A template is a program that cannot be trusted. Jinja2's sandbox keeps it away from Python's internals. It does not keep
+it from running for ever or from filling the memory, and within a process neither can be stopped while C code runs. So
+the whole process has limits: the system limits its address space and CPU time, and its output is limited too.
 
 Protocol: a line of JSON in, a line of JSON out. In: `{"template", "variables"}`; out: `{"text"}`, or
-`{"error", "line"}`. The first line out is `{}`: ready.
+`{"error", "line"}`. The first line out is `{}`, when the process is ready.
 """
 
 import json
@@ -30,7 +30,7 @@ TEMPLATE = "chat template"  # how the compiled template is called in tracebacks
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what the model wrote, for training; it changes no text."""
+    """`{% generation %} ... {% endgeneration %}` marks what the model wrote, for training; the text stays."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja2 has it)
 
@@ -65,7 +65,7 @@ def _refuse(message: object) -> None:
 
 
 class _Rendering:
-    """Renders with the template of the last time kept compiled."""
+    """Renders templates, and keeps the last one compiled."""
 
     def __init__(self, most_characters: int) -> None:
         self._environment = make_environment()
@@ -74,7 +74,7 @@ class _Rendering:
         self._compiled: jinja2.Template | None = None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The text; it is collected piece by piece, so that an endless one ends here."""
+        """The text, collected piece by piece, so that endless text is noticed here."""
         if self._compiled is None or template != self._text:
             code = self._environment.compile(template, filename=TEMPLATE)
             self._compiled = jinja2.Template.from_code(
@@ -101,19 +101,19 @@ def _answer(render: Callable[[str, Mapping[str, Any]], str], request: Mapping[st
         return {"error": "it takes too much memory", "line": None}
     except RecursionError as error:
         return {"error": "it is nested too deeply", "line": _line(error)}
-    except Exception as error:  # whatever a stranger's program raises
+    except Exception as error:  # a template may raise anything
         said = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
         return {"error": said[:1000], "line": _line(error)}
 
 
 def _line(error: BaseException) -> int | None:
-    """The line of the template that an error comes from."""
+    """The line of the template in which an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame.lineno for frame in reversed(frames) if frame.filename == TEMPLATE), None)
 
 
 def _bound_memory(most_bytes: int) -> None:
-    """Bounds the address space; where the system does not heed that, a thread watches the resident memory."""
+    """Limits the address space; on systems that ignore this limit, a thread watches the resident memory."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
@@ -130,8 +130,8 @@ def _bound_memory(most_bytes: int) -> None:
 def main() -> None:
     """Serves until standard input ends."""
     most_bytes, most_characters, cpu_seconds = (int(word) for word in sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal reaches this process too, and is not for it
-    # Only this process knows where its answers go: what a template might print goes nowhere.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but is meant for its parent
+    # Answers go to a copy of standard output, so that nothing which a template prints can mix with them.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     rendering = _Rendering(most_characters)
@@ -139,7 +139,7 @@ def main() -> None:
     print("{}", file=answers, flush=True)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal ends the process, in whatever code it is
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal ends the process, whatever code is running
         answer = json.dumps(_answer(rendering.render, request))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(answer, file=answers, flush=True)

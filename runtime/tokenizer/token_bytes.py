@@ -1,7 +1,7 @@
-"""Which bytes a token of the `tokenizers` library stands for: its decoder, taken apart to work token by token.
+"""Finds the bytes that a token of the `tokenizers` library stands for, by the steps of its decoder.
 
-The library decodes whole sequences only. Its decoders for language models, though, are compositions of a few steps that
-each treat one token by itself, so that a token's bytes can be told without its neighbours.
+The library only decodes whole sequences. But its decoders for language models consist of a few steps that treat each
+token by itself, so the bytes of a token do not depend on its neighbours.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from mlxr.compiler.errors import TokenizerError
 
 UTF8_BYTES = frozenset([*range(0xC0), *range(0xC2, 0xF5)])
-"""The bytes that occur in text."""
+"""The bytes that occur in UTF-8 text."""
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SUPPORTED = "ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip (after Fuse)"
 
@@ -23,7 +23,7 @@ class DecodingRule:
 
     Attributes:
         bytes_of: the bytes of a token by its spelling in the vocabulary.
-        num_stripped_spaces: how many spaces at the very start of a text decoding leaves out.
+        num_stripped_spaces: how many spaces decoding removes at the very start of a text.
     """
 
     bytes_of: Callable[[str], bytes]
@@ -33,7 +33,7 @@ class DecodingRule:
 def byte_alphabet() -> dict[str, int]:
     """The characters that stand for bytes in byte-level vocabularies.
 
-    Source: GPT-2's encoder. Printable Latin-1 characters stand for themselves, the rest for those from U+0100 on.
+    Source: GPT-2's encoder. Printable Latin-1 characters stand for themselves, those from U+0100 on for other bytes.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
@@ -41,7 +41,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def byte_level(alphabet: Mapping[str, int] | None = None) -> Callable[[str], bytes]:
-    """The bytes of a token of a byte-level vocabulary; a token with other characters stands for its own text."""
+    """The bytes of a byte-level token; a token with characters outside the alphabet stands for its own text."""
     known = alphabet or byte_alphabet()
 
     def bytes_of(token: str) -> bytes:
@@ -57,7 +57,7 @@ def decoding_rule(decoder: Mapping[str, Any] | None, source: str) -> DecodingRul
     """The rule of a decoder as tokenizer.json writes it.
 
     Raises:
-        TokenizerError: it is of a kind that cannot be taken apart.
+        TokenizerError: it has a step that does not treat tokens one by one.
     """
     if decoder is None:
         raise TokenizerError(f"{source}: has no decoder, so its tokens cannot become text; expected {_SUPPORTED}")

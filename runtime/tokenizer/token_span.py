@@ -1,7 +1,7 @@
-"""How much text a token can stand for: this bounds the tokens of a text from below without encoding it.
+"""How much text a token can stand for, from which a text has a least number of tokens without being encoded.
 
-The bound must hold for every text. So it is known only of tokenizers of which it is known that they leave out no text;
-those that may leave out white space get a bound by what is not white space.
+The bound must hold for every text. So only tokenizers that certainly leave out no text have one. For those that may
+leave out white space, only the other characters count.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _WHITE_SPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000\u2581" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-"""What Python, Rust or sentencepiece call so; U+2581 stands for a space in pieces."""
+"""White space of Python, Rust or sentencepiece; U+2581 stands for a space in pieces."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TokenSpan:
     drops_white_space: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens than which a text has no fewer."""
+        """The least number of tokens that a text can have."""
         count = len(text)
         if self.drops_white_space:
             count -= sum(map(text.count, _WHITE_SPACE))

@@ -1,7 +1,7 @@
-"""The tokenizer: text to token ids and back, whatever library does the work.
+"""The interface of tokenizers, which convert text to token ids and back with one library or another.
 
-Invariant: a library sees only ids that are in its vocabulary and text that is Unicode, so nothing but a
-TokenizerError comes out of it.
+Invariant: a library only gets ids that are in its vocabulary, and text that is valid Unicode. So nothing but
+TokenizerErrors is raised.
 """
 
 import operator
@@ -16,14 +16,14 @@ from mlxr.runtime.tokenizer.token_span import TokenSpan
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a model's files say of its special tokens; None where they leave it to the tokenizer itself.
+    """What a model's files say about its special tokens; None for what the tokenizer itself decides.
 
     Attributes:
-        bos_id: begins a text.
-        eos_id: ends a text.
-        end_ids: further ids that end an answer.
-        add_bos: whether a text is given the BOS.
-        add_eos: whether a text is given the EOS.
+        bos_id: the id that begins a text.
+        eos_id: the id that ends a text.
+        end_ids: other ids that end an answer.
+        add_bos: whether the BOS is added to a text.
+        add_eos: whether the EOS is added to a text.
     """
 
     bos_id: int | None = None
@@ -34,20 +34,20 @@ class SpecialTokens:
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. Immutable, and safe to share between threads.
+    """Converts text to token ids and back. It is immutable, so threads may share it.
 
     Attributes:
-        source: where it comes from.
+        source: the file that it comes from.
         vocab_size: number of ids.
-        required_size: ids that a model of this tokenizer must have; those beyond were added to the vocabulary, and a
-            model may lack them.
-        bos_id: begins a text; None where the model has no such token.
-        eos_id: ends a text; None where the model has no such token.
+        required_size: how many ids a model with this tokenizer must have. Ids beyond were added to the vocabulary, and
+            a model may lack them.
+        bos_id: the id that begins a text; None if the model has none.
+        eos_id: the id that ends a text; None if the model has none.
         eos_ids: every id that ends an answer.
     """
 
     def __init__(self, source: str, vocab_size: int, required_size: int | None = None) -> None:
-        """To be followed by `_set_special`."""
+        """Sets everything but the special tokens: the subclass then calls `_set_special`."""
         self.source = source
         self.vocab_size = vocab_size
         self.required_size = vocab_size if required_size is None else required_size
@@ -82,12 +82,12 @@ class Tokenizer(ABC):
 
         Args:
             text: the text.
-            add_special: whether it is given what the model wants around a text: mostly a BOS before it, or nothing.
-            parse_special: whether control tokens spelled out in `text` become those tokens, as in a rendered chat
-                template; else they are text like any other.
+            add_special: whether to add the tokens that the model expects around a text: usually a BOS, or nothing.
+            parse_special: whether the names of control tokens in `text` become these tokens, as in a rendered chat
+                template; else they are ordinary text.
 
         Raises:
-            TokenizerError: `text` holds half a surrogate pair, which is no Unicode text.
+            TokenizerError: `text` has half of a surrogate pair, which is not valid Unicode.
         """
         try:
             text.encode("utf-8")
@@ -100,20 +100,20 @@ class Tokenizer(ABC):
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens than which `text` has no fewer, found without encoding it; 0 where nothing is known."""
+        """The least number of tokens that `text` can have, without encoding it; 0 if that is not known."""
         return self._span.least_tokens(text) if self._span else 0
 
     @property
     @abstractmethod
     def _span(self) -> TokenSpan | None:
-        """How much text a token can stand for; None where that is not known."""
+        """How much text a token can stand for; None if that is not known."""
 
     @abstractmethod
     def _encode(self, text: str, parse_special: bool) -> list[int]:
-        """Token ids of a text that is known to be Unicode, with nothing around them."""
+        """Token ids of a text that is valid Unicode, without special tokens around them."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`. Control tokens have none; bytes that are no UTF-8 become U+FFFD.
+        """The text of `ids`. Control tokens have no text; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
@@ -131,7 +131,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_text(self, token_id: int) -> str:
-        """How the vocabulary spells a token: `<s>`, `<|im_end|>`, or a piece of text in its own alphabet.
+        """The spelling of a token in the vocabulary: `<s>`, `<|im_end|>`, or a piece of text in its own alphabet.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
@@ -141,7 +141,7 @@ class Tokenizer(ABC):
         """`token_id` as a Python integer.
 
         Raises:
-            TokenizerError: it is no integer, or outside the vocabulary.
+            TokenizerError: it is not an integer, or outside the vocabulary.
         """
         try:
             value = operator.index(token_id)
