@@ -2,9 +2,10 @@
 
     python benchmarks/compile.py [--repeat 5] [--json FILE]
 
-Each figure is the median of fresh processes, so nothing is warm; imports are measured apart. The growth is fitted as
-time = layers ^ exponent between the ends of the range: 1 is linear. Exit 1 when a target is missed: tinyllama-1.1b in
-under 1 s after imports, and an exponent of at most 1.2.
+Each figure is the median over fresh processes, so nothing is warm; imports are measured separately. The growth is
+fitted
+as time = layers ^ exponent between the ends of the range: 1 is linear. The exit code is 1 if a target is missed:
+tinyllama-1.1b in under 1 s after imports, and an exponent of at most 1.2.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> int:
     print(f"\n{'tinyllama-1.1b, layers':<24}{'imports':>10}{'compile':>10}{'artifact':>12}{'per layer':>12}")
     for layers, row in growth.items():
         print(f"{_row(str(layers), row)}{row['compile_seconds'] / layers * 1e3:>9.2f} ms")
-    # Small models are dominated by rendering kernels, which does not depend on layers: fit the upper half.
+    # With few layers, rendering kernels takes most of the time and does not depend on layers: fit the upper half.
     low, high = 40, LAYERS[-1]
     ratio = growth[high]["compile_seconds"] / growth[low]["compile_seconds"]
     exponent = math.log(ratio) / math.log(high / low)

@@ -2,16 +2,16 @@
 
     python benchmarks/cpu_peers.py [--models tinyllama,100m] [--formats bf16,q4_0] [--rounds 3] [--threads N]
 
-Rows of the engine drive each one step by step; those of the user's path give prompts to MLXR as `mlxr.load` loads it
-with default options, of random lengths that the process has not seen, and take tokens as they come. Each engine is a
-process that keeps its model loaded; every measurement asks them in turn, several rounds of it, and takes medians, so
-that what slows the machine down slows all of them. llama.cpp runs with and without flash attention, and the better of
-the two counts. The machine's read bandwidth is measured in between. Random models are written to the cache folder at
-first. Needs the `bench` extra; writes benchmarks/peers.json, benchmarks/RESULTS.md and docs/cpu-peers.png.
+Rows of the engine drive each engine step by step. Rows of the user's path load MLXR by `mlxr.load` with default
+options, give it prompts of random lengths that the process has not seen, and take tokens as they come. Each engine is a
+process that keeps its model loaded. A measurement asks the engines in turn, for several rounds, and takes medians, so
+that whatever slows the machine down slows all of them. llama.cpp runs with and without flash attention, and the better
+of the two counts. The machine's read bandwidth is measured in between. Random models are first written to the cache
+folder. Needs the `bench` extra; writes benchmarks/peers.json, benchmarks/RESULTS.md and docs/cpu-peers.png.
 
-llama.cpp built by GCC 12 or older ends with a segmentation fault on CPUs with AMX, because that compiler drops stores
-to its tile configuration. Build it with CFLAGS and CXXFLAGS of "-fno-tree-dse -fno-dse"; `--llama-cpp DIR` takes one
-from a folder of its own (pip install --target DIR).
+llama.cpp built by GCC 12 or older crashes on CPUs with AMX, because that compiler drops stores to its tile
+configuration. Build it with CFLAGS and CXXFLAGS set to "-fno-tree-dse -fno-dse"; `--llama-cpp DIR` takes a build from a
+folder of its own (pip install --target DIR).
 """
 
 import argparse
@@ -48,7 +48,7 @@ _LLAMA = ("llama.cpp", "llama.cpp-no-flash")
 
 
 class UserDecode(NamedTuple):
-    """Tokens after prompts, as users get them."""
+    """Decoding after prompts, as users get it."""
 
     name: str
     engine: str
@@ -63,7 +63,7 @@ _USER_DECODES = (
 
 
 class Task(NamedTuple):
-    """One measurement, and who takes part."""
+    """One measurement, and the engines that take part in it."""
 
     name: str
     do: str
@@ -72,7 +72,7 @@ class Task(NamedTuple):
 
 
 _AFTER_FIRST = 3
-"""Tokens after the first of each of a user's prompts: users go on, so an engine that runs ahead does."""
+"""Tokens that follow the first token of a user's prompt: users read on, so an engine may run ahead."""
 
 
 def main() -> int:
@@ -193,7 +193,7 @@ class _Run:
         self._workers.clear()
 
     def _takes_part(self, engine: str) -> bool:
-        """Whether an engine has any of the rows that are wanted."""
+        """Whether an engine takes part in any of the wanted rows."""
         skipped = {"user": ("mlxr", "mlxr-paged", "mlxr-batch"), "engine": ("mlxr-user", "mlxr-user-batch")}
         return engine not in skipped.get(self._args.path, ())
 
@@ -228,7 +228,7 @@ class _Run:
                     self._report.add(self._files, engine, task.name, reply["tokens"] / reply["seconds"])
 
     def _ask_users(self) -> None:
-        """Prompts of lengths that no process has seen, engines in turns at each; the first one warms up."""
+        """Gives prompts of lengths that no process has seen, each to the engines in turns; the first one warms up."""
         name = f"{USER}prompts of {_LENGTHS}"
         _say(f"{self._files.model} {self._files.format}: {name}")
         lengths = UnseenLengths(seen=[512]).take(_LENGTHS, self._args.prompts + 1, "--prompts")
@@ -247,7 +247,7 @@ class _Run:
 
     @property
     def _slow(self) -> tuple[str, ...]:
-        """mlx-lm where it takes a minute or two and not ten: in 16-bit formats."""
+        """mlx-lm where it takes a minute or two and not ten, which is in 16-bit formats."""
         return ("mlx-lm",) if self._files.format in ("f16", "bf16") else ()
 
     def _time_tokens_of_users(self, decode: UserDecode) -> None:
@@ -273,7 +273,7 @@ class _Run:
             reply = worker.ask("decode", context=decode.context, batch=decode.batch, tokens=tokens)
             return float(reply["tokens"] / reply["seconds"])
         seeds = range(decode.batch * seed, decode.batch * (seed + 1))
-        prompts = [random_tokens(decode.context, self._vocab, one) for one in seeds]
+        prompts = [random_tokens(decode.context, self._vocab, seed) for seed in seeds]
         return float(tokens * decode.batch / worker.ask("stream", prompts=prompts, tokens=tokens)["next_seconds"])
 
     def _first_token_seconds(self, engine: str, worker: Worker, length: int, seed: int) -> float:
@@ -283,7 +283,7 @@ class _Run:
         return float(worker.ask("stream", prompts=[prompt], tokens=_AFTER_FIRST)["first_seconds"])
 
     def measure_cold(self) -> None:
-        """Seconds from starting a process to the first token, then the most memory it takes; files are in memory."""
+        """Seconds from starting a process to the first token, with its files cached, and the most memory it takes."""
         cold = [engine for engine in ("mlxr", "llama.cpp") if engine in self._able]
         for number in range(self._args.rounds + 1):
             for engine in cold:

@@ -2,20 +2,21 @@
 
     python benchmarks/gpu_peers.py [--only '*/user-*,llama-3-8b/*/decode-512'] [--torch] [--minutes 9]
 
-There are two kinds of rows. Those of the user's path run what users run: a model on disk (a bf16 folder, mlx-lm's 4
-bits, a GGUF file in Q4_K_M), loaded by `mlxr.load` with default options and by mlx-lm's `load`, in a process each, and
-prompts of random lengths that the process has not seen. Every answer's tokens are judged by mlx-lm's logits on the same
-numbers. Those of the engine measure one piece of work on weights made on the device, its output checked first against
-`reference` in f32. A row with wrong output is not reported.
+There are two kinds of rows. Rows of the user's path run what users run: a model on disk (a bf16 folder, mlx-lm's 4
+bits, a GGUF file in Q4_K_M), loaded by `mlxr.load` with default options and by mlx-lm's `load`, each in its own
+process, and prompts of random lengths that the process has not seen. mlx-lm's logits on the same numbers judge every
+answer's tokens. Rows of the engine measure one piece of work on weights made on the device, after its output has been
+checked against `reference` in f32. A row with wrong output is not reported.
 
-The engines take turns: of users prompt by prompt; of engines in several rounds, with the device's own limits (copying
-memory, multiplying bf16 matrices) measured in between. Figures are medians, of prompts also the 95th percentile.
+The engines take turns: in users' rows prompt by prompt; in engines' rows for several rounds, with the device's own
+limits (copying memory, multiplying bf16 matrices) measured in between. Figures are medians; prompts also have the 95th
+percentile.
 
-Weights are random. Rows are added to DIR/benchmarks/gpu-peers.json, which a later run goes on with: rows that are there
-are not measured again unless --again is given. Each model and format has a process of its own; one that dies costs the
-row it was at. Needs mlx-lm, and matplotlib for the picture, DIR/docs/gpu-peers.png. `--list` shows the rows with the
-bytes and operations of each; `--report` only makes table and picture; `--toy` measures a tiny model where there is no
-GPU, to try the benchmark itself.
+Weights are random. Rows are added to DIR/benchmarks/gpu-peers.json, and a later run continues with that file: rows that
+are there are not measured again unless --again is given. Each model and format has its own process; if it dies, only
+the row that it was measuring is lost. Needs mlx-lm, and matplotlib for the picture, DIR/docs/gpu-peers.png. `--list`
+shows the rows with the bytes and operations of each; `--report` only makes table and picture; `--toy` measures a tiny
+model where there is no GPU, to try the benchmark itself.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from gpu.work import Row, chosen_rows
 from peers.models import ROOT
 
 _GRACE = 60.0
-"""Seconds past the deadline that the row under way may take."""
+"""Seconds past the deadline that the current row may take."""
 
 
 def main() -> int:
@@ -111,7 +112,7 @@ def _machine() -> dict[str, str]:
 
 
 def _measure_group(rows: list[Row | UserRow], args: argparse.Namespace, results: Results) -> Results:
-    """Measures rows in a process of its own; a row at which it dies is given up, and those after it are not."""
+    """Measures rows in a process of its own. If it dies, the current row is given up, and the rows after it go on."""
     while rows and time.time() < args.deadline:
         taken_over = ["rounds", "turns", "seconds", "chunk", "torch", "torch_mode", "output", "deadline"]
         options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in taken_over]
@@ -176,12 +177,12 @@ def _measure_first_token(row: Row, args: argparse.Namespace, results: Results) -
     try:
         with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
             seconds, ours, theirs = measure_row(row, args.host, min(args.rounds, 3), Path(folder))
-        found = {"seconds": seconds, "peer_error": check_against_peer(ours, theirs)}
+        result = {"seconds": seconds, "peer_error": check_against_peer(ours, theirs)}
     except (RuntimeError, OSError, WrongOutputError) as error:
         results.fail(row, str(error))
         print(f"{row.id}: {error}", file=sys.stderr)
     else:
-        results.add(row, found)
+        results.add(row, result)
         print(results.line(row), file=sys.stderr)
 
 

@@ -1,1 +1,1 @@
-"""MLXR and its peers on one GPU: random weights made there, the checks of what is measured, and the table."""
+"""MLXR and its peers on one GPU: random weights made there, checks of what is measured, and the table."""

@@ -1,4 +1,4 @@
-"""The picture: of every row, MLXR's speed over mlx-lm's, and the share of the limit that each reaches."""
+"""The picture: MLXR's speed over mlx-lm's in every row, and the share of the limit that each reaches."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _NAMES = {"mlxr": "MLXR", "mlx-lm": "mlx-lm", "torch": "PyTorch, compiled"}
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draws one panel for each model: bars of the share of the limit, with the ratio to mlx-lm written beside."""
+    """Draws one panel for each model: bars of the share of the limit, with the ratio to mlx-lm beside them."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Whether what is measured is right: logits of a row's own work against `reference`, in f32, on the same weights.
+"""Checks what is measured: the logits of a row's own work against `reference`, in f32, on the same weights.
 
 `reference` computes with MLX's f32 ops on the default device. The model has two layers, since f32 is slow; embedding,
 layers and output have their full size, and the sequences their full number and length. The arena of both holds the same
@@ -18,12 +18,12 @@ from gpu.work import Row, spec_document
 
 LAYERS = 2
 TOLERANCE, PROMPT_TOLERANCE = 2e-2, 3e-2
-"""Of the relative norm, for bf16 activations against f32: 2 layers have shown up to 1.7e-2 in decode, and 2.1e-2 after
-4096 random tokens, whose values attention averages nearly to nothing. What is wrong differs by about 1."""
+"""The limit of the relative norm, for bf16 activations against f32: 2 layers have shown up to 1.7e-2 in decode, and
+2.1e-2 after 4096 random tokens, whose values attention averages to almost nothing. Wrong logits differ by about 1."""
 PEER_TOLERANCE = 0.3
-"""Of the relative norm between two bf16 implementations of all layers; unrelated logits differ by 1.4."""
+"""The limit of the relative norm between two bf16 implementations of all layers; unrelated logits differ by 1.4."""
 CHOICE_TOLERANCE = 0.25
-"""Of standard deviations of a row of logits; the largest of 128,000 random ones is 4.5 above the mean."""
+"""In standard deviations of a row of logits; the largest of 128,000 random logits is 4.5 above the mean."""
 _STEPS = 3
 _PROMPT, _GENERATED = 7, 12
 
@@ -58,14 +58,14 @@ class Checker:
         """Decodes nothing yet.
 
         Args:
-            weights: the model's.
-            host: whose output is checked.
+            weights: the model's weights.
+            host: the host whose output is checked.
         """
         self._weights, self._host = weights, host
         self._numbers: dict[str, mx.array] = {}
 
     def check(self, row: Row, document: Mapping[str, Any]) -> Checked:
-        """Runs a row's work on both.
+        """Runs a row's work on the host and on the reference, and compares.
 
         Args:
             row: the row.
@@ -92,37 +92,37 @@ class Checker:
         if not worst <= most:
             raise WrongOutputError(f"logits differ from the reference by {worst:.3g} of their norm, at most {most}")
         _check_generation(row.batch, ours, theirs, random)
-        mx.clear_cache()  # what the CPU has seen lies in memory of another kind
+        mx.clear_cache()  # arrays that the CPU has seen lie in managed memory
         return Checked(worst, sum(len(a) for a, _ in pairs))
 
     def _decode(
         self, row: Row, ours: Loaded, theirs: Loaded, random: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        held, pairs = ours.hold(row.batch, row.tokens), []
-        there = theirs.hold(row.batch, row.tokens)
+        own, pairs = ours.hold(row.batch, row.tokens), []
+        reference = theirs.hold(row.batch, row.tokens)
         for step in range(_STEPS):
             tokens = random.integers(0, ours.plan.vocab_size, (row.batch, 1)).tolist()
-            found = ours.step(held, row.tokens + step, tokens)
-            pairs.append((found, theirs.step(there, row.tokens + step, tokens)))
-        ours.release(held)
-        theirs.release(there)
+            logits = ours.step(own, row.tokens + step, tokens)
+            pairs.append((logits, theirs.step(reference, row.tokens + step, tokens)))
+        ours.release(own)
+        theirs.release(reference)
         return pairs
 
     def _prefill(
         self, row: Row, ours: Loaded, theirs: Loaded, random: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """A prompt, and a step after it, which sees what the prompt left in the cache."""
-        (held,), (there,) = ours.hold(1, 0), theirs.hold(1, 0)
+        """A prompt, and a step after it, which sees the prompt's keys and values in the cache."""
+        (own,), (reference,) = ours.hold(1, 0), theirs.hold(1, 0)
         prompt = random.integers(0, ours.plan.vocab_size, row.tokens + 1).tolist()
-        found = [ours.read_prompt(held, prompt[:-1]), ours.step([held], row.tokens, [prompt[-1:]])]
-        wanted = [theirs.read_prompt(there, prompt[:-1]), theirs.step([there], row.tokens, [prompt[-1:]])]
-        ours.release([held])
-        theirs.release([there])
-        return list(zip(found, wanted, strict=True))
+        logits = [ours.read_prompt(own, prompt[:-1]), ours.step([own], row.tokens, [prompt[-1:]])]
+        wanted = [theirs.read_prompt(reference, prompt[:-1]), theirs.step([reference], row.tokens, [prompt[-1:]])]
+        ours.release([own])
+        theirs.release([reference])
+        return list(zip(logits, wanted, strict=True))
 
 
 def _check_generation(batch: int, ours: Loaded, theirs: Loaded, random: np.random.Generator) -> None:
-    """Generates, which is what is timed, and looks whether the reference would have chosen these tokens.
+    """Generates, as is timed, and checks that the reference could have chosen these tokens.
 
     Raises:
         WrongOutputError: a token's logit is below the largest by more than rounding explains.

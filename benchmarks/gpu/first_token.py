@@ -2,7 +2,7 @@
 
     python -m gpu.first_token mlxr|mlx-lm FOLDER HOST LOGITS
 
-is one such process: it prints `token` when it has one, then writes the logits after the prompt to a file.
+is one such process: it prints `token` when it has a token, then writes the logits after the prompt to a file.
 """
 
 import os
@@ -65,7 +65,7 @@ def measure_row(
 
 
 def _run_mlxr(folder: str, host: str) -> tuple[int, object]:
-    """The first token, and what gives logits."""
+    """The first token, and a function that gives logits."""
     import mlxr
 
     model = mlxr.load(folder, host=host)

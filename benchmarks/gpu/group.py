@@ -25,7 +25,7 @@ from mlxr.compiler.debug import debug_level
 from mlxr.runtime.hosts.select import check_host
 
 Engine = Callable[[int], float]
-"""Does so many steps; seconds of one."""
+"""Does so many steps, and returns the seconds of a single step."""
 _MOST_STEPS = GROWTH - WARM_UP - 2
 _PROMPT = 12
 _CPUS = os.cpu_count() or 1
@@ -38,13 +38,13 @@ class Group:
         """Makes the weights.
 
         Args:
-            rows: what to measure; none is a first token.
-            args: of the command line.
-            results: where to.
-            log: what workers print.
+            rows: what to measure, except rows of a first token.
+            args: the command line's.
+            results: where results go.
+            log: where the output of workers goes.
         """
         self._rows, self._args, self._results, self._log = rows, args, results, log
-        check_host(args.host)  # before the GPU computes anything: MLX reads its settings once
+        check_host(args.host)  # before the GPU computes anything: MLX reads its settings only once
         name, format_name = rows[0].model, rows[0].format
         self._shape = MODELS[name].shape
         say(f"{name} {format_name}: random weights")
@@ -66,14 +66,14 @@ class Group:
             self._results.begin(row)
             start = time.perf_counter()
             try:
-                found = self._measure(row)
+                result = self._measure(row)
             except Exception as error:
                 if debug_level():
                     raise
                 self._results.fail(row, f"{type(error).__name__}: {error}")
                 say(f"{row.id}: {type(error).__name__}: {error}")
             else:
-                self._results.add(row, found)
+                self._results.add(row, result)
                 say(f"{self._results.line(row)}   ({time.perf_counter() - start:.0f} s)")
             mx.clear_cache()
         if self._torch is not None:
@@ -85,11 +85,11 @@ class Group:
         say(f"{row.id}: differs from the reference by {checked.error:.2g}, {checked.rows} rows of logits")
         ours = Ours(row, document, self._args.host, self._weights)
         theirs = Theirs(row, self._peer, self._shape)
-        found: dict[str, Any] = {"error": checked.error, "planned_bytes": ours.planned_bytes}
+        result: dict[str, Any] = {"error": checked.error, "planned_bytes": ours.planned_bytes}
         if not self._compared:
             prompt = random_tokens(_PROMPT, self._shape.vocab, seed=7)
-            found["peer_error"] = check_against_peer(ours.logits(prompt), theirs.logits(prompt))
-            say(f"{row.model} {row.format}: all layers differ from mlx-lm's by {found['peer_error']:.2g}")
+            result["peer_error"] = check_against_peer(ours.logits(prompt), theirs.logits(prompt))
+            say(f"{row.model} {row.format}: all layers differ from mlx-lm's by {result['peer_error']:.2g}")
             self._compared = True
         if row.kind == "prefill":
             engines: dict[str, Engine] = {"mlxr": in_turns(ours.prefill), "mlx-lm": in_turns(theirs.prefill)}
@@ -104,10 +104,10 @@ class Group:
                 engines["mlxr-paged"] = Ours(row, paged, self._args.host, self._weights).decode
             if torch := self._torch_decode(row):
                 engines["torch"] = torch
-        found |= self._take_turns(engines, least=8 if row.kind == "decode" else 1)
+        result |= self._take_turns(engines, least=8 if row.kind == "decode" else 1)
         ours.close()
         theirs.close()
-        return found
+        return result
 
     def _torch_decode(self, row: Row) -> Engine | None:
         if row.format != "bf16" or not fnmatchcase(row.id, self._args.torch):
@@ -155,9 +155,9 @@ class Group:
 
 
 def in_turns(work: Callable[[], float]) -> Engine:
-    """Work that is done whole each time, as an engine: the median of its times.
+    """Makes an engine of work that cannot be done in part: it returns the median of its times.
 
-    Once untimed before: the limits have emptied MLX's cache of buffers, and who comes first would allocate all anew.
+    It runs once untimed before: measuring the limits has emptied MLX's cache of buffers, so the first run allocates.
     """
 
     def turn(times: int) -> float:

@@ -1,8 +1,8 @@
 """Random Q4_K and Q6_K blocks whose numbers MLX's own format can hold too, exactly.
 
-A group of MLX's is 64 weights with a scale and a bias in bf16. Here, so many weights share a scale (and, of Q4_K, a
-minimum) of a block, of 6 bits each, times a power of two: bf16 holds that. So a GGUF file and a folder for mlx-lm can
-have the same numbers, and each engine's output can be compared with the other's.
+A group of MLX's format is 64 weights with a scale and a bias in bf16. Here, 64 weights of a block share a scale (and in
+Q4_K a minimum) of 6 bits, times a power of two: bf16 holds that exactly. So a GGUF file and a folder for mlx-lm can
+have the same numbers, and the engines' outputs can be compared.
 
 A run of blocks is repeated as often as a tensor needs: speed does not depend on the numbers.
 """
@@ -27,8 +27,8 @@ class KBlocks:
     """Blocks of one type, and the same numbers in MLX's format.
 
     Attributes:
-        type: gguf-py's.
-        bits: of a weight in MLX's format.
+        type: the type's number in gguf-py.
+        bits: bits of a weight in MLX's format.
         blocks: [blocks, bytes] u8.
         codes: [blocks, words] u32.
         scales: [blocks, 4] bf16, as 16 bits.
@@ -43,7 +43,7 @@ class KBlocks:
     biases: Array
 
     def repeated(self, count: int) -> "KBlocks":
-        """So many blocks more than a run has: a tensor of `count` may begin anywhere in the first run."""
+        """The run, repeated until it is `count` blocks longer: a tensor may begin anywhere in the first run."""
         planes = (self.blocks, self.codes, self.scales, self.biases)
         return KBlocks(self.type, self.bits, *(np.resize(p, (len(self.blocks) + count, p.shape[1])) for p in planes))
 
@@ -62,7 +62,7 @@ def q4_k(seed: int = 1, count: int = _RUN) -> KBlocks:
     of_group = random.integers(_LEAST_SCALE, _MOST_SCALE, (count, 4))
     scales = of_group.repeat(2, axis=1).astype(np.uint8)
     minima = np.rint(7.5 * scales * d / dmin).astype(np.uint8)
-    # Source: `get_scale_min_k4` of llama.cpp, backwards.
+    # Source: `get_scale_min_k4` of llama.cpp, inverted.
     low = scales[:, :4] | (scales[:, 4:] >> 4) << 6
     middle = minima[:, :4] | (minima[:, 4:] >> 4) << 6
     high = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4

@@ -1,4 +1,4 @@
-"""What the device can do, measured beside everything else: copying memory, and multiplying bf16 matrices."""
+"""The device's limits, measured between everything else: copying memory, and multiplying bf16 matrices."""
 
 import time
 from collections.abc import Callable
@@ -10,19 +10,19 @@ _CHAIN = 8
 
 
 class Limits:
-    """Two ceilings. Their arrays are made anew each time, so that they take no memory from models."""
+    """The two limits. Their arrays are allocated anew each time, so that they take no memory from models."""
 
     def __init__(self, copy_bytes: int = 1 << 30, matrix: int = 8192) -> None:
         """Measures nothing yet.
 
         Args:
-            copy_bytes: of the array that is copied: many times what caches hold.
+            copy_bytes: bytes of the array that is copied: many times what caches hold.
             matrix: rows and columns of the matrices.
         """
         self._copy_bytes, self._matrix = copy_bytes, matrix
 
     def copy_bytes_per_second(self) -> float:
-        """Bytes read and written, by a chain of passes that each read an array once and write one."""
+        """Bytes read and written per second, by a chain of passes that each read one array and write one."""
         bits = mx.random.normal((self._copy_bytes // 4,)).view(mx.uint32)
         mx.eval(bits)
         seconds = _seconds(lambda: _chain(mx.bitwise_invert, bits))
@@ -30,7 +30,7 @@ class Limits:
         return 2 * self._copy_bytes * _CHAIN / seconds
 
     def operations_per_second(self) -> float:
-        """Of products of square bf16 matrices of random numbers."""
+        """Operations per second of products of square bf16 matrices with random numbers."""
         a, b = (mx.random.normal((self._matrix, self._matrix)).astype(mx.bfloat16) for _ in range(2))
         b = b / self._matrix**0.5
         mx.eval(a, b)
@@ -46,7 +46,7 @@ def _chain(make: Callable[[mx.array], mx.array], array: mx.array) -> mx.array:
 
 
 def _seconds(make: Callable[[], Any]) -> float:
-    """The best of three, after one."""
+    """The best of three runs, after one that does not count."""
     times = []
     for _ in range(4):
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Random models on disk, in the forms that users have them: a bf16 folder, mlx-lm's 4 bits, a GGUF file in Q4_K_M.
+"""Random models on disk, in the forms that users have: a bf16 folder, mlx-lm's 4 bits, a GGUF file in Q4_K_M.
 
-Gigabytes in seconds: every tensor is a part of one run of random numbers that is repeated, beginning somewhere else.
+To write gigabytes in seconds, every tensor is a part of one repeated run of random numbers, each from another place on.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _ONE = 0x3F80
 
 
 def scratch_folder() -> str | None:
-    """Where files of gigabytes are fastest: in memory, where there is such a folder."""
+    """The folder where files of gigabytes are fastest: in memory, if there is such a folder."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -61,22 +61,22 @@ class ModelFiles:
 
         Args:
             model: its name.
-            folder: an existing one.
-            say: told what is being written.
+            folder: an existing folder.
+            say: called with what is being written.
         """
         self._model, self._folder, self._say = model, folder, say
         self._shape = dataclasses.replace(MODELS[model].shape, context=CONTEXT)
 
     def source(self, format_name: str) -> Path:
-        """What MLXR reads: a folder, or of `q4_k_m` a GGUF file."""
+        """What MLXR reads: a folder, or for `q4_k_m` a GGUF file."""
         return {"bf16": self._bf16, "affine4": self._affine4, "q4_k_m": self._gguf}[format_name]()
 
     def peer(self, format_name: str) -> Path:
-        """What mlx-lm reads: the same folder; of `q4_k_m`, which it cannot read, its own 4 bits."""
+        """What mlx-lm reads: the same folder; for `q4_k_m`, which it cannot read, its own 4 bits."""
         return self.source("affine4" if format_name == "q4_k_m" else format_name)
 
     def judge(self, format_name: str) -> Path:
-        """A folder that mlx-lm reads with the very numbers of `source`."""
+        """A folder for mlx-lm with exactly the numbers of `source`."""
         return self._twin() if format_name == "q4_k_m" else self.source(format_name)
 
     def _new(self, name: str) -> tuple[Path, bool]:
@@ -113,7 +113,7 @@ class ModelFiles:
     def _blocks_of(self, name: str) -> KBlocks:
         """The type of a tensor in llama.cpp's mixture Q4_K_M.
 
-        Source: `llama_tensor_get_type` and `use_more_bits` of llama.cpp; mlx-lm's mixed_4_6 is after the same.
+        Source: `llama_tensor_get_type` and `use_more_bits` of llama.cpp; mlx-lm's mixed_4_6 follows them too.
         """
         words, layers = name.split("."), self._shape.layers
         more = name == "lm_head.weight"
@@ -131,9 +131,9 @@ class ModelFiles:
                 if len(dims) == 1:
                     writer.add_tensor(gguf_name, np.ones(dims, np.float32))
                     continue
-                found = self._blocks_of(name)
-                blocks = permuted(found.part(_seed(name), *dims)[0], heads)
-                writer.add_tensor(gguf_name, blocks, raw_dtype=found.type)
+                random = self._blocks_of(name)
+                blocks = permuted(random.part(_seed(name), *dims)[0], heads)
+                writer.add_tensor(gguf_name, blocks, raw_dtype=random.type)
             finish_gguf(writer)
             staging.replace(path)
         return path
@@ -149,10 +149,10 @@ class ModelFiles:
             if len(dims) == 1:
                 tensors[name] = ("BF16", dims, partial(np.full, dims, _ONE, np.uint16))
                 continue
-            found, stem = self._blocks_of(name), name.removesuffix(".weight")
-            if found.bits != 4:
-                formats[stem] = {"group_size": 64, "bits": found.bits, "mode": "affine"}
-            planes = found.part(_seed(name), *dims)[1:]
+            random, stem = self._blocks_of(name), name.removesuffix(".weight")
+            if random.bits != 4:
+                formats[stem] = {"group_size": 64, "bits": random.bits, "mode": "affine"}
+            planes = random.part(_seed(name), *dims)[1:]
             for kind, plane in zip(("weight", "scales", "biases"), planes, strict=True):
                 dtype = "U32" if kind == "weight" else "BF16"
                 tensors[f"{stem}.{kind}"] = (dtype, plane.shape, partial(np.asarray, plane))

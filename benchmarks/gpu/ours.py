@@ -1,4 +1,4 @@
-"""MLXR as an engine: an artifact for each row, on weights that are there already, generating as `mlxr run` does."""
+"""MLXR as an engine: an artifact for each row, on weights that are already there, generating as `mlxr run` does."""
 
 import os
 import time
@@ -28,14 +28,14 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.tuning.pieces import device_name
 
 WARM_UP = 4
-"""Steps before each measurement: a pipeline that was left standing has one step done in advance."""
+"""Steps before each measurement: a pipeline that has stood still has one step done in advance."""
 
 
 class FilledArena(Arena):
     """An arena of random keys and values, so that a long context needs no prompt to be read."""
 
     def __init__(self, geometry: ArenaGeometry) -> None:
-        """Fills it on the default device; arenas of one shape are alike, whatever their type."""
+        """Fills it on the default device; arenas of the same shape hold the same numbers, whatever their type."""
         size = int(np.prod(geometry.shape))
         dtype = MLX_DTYPES[str(geometry.dtype)]
         self._k, self._v = (mx.contiguous(pattern(size, i).reshape(geometry.shape).astype(dtype)) for i in (1, 2))
@@ -59,7 +59,7 @@ class Loaded:
         Args:
             artifact: the compiled model.
             host: its name.
-            weights: by the names of the artifact's plan, as the host takes them.
+            weights: the weights by the names of the artifact's plan, as the host takes them.
         """
         self.artifact, self.plan = artifact, artifact.plan
         self.arena = FilledArena(self.plan.arena)
@@ -67,7 +67,7 @@ class Loaded:
         self.host = array_host(host)(artifact, weights, self.arena)
 
     def hold(self, batch: int, tokens: int) -> list[int]:
-        """Sequences of so many tokens, of which the arena's random numbers are keys and values."""
+        """Makes sequences of so many tokens, whose keys and values are the arena's random numbers."""
         ids = [self.pager.add_sequence() for _ in range(batch)]
         if tokens:
             self.pager.append_all([(seq_id, tokens) for seq_id in ids])
@@ -123,8 +123,8 @@ class Ours:
             row: what will be measured.
             document: its spec.
             host: the host's name.
-            weights: the model's.
-            keeps_unpacked: whether weights that are unpacked for MLX stay so, as they do by default.
+            weights: the model's weights.
+            keeps_unpacked: whether weights that are unpacked for MLX stay unpacked, as they do by default.
         """
         setting = {} if keeps_unpacked else {"MLXR_UNPACKED_MIB": "0"}
         self._row = row
@@ -147,13 +147,13 @@ class Ours:
 
     @property
     def planned_bytes(self) -> int:
-        """What a step in the middle of a turn reads, as MLXR counts it: to be compared with the row's own count."""
+        """Bytes that a step in the middle of a turn reads, as MLXR counts them, to compare with the row's own count."""
         artifact = self._loaded.artifact
         tokens = self._row.batch * (self._row.tokens + GROWTH // 2)
         return weight_bytes(artifact, "metal", self._row.batch) + cache_bytes(artifact.plan.arena, tokens)
 
     def decode(self, steps: int) -> float:
-        """Seconds of a step, by `steps` of them; sequences that have grown too long are started anew."""
+        """Seconds of a step, averaged over `steps`; sequences that have grown too long start again."""
         if self._left < steps + WARM_UP:
             self._restart()
         assert self._generation is not None, "just started"
@@ -174,7 +174,7 @@ class Ours:
             prompts = [self._prompt]
         else:
             prompts = [random_tokens(self._row.tokens, vocab, seed) for seed in range(batch)]
-        # Prompts of a batch are read one after the other, and who has been read decodes meanwhile: room for both.
+        # Prompts of a batch are read one after the other, while those that have been read decode: room for both.
         lead = -(-batch * self._row.tokens // self._loaded.plan.max_tokens) if self._kept is None else 0
         self._generation = self._loaded.generate(prompts, GROWTH + lead, self._kept)
         started: set[int] = set()
@@ -198,14 +198,14 @@ class Ours:
         if self._kept is not None:
             self._kept.clear()
         ids = self._loaded.hold(1, 0)
-        found = self._loaded.read_prompt(ids[0], tokens)[0]
+        logits = self._loaded.read_prompt(ids[0], tokens)[0]
         self._loaded.release(ids)
         if self._kept is not None:
             self._kept = self._held(self._row.tokens)
-        return found
+        return logits
 
     def close(self) -> None:
-        """Ends the generation that is under way."""
+        """Ends the current generation."""
         if self._generation is not None:
             self._generation.close()
         self._generation, self._left = None, 0

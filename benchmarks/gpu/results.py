@@ -1,4 +1,4 @@
-"""Results: one JSON file that several runs fill, and what is made of it: two tables, and a picture."""
+"""Results: a JSON file that several runs fill, and the two tables and the picture that show it."""
 
 import datetime
 import json
@@ -19,14 +19,14 @@ class Results:
     """The rows so far. The file is written after each change."""
 
     def __init__(self, path: Path, resumed: Path | None = None) -> None:
-        """Goes on with a file.
+        """Continues a file.
 
         Args:
             path: the JSON file.
             resumed: another one to begin with, if there is none at `path`.
 
         Raises:
-            SystemExit: the file is no such file.
+            SystemExit: the file is not one of results.
         """
         self.path = path
         self.data: dict[str, Any] = {"machine": {}, "runs": [], "rows": {}, "failures": {}, "doing": None}
@@ -53,19 +53,19 @@ class Results:
         self._write()
 
     def begin(self, row: Row | UserRow) -> None:
-        """Notes that a row is being measured, for who finds that the process has died."""
+        """Notes that a row is being measured, in case the process dies."""
         self.data["doing"] = row.id
         self._write()
 
-    def add(self, row: Row | UserRow, found: dict[str, Any]) -> None:
+    def add(self, row: Row | UserRow, result: dict[str, Any]) -> None:
         """Adds a row's times."""
-        self.data["rows"][row.id] = found
+        self.data["rows"][row.id] = result
         self.data["failures"].pop(row.id, None)
         self.data["doing"] = None
         self._write()
 
     def fail(self, row: Row | UserRow, why: str) -> None:
-        """Notes that a row has no times: an old result of it goes too."""
+        """Notes that a row has no times, and removes an old result of it."""
         self.data["rows"].pop(row.id, None)
         self.data["failures"][row.id] = re.sub(r"(?:/[^\s/:]+)+/", "", why)  # folders mean nothing elsewhere
         self.data["doing"] = None
@@ -87,11 +87,11 @@ class Results:
         return statistics.median(times) if times else None
 
     def limit(self, row: Row) -> float | None:
-        """The row's floor in seconds, by what copies and products reached in the same minutes."""
-        found = self.data["rows"].get(row.id, {})
-        if "copy_bytes_per_second" not in found:
+        """The row's floor in seconds, by the rates that copies and products reached in the same minutes."""
+        result = self.data["rows"].get(row.id, {})
+        if "copy_bytes_per_second" not in result:
             return None
-        rates = (statistics.median(found[name]) for name in ("copy_bytes_per_second", "operations_per_second"))
+        rates = (statistics.median(result[name]) for name in ("copy_bytes_per_second", "operations_per_second"))
         return row.floor_seconds(*rates)
 
     def cells(self, row: Row) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class Results:
         return user_cells(row, self.data["rows"][row.id], seen if row.kind == "unseen" else {})
 
     def line(self, row: Row | UserRow) -> str:
-        """A row in one line."""
+        """A row as one line of text."""
         columns, cells = (
             (USER_COLUMNS, self.user_cells(row)) if isinstance(row, UserRow) else (_COLUMNS, self.cells(row))
         )
@@ -136,7 +136,7 @@ class Results:
         return [row for model in MODELS for row in user_rows_of(model) if self.has(row)]
 
     def _tables(self) -> list[list[tuple[str, ...]]]:
-        """Tables with their heads: the users', the engine's. One without rows is left out."""
+        """Tables with their heads: the users' and the engine's. A table without rows is left out."""
         users = [self.user_cells(row) for row in self.user_rows()]
         engine = [self.cells(row) for row in self.rows()]
         return [[head, *rows] for head, rows in ((USER_COLUMNS, users), (_COLUMNS, engine)) if rows]

@@ -1,10 +1,10 @@
-"""What the benchmark tells while it runs."""
+"""Progress messages of the benchmark."""
 
 import contextlib
 import sys
 
 
 def say(text: str) -> None:
-    """Tells of progress on standard error."""
+    """Prints a line on standard error."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)

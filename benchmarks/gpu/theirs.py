@@ -1,6 +1,7 @@
 """mlx-lm as an engine, on the default device: its model, its cache, and the loop of its `generate_step`.
 
-A cache is filled with random keys and values, and has room for all that is decoded, so that no step has to enlarge it.
+Its cache is filled with random keys and values, and has room for all that is decoded, so that no step has to enlarge
+it.
 """
 
 import time
@@ -25,7 +26,7 @@ _STEP = 2048
 
 
 def make_model(name: str, weights: RandomWeights) -> nn.Module:
-    """mlx-lm's model on these weights. What it makes of its own at first is never computed."""
+    """mlx-lm's model on these weights. The weights that it first makes itself are never computed."""
     model = llama.Model(llama.ModelArgs.from_dict(mlx_lm_config(name, 8192)))
     if weights.format != "bf16":
         nn.quantize(model, group_size=64, bits=4)
@@ -63,7 +64,7 @@ class Theirs:
         self._step: int | None = None
 
     def decode(self, steps: int) -> float:
-        """Seconds of a step, by `steps` of them."""
+        """Seconds of a step, averaged over `steps`."""
         if self._left < steps + WARM_UP:
             self._restart()
         assert self._tokens is not None, "just started"
@@ -89,7 +90,7 @@ class Theirs:
         self._left = GROWTH - 1
 
     def _decode_together(self, first: mx.array, cache: list[Any]) -> Iterator[list[int]]:
-        """As `generate_step`, for several sequences, and without log-probabilities, which nobody asked for."""
+        """As `generate_step`, for several sequences, and without log-probabilities, which nobody needs."""
 
         def step(tokens: mx.array) -> mx.array:
             chosen = mx.argmax(self._model(tokens[:, None], cache=cache)[:, -1], axis=-1)
@@ -103,13 +104,13 @@ class Theirs:
             now = after
 
     def prefill(self) -> float:
-        """Seconds from a prompt to its first token: in one piece or in mlx-lm's own, whichever was faster at first.
+        """Seconds from a prompt to its first token, in one piece or in mlx-lm's pieces, whichever was faster at first.
 
         `generate_step` reads the last token in a step of its own; here it is read with the others, which is faster.
         """
         prompt = random_tokens(self._row.tokens, self._shape.vocab)
         if self._step is None:
-            for step in {self._row.tokens, min(_STEP, self._row.tokens)}:  # what is built at a first time is built
+            for step in {self._row.tokens, min(_STEP, self._row.tokens)}:  # untimed: the first run builds
                 self._prefill(prompt, step)
             tried = {step: self._prefill(prompt, step) for step in (_STEP, self._row.tokens)}
             self._step = min(tried, key=lambda step: tried[step])
@@ -131,5 +132,5 @@ class Theirs:
         return np.array(logits.astype(mx.float32))
 
     def close(self) -> None:
-        """Lets go of the cache."""
+        """Frees the cache."""
         self._tokens, self._left = None, 0

@@ -1,4 +1,4 @@
-"""What the table says of a user row."""
+"""The cells of a user row in the table."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from gpu.user_rows import UserRow
 USER_COLUMNS = ("", "path", "MLXR", "p95", "mlx-lm", "p95", "ratio", "of p95", "over seen", "gap")
 
 
-def user_cells(row: UserRow, found: dict[str, Any], seen: dict[str, Any]) -> tuple[str, ...]:
+def user_cells(row: UserRow, measured: dict[str, Any], seen: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table: times of prompts in ms, decoding in tokens per second of all sequences.
 
     Args:
         row: the row.
-        found: what was measured.
-        seen: of a row of unseen lengths, what was measured when they came again, if it was.
+        measured: what was measured.
+        seen: for a row of unseen lengths, what was measured when they came again, if it was.
     """
-    ours, theirs = found["seconds"]["mlxr"], found["seconds"]["mlx-lm"]
-    gap = f"{found['gap']:.2f}"
+    ours, theirs = measured["seconds"]["mlxr"], measured["seconds"]["mlx-lm"]
+    gap = f"{measured['gap']:.2f}"
     if row.kind == "first":
         shown = [" / ".join(_ms(second) for second in times) for times in (ours, theirs)]
         return (row.id, "user", shown[0], "", shown[1], "", _ratio(ours[0], theirs[0]), "", "", gap)
@@ -29,7 +29,7 @@ def user_cells(row: UserRow, found: dict[str, Any], seen: dict[str, Any]) -> tup
         speeds = [_speed((row.work.batch if row.kind == "batch" else 1) / seconds) for seconds in middle]
         return (row.id, "user", speeds[0], "", speeds[1], "", _ratio(*middle), "", "", gap)
     late = [percentile(times, 95) for times in (ours, theirs)]
-    pairs = list(zip(ours, seen["seconds"]["mlxr"], strict=True)) if seen.get("lengths") == found["lengths"] else []
+    pairs = list(zip(ours, seen["seconds"]["mlxr"], strict=True)) if seen.get("lengths") == measured["lengths"] else []
     over = f"{statistics.median(new / old for new, old in pairs):.2f} x" if pairs else ""
     return (
         *(row.id, "user", _ms(middle[0]), _ms(late[0]), _ms(middle[1]), _ms(late[1])),

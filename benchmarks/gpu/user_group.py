@@ -1,10 +1,10 @@
 """Measures user rows of one model in one format: each engine in a process of its own, both loaded, taking turns.
 
-MLXR's answers are judged by mlx-lm, on a folder with the same numbers: each token must be one that mlx-lm's logits
-allow after the tokens before it. A row with a wrong answer is not reported.
+mlx-lm judges MLXR's answers, on a folder with the same numbers: its logits must allow each token after the tokens
+before it. A row with a wrong answer is not reported.
 
-Prompts are random tokens. Both engines get the same ones, and no length twice but where a row says so: not among rows,
-nor in judging, which only repeats what was prompted.
+Prompts are random tokens. Both engines get the same prompts, and no length comes twice unless a row says so: not in
+different rows, and not in judging, which only repeats prompts that were given.
 """
 
 import os
@@ -25,11 +25,11 @@ from mlxr.compiler.debug import debug_level
 
 ENGINES = ("mlxr", "mlx-lm")
 GAP = 1.0
-"""Standard deviations of logits by which a token's may be below the largest: bf16 rounds all layers of both engines. A
-token that has nothing to do with the logits is about 4 below."""
+"""How far a token's logit may be below the largest, in standard deviations of the logits: bf16 rounds all layers of
+both engines. A token that has nothing to do with the logits is about 4 below."""
 _MODULES = {"mlxr": "peers.user_mlxr", "mlx-lm": "peers.user_mlx_lm"}
 _AFTER_FIRST = 7
-"""Tokens after the first of each prompt: users go on, so engines that run ahead do."""
+"""Tokens that follow the first token of each prompt: users read on, so engines may run ahead."""
 _JUDGED = 3
 _CPUS = os.cpu_count() or 1
 
@@ -39,17 +39,17 @@ class WrongAnswerError(Exception):
 
 
 class UserGroup:
-    """The rows of one model and format. A context: its workers end with it."""
+    """The rows of one model and format. A context manager: its workers end with it."""
 
     def __init__(self, rows: list[UserRow], files: ModelFiles, args: Any, results: Results, log: TextIO) -> None:
         """Loads nothing yet.
 
         Args:
             rows: what to measure.
-            files: the model's.
-            args: of the command line.
-            results: where to.
-            log: what workers print.
+            files: the model's files.
+            args: the command line's.
+            results: where results go.
+            log: where the output of workers goes.
         """
         self._rows, self._files, self._args, self._results, self._log = rows, files, args, results, log
         self._format, self._work = rows[0].format, rows[0].work
@@ -85,14 +85,14 @@ class UserGroup:
             self._results.begin(row)
             start = time.perf_counter()
             try:
-                found = first if row.kind == "first" else self._measure(row)
+                result = first if row.kind == "first" else self._measure(row)
             except Exception as error:
                 self._fail(row, error)
                 if isinstance(error, EngineError):
                     self._give_up_after(row, error)
                     return
             else:
-                self._results.add(row, {"path": "user", "types": self._told["mlxr"]["types"]} | found)
+                self._results.add(row, {"path": "user", "types": self._told["mlxr"]["types"]} | result)
                 say(f"{self._results.line(row)}   ({time.perf_counter() - start:.0f} s)")
 
     def _fail(self, row: UserRow, error: Exception) -> None:
@@ -102,12 +102,12 @@ class UserGroup:
         say(f"{row.id}: {type(error).__name__}: {error}")
 
     def _give_up_after(self, row: UserRow, error: EngineError) -> None:
-        """A worker that failed may be in any state: what comes after it would not be comparable."""
+        """Gives up the rows after a failure: the worker may be in any state, so they would not be comparable."""
         for later in self._rows[self._rows.index(row) + 1 :]:
             self._fail(later, error)
 
     def _load(self) -> None:
-        """Starts all processes that the rows need, side by side: what is timed begins when all are loaded."""
+        """Starts all processes that the rows need, side by side; timing begins when all are loaded."""
         files, batch = self._files, self._work.batch
         sources = {
             "mlxr": ("mlxr", files.source(self._format), 1),
@@ -136,7 +136,7 @@ class UserGroup:
         return Streamed(**self._workers[name].ask("stream", prompts=prompts, tokens=tokens))
 
     def _prompt(self, length: int) -> list[int]:
-        """Tokens that no prompt had before."""
+        """Tokens that no earlier prompt had."""
         self._prompts += 1
         return random_tokens(length, self._vocab, seed=self._prompts)
 
@@ -160,7 +160,7 @@ class UserGroup:
         return float(max(gaps))
 
     def _measure_first(self) -> dict[str, Any]:
-        """The first three prompts of the loaded engines. They are also what warms them up."""
+        """The first three prompts of the loaded engines, which also warm them up."""
         within, _ = self._work.ranges[0]
         return self._time_prompts(self._lengths.take(within, 3))
 
@@ -185,13 +185,13 @@ class UserGroup:
         assert row.within is not None, "prompts have lengths"
         if row.within not in self._unseen:
             self._unseen[row.within] = self._lengths.take(row.within, row.num_prompts)
-            found = self._time_prompts(self._unseen[row.within])
+            seconds = self._time_prompts(self._unseen[row.within])
             if row.kind == "unseen":
-                return found
+                return seconds
         return self._time_prompts(self._unseen[row.within])
 
     def _time_tokens(self, workers: dict[str, str], batch: int) -> dict[str, Any]:
-        """Seconds of a step, all prompts decoding; a first turn warms up. Seconds to the first tokens come along."""
+        """Seconds of a step while all prompts decode, and seconds to the first tokens; a first turn warms up."""
         seconds: dict[str, list[float]] = {engine: [] for engine in workers}
         first: dict[str, list[float]] = {engine: [] for engine in workers}
         asked = []

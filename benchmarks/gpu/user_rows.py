@@ -1,4 +1,4 @@
-"""Rows of the user's path: models on disk, loaded by each engine's own function with default options, then prompted."""
+"""Rows of the user's path: models on disk, which each engine loads with its own function and default options."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +14,8 @@ class UserWork:
     """What users' prompts are like.
 
     Attributes:
-        ranges: lengths of prompts, and how many of each.
-        tokens: of a prompt before decoding.
+        ranges: ranges of prompt lengths, and how many prompts of each.
+        tokens: tokens of a prompt before decoding.
         decoded: tokens that are timed after it.
         batch: prompts at once, in the row of several.
     """
@@ -40,8 +40,8 @@ class UserRow:
 
     Attributes:
         kind: `first`: the first three prompts after loading; `unseen`: prompts of lengths that are new to the process;
-            `seen`: of the same lengths once more; `decode` and `batch`: tokens after one prompt, and after several.
-        within: of the kinds that have one, the range of lengths.
+            `seen`: prompts of the same lengths again; `decode` and `batch`: tokens after one prompt, and after several.
+        within: the range of lengths, for the kinds that have one.
     """
 
     model: str
@@ -57,7 +57,7 @@ class UserRow:
 
     @property
     def process(self) -> str:
-        """Rows of one are measured in one process: all of a model share its files."""
+        """The name of the process that measures the row: rows of one model share a process and its files."""
         return f"{self.model} user"
 
     @property
@@ -67,7 +67,7 @@ class UserRow:
 
     @property
     def num_prompts(self) -> int:
-        """Of `unseen` and `seen`: how many there are."""
+        """How many prompts there are, for `unseen` and `seen`."""
         return dict(self.work.ranges)[self.within] if self.within else 3
 
     @property

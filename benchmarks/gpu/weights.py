@@ -1,7 +1,7 @@
 """Random weights, made where they are used: one set of arrays that MLXR, mlx-lm and the reference all take.
 
-A tensor goes by its Hugging Face name and is its planes: numbers; or bits, scales and biases; or GGUF blocks. Nothing
-here looks at an array of the GPU through NumPy, which would move its memory to where the CPU can see it, for good.
+A tensor has its Hugging Face name and consists of its planes: numbers; or bits, scales and biases; or GGUF blocks.
+Nothing here looks at an array of the GPU through NumPy, which would move it to managed memory for good.
 """
 
 import zlib
@@ -58,7 +58,7 @@ class RandomWeights(Mapping[str, Planes]):
         return len(self._planes)
 
     def mlx_lm_arrays(self) -> list[tuple[str, mx.array]]:
-        """What mlx-lm's model takes: nothing of GGUF blocks, which it cannot read."""
+        """The arrays for mlx-lm's model; none for GGUF blocks, which it cannot read."""
         assert self.format != "q4_k", "mlx-lm has no K-quants"
         pairs = []
         for name, planes in self.items():
@@ -67,14 +67,14 @@ class RandomWeights(Mapping[str, Planes]):
         return pairs
 
     def buffers(self, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
-        """The weights as kernels read them: see `WeightPlan.layout`. Artifacts share what is alike."""
+        """The weights as kernels read them: see `WeightPlan.layout`. Artifacts share equal buffers."""
         for weight in plan:
             if weight not in self._made:
                 self._made[weight] = self._buffer(weight)
-        found = {weight.name: self._made[weight] for weight in plan}
-        mx.eval(found)
+        buffers = {weight.name: self._made[weight] for weight in plan}
+        mx.eval(buffers)
         mx.clear_cache()
-        return found
+        return buffers
 
     def _buffer(self, weight: WeightPlan) -> mx.array:
         dtype = str(weight.layout.dtype)
@@ -95,19 +95,19 @@ class RandomWeights(Mapping[str, Planes]):
 
     def numbers(self, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
         """The weights as numbers of the graph's types, as `reference` takes them."""
-        made = {}
+        arrays = {}
         for weight in plan:
             numbers = mx.concatenate([self._decode(part) for part in weight.parts])
-            made[weight.name] = numbers.astype(MLX_DTYPES[str(weight.dtype)])
-            mx.eval(made[weight.name])
-        return made
+            arrays[weight.name] = numbers.astype(MLX_DTYPES[str(weight.dtype)])
+            mx.eval(arrays[weight.name])
+        return arrays
 
     def as_read_by(self, host: str, plan: Sequence[WeightPlan]) -> dict[str, mx.array]:
         """The weights as a host takes them."""
         return self.buffers(plan) if array_host(host).reads_buffers else self.numbers(plan)
 
     def _decode(self, part: TensorSource) -> mx.array:
-        """The numbers of a tensor, f32, decoded by other code than what is checked."""
+        """The numbers of a tensor, f32, decoded by other code than the code that is checked."""
         planes = self[_name_of(part)]
         if len(part.shape) == 1 or self.format == "bf16":
             return planes[0].astype(mx.float32)
@@ -148,7 +148,7 @@ def _affine4(rows: int, columns: int) -> Planes:
 def _q4_k(rows: int, columns: int) -> Planes:
     """Blocks of random bits: f16 d and dmin, then 6-bit scales and minima, then 4-bit numbers.
 
-    dmin is 7.5 d, so that numbers scatter about 0, and d is such that they do by as much as those of other formats:
+    dmin is 7.5 d, so that numbers scatter about 0, and d is such that they scatter as far as those of other formats:
     scale x number - minimum x 7.5 has a standard deviation of about 260.
     """
     shape = (rows, columns // _BLOCK_ELEMENTS)
@@ -163,7 +163,7 @@ assert _MATRICES.keys() == FORMATS.keys(), "a way to make each format"
 
 
 def pattern(size: int, seed: int) -> mx.array:
-    """So many bf16 numbers, normal with deviation 1: one run of random ones again and again, which is quick to make."""
+    """So many bf16 numbers, normal with deviation 1: a repeated run of random numbers, which is quick to make."""
     period = min(size, (1 << 22) - 3)
     run = mx.random.normal((period,), key=mx.random.key(seed)).astype(mx.bfloat16)
     return mx.broadcast_to(run[None], (-(-size // period), period)).reshape(-1)[:size]

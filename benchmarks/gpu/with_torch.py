@@ -47,7 +47,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A decode step: tokens to the next tokens."""
+    """A decode step: from tokens to the next tokens."""
 
     def __init__(self, shape: Shape, theta: float, batch: int, context: int) -> None:
         super().__init__()

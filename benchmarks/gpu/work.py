@@ -10,11 +10,11 @@ from gpu.user_rows import UserRow, user_rows_of
 
 Kind = Literal["decode", "prefill", "first-token"]
 GROWTH = 256
-"""Tokens by which a decoding sequence may grow before it is started anew."""
+"""Tokens by which a decoding sequence may grow before it starts again."""
 FORMATS = {"bf16": "bf16", "affine4": "affine4_g64_bf16", "q4_k": "q4_k"}
-"""Names here, and as specs have them."""
+"""Formats by their names here, with their names in specs."""
 BITS = {"bf16": 16.0, "affine4": 4.5, "q4_k": 4.5}
-"""Of a weight, scales included."""
+"""Bits of a weight, scales included."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class GpuModel:
 
     Attributes:
         theta: base of RoPE.
-        short, long: tokens before the first measured step, in ordinary decode rows and in that of a long context.
+        short, long: tokens before the first measured step, in ordinary decode rows and in the row of a long context.
         batches: numbers of sequences that decode together.
         prompts: lengths of prompts.
     """
@@ -51,7 +51,7 @@ class Row:
     """One row of the table.
 
     Attributes:
-        tokens: of `decode` in the cache before the first step; of the others the prompt's.
+        tokens: for `decode`, tokens in the cache before the first step; for the others, those of the prompt.
         batch: sequences.
     """
 
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def process(self) -> str:
-        """Rows of one are measured in one process."""
+        """The name of the process that measures the row; rows of the same name share it."""
         return f"{self.model} {self.format}" + (" loading" if self.kind == "first-token" else "")
 
     @property
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def size_bytes(self) -> int:
-        """Fewest bytes through memory: each weight once, the cache that a step reads, and what it writes there."""
+        """The fewest bytes through memory: each weight once, the cache that a step reads, and what it writes there."""
         shape, dims = MODELS[self.model].shape, _Dims(MODELS[self.model].shape)
         weights = int((dims.layer * shape.layers + dims.output) * BITS[self.format] / 8)
         row = int(shape.hidden * BITS[self.format] / 8)
@@ -163,9 +163,9 @@ def spec_document(
 
     Args:
         row: the row.
-        layers: how many; 0: all.
-        paged: a block table also for one sequence.
-        exact: everything in f32, for the reference.
+        layers: how many layers; 0: all.
+        paged: whether one sequence has a block table too.
+        exact: whether everything is f32, for the reference.
         chunk: most tokens of a step; 0: 2048, which is mlx-lm's own.
     """
     gpu = MODELS[row.model]

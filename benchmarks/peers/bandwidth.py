@@ -1,4 +1,4 @@
-"""The machine's read bandwidth, by a small C program: the limit of decoding."""
+"""The machine's read bandwidth, measured by a small C program: the limit of decoding."""
 
 import subprocess
 import tempfile
@@ -12,7 +12,7 @@ class Bandwidth:
     """The compiled program; `measure` may be called between other measurements."""
 
     def __init__(self, threads: int) -> None:
-        """Compiles it with the first compiler that there is, as the cpu host looks for one.
+        """Compiles it with the compiler that the cpu host would use.
 
         Raises:
             SystemExit: there is no compiler.

@@ -1,8 +1,8 @@
 """The models that engines are compared on, written once into a cache folder.
 
 storyteller is the bundled one. The others have random weights (normal, 0.02): speed does not depend on them. One set of
-bf16 numbers is written as a Hugging Face folder and as F16 and BF16 GGUF files, which llama.cpp's own quantiser turns
-into the rest, so that every engine reads the same model in the form it prefers.
+bf16 numbers is written as a Hugging Face folder and as F16 and BF16 GGUF files, from which llama.cpp's own quantiser
+makes the rest, so that every engine reads the same model in the form it prefers.
 """
 
 import json
@@ -21,9 +21,9 @@ Array = npt.NDArray[Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_k_m")
-"""Formats of a run that names none."""
+"""The formats of a run that names none."""
 MORE_FORMATS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "affine4")
-"""Those that a run may name: GGUF files by llama.cpp's names, and MLX's 4 bits in groups of 64."""
+"""The other formats that a run may name: GGUF files by llama.cpp's names, and MLX's 4 bits in groups of 64."""
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _WIDTHS = {"BF16": 2, "U32": 4}
 
@@ -82,19 +82,19 @@ class Files:
     model: str
     format: str
     source: Path
-    """What MLXR and llama.cpp read: a GGUF file; of `affine4` a folder, which llama.cpp cannot read."""
+    """What MLXR and llama.cpp read: a GGUF file; for `affine4` a folder, which llama.cpp cannot read."""
     folder: Path
     """The bf16 Hugging Face folder."""
 
 
 def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None]) -> Files:
-    """The files of a model in a format, written now unless they are there.
+    """The files of a model in a format; written if they are not there.
 
     Args:
         model: `storyteller` (Q8_0 only) or one of SHAPES.
         format_name: one of FORMATS or MORE_FORMATS.
         cache: where random models are kept.
-        say: told what is being written.
+        say: called with what is being written.
     """
     if model == "storyteller":
         gguf = ROOT / "models/storyteller/storyteller-q8_0.gguf"
@@ -139,8 +139,8 @@ def write_folder(
 
     Args:
         shape: its dimensions.
-        folder: an existing one.
-        make: a tensor's bf16 numbers as their 16 bits, by its name and shape.
+        folder: an existing folder.
+        make: gives a tensor's bf16 numbers as their 16 bits, by its name and shape.
         theta: base of RoPE.
     """
     tensors = {name: ("BF16", dims, partial(make, name, dims)) for name, _, dims, _ in shape.matrices()}
@@ -153,8 +153,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ..
 
     Args:
         path: the file.
-        tensors: by name: the type, by the format's own name; the shape; and what gives the numbers when it is their
-            turn, as an array of the same bytes.
+        tensors: by name: the type, by the format's own name; the shape; and a function that gives the numbers when it
+            is their turn, as an array of the same bytes.
     """
     header, position = {}, 0
     for name, (dtype, dims, _) in tensors.items():
@@ -202,12 +202,12 @@ def write_config(shape: Shape, folder: Path, theta: float = 1e4, **more: Any) ->
 
 
 def gguf_writer(shape: Shape, path: Path, file_type: str, theta: float = 1e4) -> Any:
-    """A gguf-py writer that knows all of a model but its tensors.
+    """A gguf-py writer with all of a model except its tensors.
 
     Args:
         shape: the model's dimensions.
         path: the file.
-        file_type: by the name that gguf-py has for it, `MOSTLY_BF16` say.
+        file_type: by gguf-py's name for it, `MOSTLY_BF16` say.
         theta: base of RoPE.
     """
     from gguf import GGUFWriter, LlamaFileType
@@ -242,7 +242,7 @@ def permuted(rows: Array, heads: int) -> Array:
 
     Args:
         rows: in Hugging Face's order, [rows, anything].
-        heads: how many it has; 0: it is not permuted.
+        heads: how many heads the matrix has; 0: it is not permuted.
     """
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape) if heads else rows
 
@@ -262,7 +262,7 @@ def _write_gguf(shape: Shape, format_name: str, path: Path) -> None:
 
 
 def vocabulary(size: int) -> list[str]:
-    """A small sentencepiece-like vocabulary that every engine takes: bytes, letters, and numbered words."""
+    """A small vocabulary like sentencepiece's, which every engine takes: bytes, letters, and numbered words."""
     tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
     return tokens + [f"\u2581w{number}" for number in range(size - len(tokens))]
 

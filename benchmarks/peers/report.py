@@ -1,6 +1,6 @@
-"""What was measured: collected, as JSON, as a table, as RESULTS.md and as a bar chart.
+"""Collects what was measured, and writes it as JSON, as a table, as RESULTS.md and as a bar chart.
 
-Every figure is the median of its rounds. llama.cpp has two rows of figures, with and without flash attention; wherever
+Every figure is the median of its rounds. llama.cpp has two rows of figures, with and without flash attention; where
 MLXR is compared with it, the better one counts.
 """
 
@@ -22,7 +22,7 @@ from peers.traffic import file_weight_bytes, key_value_bytes
 LLAMA = ("llama.cpp", "llama.cpp-no-flash")
 _UNITS = {"cold start": "s", "peak memory": "bytes"}
 USER = "user: "
-"""What measurements of the user's path begin with: of prompts seconds to the first token, one for each."""
+"""How the names of the user's path's measurements begin. For prompts they hold seconds to the first token, one each."""
 _COLUMNS = ("", "path", "MLXR", "of limit", "llama.cpp", "ratio", "mlx-lm", "paged")
 
 
@@ -32,7 +32,7 @@ class Report:
     def __init__(self, threads: int, rounds: int) -> None:
         self.threads, self.rounds = threads, rounds
         self.load_before = os.getloadavg()[0]
-        """Processes that wanted a CPU before the run: what they take, every figure lacks."""
+        """Processes that wanted a CPU before the run: they slow every figure down."""
         self.figures: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
         self.engines: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
@@ -45,7 +45,7 @@ class Report:
         self.bytes_read.setdefault(files.model, {})[files.format] = file_weight_bytes(files.source)
 
     def add_engine(self, engine: str, told: dict[str, Any]) -> None:
-        """Notes what an engine says of itself."""
+        """Notes what an engine says about itself."""
         self.engines[engine] = {key: value for key, value in told.items() if key in ("version", "built_for")}
 
     def add(self, files: Files, engine: str, measure: str, value: float) -> None:
@@ -67,7 +67,7 @@ class Report:
         self.failures.append(f"{engine}, {files.model} {files.format}, {what}: {plain}")
 
     def median(self, model: str, format_name: str, measure: str, engine: str) -> float | None:
-        """The median of an engine's rounds; for `llama.cpp` that of its better settings."""
+        """The median of an engine's rounds; for `llama.cpp` with the better of its settings."""
         return self._percentile(model, format_name, measure, engine, 50)
 
     def _percentile(self, model: str, format_name: str, measure: str, engine: str, percent: float) -> float | None:
@@ -75,10 +75,10 @@ class Report:
         engines = {"llama.cpp": LLAMA, "mlxr": ("mlxr", "mlxr-batch", "mlxr-user", "mlxr-user-batch")}.get(
             engine, (engine,)
         )
-        found = [float(np.percentile(rounds[name], percent)) for name in engines if rounds.get(name)]
-        if not found:
+        values = [float(np.percentile(rounds[name], percent)) for name in engines if rounds.get(name)]
+        if not values:
             return None
-        return min(found) if _is_time(measure) or measure in _UNITS else max(found)
+        return min(values) if _is_time(measure) or measure in _UNITS else max(values)
 
     def limit(self, model: str, format_name: str, measure: str) -> float | None:
         """Tokens per second of one sequence if reading memory took all the time."""
@@ -91,7 +91,7 @@ class Report:
     def rows(self, model: str, format_name: str) -> list[tuple[str, ...]]:
         """One row for each measurement: its name, then what `_COLUMNS` says.
 
-        One of the user's path has two: the median and the 95th percentile of its prompts. Their ratio is llama.cpp's
+        Prompts of the user's path have two rows: their median and their 95th percentile. Their ratio is llama.cpp's
         time over MLXR's, so that more is better there too.
         """
         rows: list[tuple[str, ...]] = []
@@ -170,13 +170,14 @@ class Report:
             f"{'; '.join(told)}. Load average before the run: {self.load_before:.1f}.",
             *([f"llama.cpp was built with: {built.strip()}"] if built else []),
             "",
-            "Tokens per second of all sequences together. Of limit: of the speed at which only reading the weights and",
-            "the cache would take time; what stays in the CPU's own caches can exceed it. llama.cpp: with or without",
-            "flash attention, whichever is faster in that row. Ratio: MLXR over llama.cpp; below 1 is better for time",
-            "and memory. mlx-lm: on bf16 weights, or MLX's own format of as many bits. Paged: speed over that with a",
-            "block table. Path: engine, as the engines do it by themselves; user, MLXR loaded by `mlxr.load` with",
-            "default options: time to the first token of prompts whose lengths the process has not seen (ratio:",
-            "llama.cpp's time over MLXR's), and tokens as they come (of llama.cpp and mlx-lm, their steps alone).",
+            "Figures are tokens per second of all sequences together. Of limit: share of the speed at which reading",
+            "the weights and the cache would take all the time; what stays in the CPU's own caches can exceed it.",
+            "llama.cpp: with or without flash attention, whichever is faster in that row. Ratio: MLXR over llama.cpp;",
+            "below 1 is better for time and memory. mlx-lm: with bf16 weights, or with MLX's own format of as many",
+            "bits. Paged: the speed over that with a block table. Path: engine, each engine driven step by step; user,",
+            "MLXR loaded by `mlxr.load` with default options: time to the first token of prompts whose lengths the",
+            "process has not seen (ratio: llama.cpp's time over MLXR's), and tokens as they come (llama.cpp, mlx-lm:",
+            "only their steps).",
         ]
         for model, formats in self.figures.items():
             for format_name in formats:
@@ -209,7 +210,7 @@ def machine() -> str:
 
 
 def _is_time(measure: str) -> bool:
-    """Whether figures are seconds of prompts as users give them."""
+    """Whether figures are seconds, of prompts as users give them."""
     return measure.startswith(f"{USER}prompts")
 
 
@@ -226,7 +227,7 @@ def _show(measure: str, value: float | None) -> str:
 
 
 def _command() -> str:
-    """The command line; of folders only their names, which mean something on other machines."""
+    """The command line; folders without their paths, which mean nothing on other machines."""
     script = Path(sys.argv[0]).resolve()
     words = [str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name, *sys.argv[1:]]
     return " ".join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in words)])

@@ -1,4 +1,4 @@
-"""A tokenizer for random models, as Llama's folders have it: users' engines make text of what they generate."""
+"""A tokenizer for random models, as Llama's folders have it: users' engines make text of the tokens they generate."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ _NUM_SPECIAL = 3
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json: the same vocabulary as that of the GGUF files."""
+    """Writes tokenizer.json and tokenizer_config.json, with the same vocabulary as the GGUF files."""
     tokens = vocabulary(vocab)
     document = {
         "version": "1.0",

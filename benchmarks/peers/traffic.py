@@ -1,4 +1,4 @@
-"""What every engine has to read for a token, whatever its own layout: by the file and the model's shape."""
+"""What every engine has to read for a token, whatever its layout: computed from the file and the model's shape."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _STORYTELLER = (6, 2, 64)
 
 
 def file_weight_bytes(source: Path) -> int:
-    """Bytes of all tensors but the embedding table, which gives one row unless it is the output too."""
+    """Bytes of all tensors, without the embedding table (of which one row is read) unless it is the output too."""
     tensors = open_weights(source).tensors
     untied = {"output.weight", "lm_head.weight"} & tensors.keys()
     table = ("token_embd.", "model.embed_tokens.")

@@ -1,4 +1,4 @@
-"""mlx-lm as its users run it: `load` of a folder, `stream_generate`, and for several prompts `BatchGenerator`."""
+"""mlx-lm as its users run it: `load` on a folder, `stream_generate`, and for several prompts `BatchGenerator`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _LEAD = 4
 
 
 class MlxLmUser(User):
-    """A loaded model and its tokenizer, which is told of no end: mlx-lm has no option for that."""
+    """A loaded model and its tokenizer, from which end tokens are removed: mlx-lm has no option to ignore them."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """See Loader."""
@@ -30,9 +30,9 @@ class MlxLmUser(User):
         lead = _LEAD * len(prompts) if len(prompts) > 1 else 0
         answer = self._one if len(prompts) == 1 else self._several
         start = time.perf_counter()
-        found = timed(start, answer(prompts, 1 + tokens + lead), len(prompts), tokens)
+        streamed = timed(start, answer(prompts, 1 + tokens + lead), len(prompts), tokens)
         mx.synchronize()  # a step of its pipeline may be under way
-        return found
+        return streamed
 
     def _one(self, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[tuple[int, int]]:
         for response in stream_generate(self._model, self._tokenizer, list(prompts[0]), max_tokens=tokens):
@@ -57,9 +57,9 @@ class MlxLmUser(User):
         logits = self._model(tokens[:, before:], cache=cache)[0].astype(mx.float32)
         chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=1)[:, 0]
         gaps = (logits.max(axis=1) - chosen) / mx.std(logits, axis=1)
-        found = float(mx.where(mx.isnan(gaps), mx.inf, gaps).max())
+        gap = float(mx.where(mx.isnan(gaps), mx.inf, gaps).max())
         mx.clear_cache()
-        return found
+        return gap
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MLXR as its users run it: `mlxr.load` of the model's own files with default options, and `Model.start`."""
+"""MLXR as its users run it: `mlxr.load` on the model's own files with default options, and `Model.start`."""
 
 import time
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import mlxr
 from peers.worker import Streamed, User, serve, share_memory, timed
 
 _LEAD = 4
-"""Tokens, for each prompt of several, by which those that are read first may be ahead of the last."""
+"""How many tokens per prompt the first prompts of a batch may be ahead of the last."""
 
 
 class MlxrUser(User):
-    """A loaded model. A batch needs as many sequences, which is the only option that it does not leave alone."""
+    """A loaded model. For a batch it sets the number of sequences; all other options have their defaults."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
         """See Loader; `host` is passed on if it is there."""
@@ -30,9 +30,9 @@ class MlxrUser(User):
         start = time.perf_counter()
         generation = self._model.start(prompts, max_tokens=1 + tokens + lead, ignore_eos=True)
         events = ((event.index, event.token_id) for event in generation)
-        found = timed(start, events, len(prompts), tokens)
+        streamed = timed(start, events, len(prompts), tokens)
         generation.close()
-        return found
+        return streamed
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """llama.cpp as an engine, through the low-level calls of llama-cpp-python.
 
-Two contexts share the model, each with the settings that serve it best: one sequence of full context, and several short
-ones with a cache each. Prompts go in batches of 512.
+Two contexts share the model, each with the settings that are best for it: one sequence of full context, and several
+short sequences with a cache each. Prompts go in batches of 512.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ class LlamaCpp(Engine):
         return self._contexts[batch]
 
     def _step(self, batch: int, tokens: Sequence[tuple[int, int, int, bool]]) -> None:
-        """Runs tokens given as (id, position, sequence, whether its logits are wanted)."""
+        """Runs tokens, given as (id, position, sequence, whether its logits are wanted)."""
         rows = self._rows
         rows.n_tokens = len(tokens)
         for i, (token, position, sequence, wanted) in enumerate(tokens):
@@ -68,7 +68,7 @@ class LlamaCpp(Engine):
         api.llama_synchronize(context)
 
     def _fill(self, batch: int, length: int) -> None:
-        """Brings every sequence to `length` tokens: cut, or continued."""
+        """Cuts or continues every sequence to `length` tokens."""
         memory = api.llama_get_memory(self._context(batch))
         start = min(self._lengths[batch], length)
         if start == 0:

@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 from peers.worker import Engine, random_tokens, serve
 
 _QUANTISED = {"q8_0": (32, 8), "q4_0": (32, 4), "q4_k_m": (64, 4), "affine4": (64, 4)}
-"""Group and bits of MLX's own format that is nearest."""
+"""Group and bits of the nearest format of MLX's own."""
 _MOST_SECONDS = 8.0
 
 
@@ -20,7 +20,7 @@ class MlxLm(Engine):
     """A loaded model; each measurement starts with an empty cache."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Loads the bf16 folder, and quantises it to MLX's format of as many bits."""
+        """Loads the bf16 folder, and quantises it to MLX's format with as many bits."""
         mx.set_default_device(mx.cpu)
         self._model, config = load_model(Path(options["folder"]))
         if options["format"] in _QUANTISED:

@@ -19,7 +19,7 @@ class Mlxr(Engine):
     """A loaded model and its sequences."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Loads the file; `paged` takes a block table also for one sequence."""
+        """Loads the file; with `paged`, one sequence has a block table too."""
         source, context, batch = options["source"], options["context"], options["batch"]
         compute = options.get("compute", "fast")
         if options.get("paged"):
@@ -39,7 +39,7 @@ class Mlxr(Engine):
         return {"version": f"mlxr {VERSION}", "planned_bytes": memory.weights_bytes + memory.arena_bytes}
 
     def _of(self, batch: int) -> Sequences:
-        """The sequences of a batch; those of other batches give up their place."""
+        """The sequences of a batch; those of other batches are freed."""
         for other, sequences in self._sequences.items():
             if other != batch:
                 sequences.close()

@@ -1,6 +1,6 @@
 """A worker process: one engine, one loaded model; requests and replies are lines of JSON.
 
-Each engine runs in a process of its own, so that their thread pools and memory stay apart and so that measurements of
+Each engine runs in a process of its own, so that thread pools and memory stay apart, and so that measurements of
 several engines can take turns. A reply is an object; a failure is {"error": text}.
 """
 
@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 class Loader(ABC):
-    """What every worker does first."""
+    """Loads a model: what every worker does first."""
 
     @abstractmethod
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -31,12 +31,12 @@ class Loader(ABC):
 
         Args:
             options: `source` and `folder` (paths), `format`, `threads`, `batch` (most sequences), `context` (most
-                tokens of one), and what only one engine knows.
+                tokens of a sequence), and options that only one engine knows.
         """
 
 
 class Engine(Loader):
-    """What an engine can do by itself, whatever its users call. Times are in seconds."""
+    """An engine driven step by step, whatever its users call. Times are in seconds."""
 
     @abstractmethod
     def prefill(self, tokens: int) -> float:
@@ -44,23 +44,23 @@ class Engine(Loader):
 
     @abstractmethod
     def decode(self, context: int, batch: int, tokens: int) -> tuple[float, int]:
-        """Time of decoding steps of `batch` sequences, each with `context` tokens in the cache; and their number.
+        """The time of decode steps of `batch` sequences, each with `context` tokens in the cache, and their number.
 
         A slow engine may do fewer steps than asked for.
         """
 
     @abstractmethod
     def first_token(self) -> None:
-        """Reads a prompt of 5 tokens and chooses the next one: what a cold start is timed to."""
+        """Reads a prompt of 5 tokens and chooses the next one, which ends the time of a cold start."""
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """What came of prompts whose tokens were taken as they came.
+    """Prompts whose tokens were taken as they came.
 
     Attributes:
         first_seconds: from the start until each prompt had its first token.
-        next_seconds: from there, for `tokens` more of each.
+        next_seconds: from there until each had `tokens` more.
         answers: the tokens of each prompt, in order.
     """
 
@@ -70,17 +70,17 @@ class Streamed:
 
 
 class User(Loader):
-    """An engine as its users run it: its own function that loads a model, and its own that streams an answer.
+    """An engine as its users run it: with its own function that loads a model, and its own that streams an answer.
 
-    Of `load`, only `source` and `batch` are heeded, and `host` where there are several; all else is by default.
+    `load` uses only `source` and `batch`, and `host` where there are several; everything else has its default.
     """
 
     @abstractmethod
     def stream(self, prompts: Sequence[Sequence[int]], tokens: int) -> Streamed:
-        """Answers prompts together: the first token of each, then `tokens` more of each. Ends are ignored."""
+        """Answers prompts together: the first token of each, then `tokens` more of each. End tokens are ignored."""
 
     def gap(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        """How far the tokens of an answer are from the likeliest ones, each after the tokens before it.
+        """How far the tokens of an answer are from the most probable ones, each after the tokens before it.
 
         Returns:
             The largest distance of a token's logit from the largest logit, in standard deviations of all logits.
@@ -92,10 +92,10 @@ def timed(start: float, events: Iterator[tuple[int, int]], prompts: int, tokens:
     """Takes tokens as they come.
 
     Args:
-        start: when the prompts were given, of `time.perf_counter`.
-        events: tokens: which prompt's, and its id.
-        prompts: how many there are.
-        tokens: how many to time after each prompt has its first.
+        start: when the prompts were given, by `time.perf_counter`.
+        events: a prompt's number and a token's id for each token.
+        prompts: how many prompts there are.
+        tokens: how many tokens to time after each prompt has its first.
     """
     answers: list[list[int]] = [[] for _ in range(prompts)]
     for index, token in events:
@@ -110,7 +110,7 @@ def timed(start: float, events: Iterator[tuple[int, int]], prompts: int, tokens:
 
 
 def share_memory(processes: int) -> None:
-    """Tells MLX that it has a part of the GPU: so many processes use it, and each would cache what it frees."""
+    """Limits MLX to a share of the GPU: so many processes use it, and each would cache what it frees."""
     import mlx.core as mx
 
     total = int(mx.device_info().get("total_memory", 0))
@@ -119,7 +119,7 @@ def share_memory(processes: int) -> None:
 
 
 def random_tokens(count: int, vocab: int, seed: int = 1) -> list[int]:
-    """Seeded token ids that are no special ones."""
+    """Seeded ids of tokens that are not special."""
     return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, count)]
 
 
@@ -166,7 +166,7 @@ def _answer(engine: Loader, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_cpus(threads: int) -> None:
-    """Keeps this process to as many CPUs as it may have threads, for libraries that take no thread count."""
+    """Limits this process to as many CPUs as it may have threads, for libraries that take no thread count."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
@@ -183,9 +183,9 @@ class Worker:
 
         Args:
             module: the engine.
-            threads: as many as it may use; libraries that read it from their environment are told.
+            threads: how many it may use; libraries that read this from the environment get it there.
             log: an open file.
-            first_on_path: a folder of packages to prefer.
+            first_on_path: a folder whose packages come first.
         """
         self.started = time.perf_counter()
         threads_text = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
