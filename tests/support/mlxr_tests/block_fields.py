@@ -11,28 +11,36 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.runtime.weights.decode_planes import decode_planes
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _CARRIERS = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "u8": np.uint8}
 _FLOATS = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
+_MLX_MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 _HALF_NAN, _HALF_ONE = b"\x00\x7e", b"\x00\x3c"
 
 
 def dequantised(format: WeightFormat, planes: list[Bytes]) -> Floats:
-    """Rows of a quantised format as numbers, [rows, columns]: by `gguf`, or by MLX for formats in planes."""
+    """Rows of a quantised format as numbers, [rows, columns]: by `gguf`, or by MLX for its formats in planes."""
     if format.gguf is not None:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(planes[0], gguf.GGMLQuantizationType[format.gguf])
-    bits = 8 * format.planes[0].block_bytes // format.block_elements
+    if format.mlx_mode not in _MLX_MODES:  # there is no other definition
+        return decode_planes(planes, str(format))
     words = mx.array(planes[0].view(np.uint32))
     others = [_as_mlx(data, str(plane.dtype)) for plane, data in zip(format.planes[1:], planes[1:], strict=True)]
+    shape = {"group_size": format.block_elements, "bits": number_bits(format)}
     with mx.stream(mx.cpu):
         if format.affine:
-            return np.array(mx.dequantize(words, *others, group_size=format.block_elements, bits=bits))
-        mode = {"group_size": format.block_elements, "bits": bits, "mode": format.mlx_mode, "dtype": mx.float32}
-        return np.array(mx.dequantize(words, *others, **mode))
+            return np.array(mx.dequantize(words, *others, **shape))
+        return np.array(mx.dequantize(words, *others, **shape, mode=format.mlx_mode, dtype=mx.float32))
+
+
+def number_bits(format: WeightFormat) -> int:
+    """Bits of each packed number of a format in planes."""
+    return 8 * format.planes[0].block_bytes // format.block_elements
 
 
 def _as_mlx(plane: Bytes, dtype: str) -> mx.array:

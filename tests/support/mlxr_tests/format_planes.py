@@ -7,7 +7,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import Plan, WeightFormat, WeightPlan, part_places
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
-from mlxr_tests.block_fields import dequantised, exponent_bytes, half_bytes, half_sizes
+from mlxr_tests.block_fields import dequantised, exponent_bytes, half_bytes, half_sizes, number_bits
 from mlxr_tests.repetition import varied
 from mlxr_tests.specs import random_weight
 
@@ -39,8 +39,7 @@ def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[i
             numbers = (scale / size * rng.uniform(0.5, 1.5, (rows, blocks))).astype(np.float16)
             data[:, :, byte : byte + 2] = numbers[..., None].view(np.uint8)
         if plane.dtype is not None and plane.dtype != "u8":
-            assert format.affine, "scales of other formats are no numbers"
-            step = scale / 2 ** (format.affine.bits - 1) * rng.uniform(0.8, 1.2, (rows, blocks))
+            step = scale / 2 ** (number_bits(format) - 1) * rng.uniform(0.8, 1.2, (rows, blocks))
             values = mx.array(step if plane.name == "scales" else -scale * rng.uniform(0.8, 1.2, step.shape))
             values = values.astype(MLX_DTYPES[str(plane.dtype)])
             numbers = as_bits(values) if plane.dtype == "bf16" else np.array(values)

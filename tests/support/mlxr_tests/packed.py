@@ -88,20 +88,19 @@ def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0, 
     """
     rng = np.random.default_rng(seed)
     blocks = columns // format.block_elements
-    if format.affine is None:
-        data = rng.integers(0, 256, (rows, blocks, format.block_bytes), np.uint8)
+    planes = []
+    for plane in format.planes:
+        if plane.dtype is not None and plane.dtype != "u8":
+            planes.append(_as_type(_scales(rng, rows, blocks, spread), str(plane.dtype)))
+            continue
+        data = rng.integers(0, 256, (rows, blocks, plane.block_bytes), np.uint8)
         for start in half_bytes(format):
             halves = _scales(rng, rows, blocks, spread).astype(np.float16)
             data[:, :, start : start + 2] = halves[..., None].view(np.uint8)
-        for start in exponent_bytes(format):
+        for start in (0,) if plane.dtype == "u8" else exponent_bytes(format):
             data[:, :, start] = rng.integers(127 - int(spread), 130, (rows, blocks))
-        data = data.reshape(rows, -1)
-        if len(format.planes) > 1:  # its exponents are last
-            data[:, format.planes[0].block_bytes * blocks :] = rng.integers(127 - int(spread), 130, (rows, blocks))
-        return data
-    bits = rng.integers(0, 256, (rows, blocks * format.planes[0].block_bytes), np.uint8)
-    floats = [_as_type(_scales(rng, rows, blocks, spread), str(format.affine.scale)) for _ in range(2)]
-    return np.concatenate([bits, *floats], axis=1)
+        planes.append(data.reshape(rows, -1))
+    return np.concatenate(planes, axis=1)
 
 
 def _scales(rng: np.random.Generator, rows: int, blocks: int, spread: float) -> np.ndarray:
