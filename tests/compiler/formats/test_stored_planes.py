@@ -14,7 +14,7 @@ def test_every_format_is_found_by_its_own_planes(format):
     described = (8 * numbers.block_bytes, str(scales.dtype).upper())
     assert plane_format(*described, has_biases=bool(biases), group=format.block_elements) is format
     assert plane_format(*described, has_biases=bool(biases), group=2 * format.block_elements) is not format
-    assert plane_format(*described, has_biases=not biases, group=format.block_elements) is None
+    assert plane_format(*described, has_biases=not biases, group=format.block_elements) is not format
     assert plane_format(8 * numbers.block_bytes, "F64", has_biases=bool(biases), group=format.block_elements) is None
 
 

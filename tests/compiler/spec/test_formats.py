@@ -9,7 +9,7 @@ from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr_tests.specs import small_spec
 
 GGUF = [held for held in WeightFormat if held.is_quantised and held.gguf]
-PLANES = [held for held in WeightFormat if held.is_quantised and not held.gguf]
+AFFINE = [held for held in WeightFormat if held.affine]
 TEXT = """\
 name: formats
 model:
@@ -38,17 +38,20 @@ def test_blocks_are_those_of_gguf(held: WeightFormat) -> None:
     assert held.dtype == "f32" and held.row_bytes(512) == 512 // sizes[0] * sizes[1]
 
 
-@pytest.mark.parametrize("held", PLANES)
-def test_blocks_of_planes_are_those_of_their_name(held: WeightFormat) -> None:
+@pytest.mark.parametrize("held", AFFINE)
+def test_blocks_of_affine_formats_are_those_of_their_name(held: WeightFormat) -> None:
     planes = {plane.name: plane.block_bytes for plane in held.planes}
-    if held == "mxfp4_mlx":
-        expected, elements = {"weight": 16, "scales": 1}, 32
-    else:
-        bits, elements = int(held[6]), int(held.split("_")[1][1:])
-        scale = {"f16": 2, "bf16": 2, "f32": 4}[held.split("_")[2]]
-        expected = {"weight": elements * bits // 8, "scales": scale, "biases": scale}
-    assert (planes, held.block_elements, held.block_bytes) == (expected, elements, sum(expected.values()))
-    assert held.dtype == "f32" and held.row_bytes(512) == 512 // elements * held.block_bytes
+    bits, elements = int(held[6]), int(held.split("_")[1][1:])
+    scale = {"f16": 2, "bf16": 2, "f32": 4}[held.split("_")[2]]
+    assert planes == {"weight": elements * bits // 8, "scales": scale, "biases": scale}
+    assert held.block_elements == elements
+
+
+@pytest.mark.parametrize("held", [held for held in WeightFormat if len(held.planes) > 1])
+def test_a_block_is_all_its_planes(held: WeightFormat) -> None:
+    assert [plane.name for plane in held.planes] == ["weight", "scales", "biases"][: len(held.planes)]
+    assert held.block_bytes == sum(plane.block_bytes for plane in held.planes)
+    assert held.dtype == "f32" and held.row_bytes(512) == 512 // held.block_elements * held.block_bytes
 
 
 @pytest.mark.parametrize("held", ["f32", "f16", "bf16"])
