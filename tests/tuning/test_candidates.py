@@ -7,7 +7,8 @@ import pytest
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.size_record import SizeRecord, Variants, size
-from mlxr.tuning.candidates import CANDIDATES, is_possible, scenarios
+from mlxr.tuning.candidates import CANDIDATES, is_possible
+from mlxr.tuning.scenario import scenarios
 
 
 def test_candidates_are_sizes_within_their_limits() -> None:

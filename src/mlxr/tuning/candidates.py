@@ -1,23 +1,13 @@
-"""What the tuner tries, as the fields of the geometry say it, and the batches in which a size matters."""
+"""What the tuner tries: the fields of the geometry say it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.schedule.geometry import (
-    AttendTile,
-    DecodeAttention,
-    Geometry,
-    MatrixTiles,
-    OneRow,
-    SeveralRows,
-)
+from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.size_record import RowThreshold, Values
-from mlxr.tuning.record import Sizes
-
-EVERYWHERE = "all quantised weights"
-"""The site of a rule for all launches."""
+from mlxr.tuning.site_tuning import Sizes
 
 _THRESHOLD_ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 
@@ -71,50 +61,3 @@ def is_possible(sizes: dict[str, int]) -> bool:
     except PlanError:
         return False
     return True
-
-
-def rule_for(site: str, sizes: dict[str, int], because: str) -> GeometryRule:
-    """A measured rule for one kind of launch alone, or for all."""
-    sites = () if site == EVERYWHERE else (site,)
-    return GeometryRule(sizes=sizes, because=because, origin="measured", sites=sites)
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A batch, and the sizes that are chosen by its times.
-
-    Attributes:
-        name: for people.
-        sizes: their flat names.
-        sequences: of a decode step; 0: a prefill step.
-        tokens: of each sequence: in the cache with the new one, or of the prompt.
-        every_row: whether a prompt gives logits of all its tokens.
-    """
-
-    name: str
-    sizes: tuple[str, ...]
-    sequences: int
-    tokens: int
-    every_row: bool = False
-
-
-def scenarios(max_sequences: int, max_tokens: int, context: int) -> tuple[Scenario, ...]:
-    """The batches of an artifact: one sequence, several, a prompt.
-
-    Args:
-        max_sequences: what the artifact holds.
-        max_tokens: of a step.
-        context: tokens of a sequence in decode.
-    """
-    few = min(8, max_tokens)
-    of_several = (*SeveralRows.names(), *MatrixTiles.names())
-    several = Scenario(f"a prompt of {few} tokens", of_several, 0, few)
-    if max_sequences > 1:
-        count = min(8, max_sequences)
-        several = Scenario(f"{count} sequences", of_several, count, context)
-    of_one = (*OneRow.names(), *DecodeAttention.names())
-    return (
-        Scenario(f"1 sequence of {context} tokens", of_one, 1, context),
-        several,
-        Scenario(f"a prompt of {max_tokens} tokens", AttendTile.names(), 0, max_tokens),
-    )

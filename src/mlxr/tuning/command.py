@@ -10,10 +10,10 @@ from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
 from mlxr.tuning.candidates import CANDIDATES
 from mlxr.tuning.pieces import device_name, gpu_host
-from mlxr.tuning.record import tuning_json, tuning_text
+from mlxr.tuning.report import tuning_json, tuning_text
+from mlxr.tuning.search import Tuner
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
-from mlxr.tuning.tune import Tuner
 
 DEFAULT_CONTEXT = 512
 

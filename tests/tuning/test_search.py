@@ -19,10 +19,11 @@ from mlxr.compiler.errors import HostError, RequestError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.hosts.metal.host import MetalHost
 from mlxr.tuning.candidates import CANDIDATES, Candidates
-from mlxr.tuning.record import SiteTuning, tuning_text
+from mlxr.tuning.report import tuning_text
+from mlxr.tuning.search import Tuner, Tuning
+from mlxr.tuning.site_tuning import SiteTuning
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
-from mlxr.tuning.tune import Tuner, Tuning
 from mlxr_tests.fake_gpu import FakeGpu
 from mlxr_tests.few import few
 from mlxr_tests.specs import UNPACKED, small_spec
