@@ -1,6 +1,6 @@
-"""Lengths of prompts that a process has not seen, drawn at random from a range: what users' prompts are like.
+"""Lengths of prompts that a process has not seen, drawn at random from a range, as users' prompts have them.
 
-A length that comes back may find kernels, traces or plans that were made for it; one that is new may not.
+For a length that comes again, kernels, traces or plans may exist already; for a new length they do not.
 """
 
 import re
@@ -28,7 +28,7 @@ class LengthRange:
             option: what error messages call it.
 
         Raises:
-            RequestError: it is no range of lengths.
+            RequestError: it is not a range of lengths.
         """
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text, re.ASCII)
         if not match:
@@ -41,7 +41,7 @@ class LengthRange:
         return cls(least, most)
 
     def __str__(self) -> str:
-        """As it is parsed."""
+        """The range as text, as `parse` takes it."""
         return f"{self.least}-{self.most}"
 
 
@@ -49,17 +49,17 @@ class UnseenLengths:
     """Gives each length at most once."""
 
     def __init__(self, seed: int = 1, seen: Iterable[int] = ()) -> None:
-        """Begins.
+        """Begins with no length given yet.
 
         Args:
-            seed: same seed, same lengths.
-            seen: lengths that are not to be given either.
+            seed: the same seed gives the same lengths.
+            seen: further lengths that must not be given.
         """
         self._random = np.random.default_rng(seed)
         self._seen = set(seen)
 
     def take(self, within: LengthRange, count: int, option: str = "--lengths") -> list[int]:
-        """So many lengths of a range, in random order.
+        """Gives so many lengths of a range, in random order.
 
         Args:
             within: the range.
@@ -67,7 +67,7 @@ class UnseenLengths:
             option: what error messages call the range.
 
         Raises:
-            RequestError: so many are not left.
+            RequestError: fewer are left.
         """
         left = [length for length in range(within.least, within.most + 1) if length not in self._seen]
         if count > len(left):

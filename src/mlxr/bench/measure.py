@@ -1,10 +1,10 @@
-"""Times one configuration of a loaded model, the way that `mlxr run` goes: `Model.start`, tokens as they come.
+"""Times one configuration of a loaded model on the path of `mlxr run`: `Model.start`, tokens as they come.
 
-Three phases, each after a warm-up until two runs agree. Prompts one at a time: seconds to the first token. If there are
-several sequences, as many prompts together. Decode: sequences of `start` tokens each, then `decode_tokens` steps of one
-token for each; the next token is chosen, as in generation, by its logits.
+It has three phases, each after a warm-up that lasts until two runs agree. First prompts one at a time: seconds to the
+first token. Then, if there are several sequences, as many prompts together. Then decoding: sequences of `start` tokens
+each, and `decode_tokens` steps of one token for each; as in generation, the logits decide the next token.
 
-Prompts are random tokens, seeded. While one runs, a second token is drawn too: who reads the first goes on.
+Prompts are random tokens, seeded. A prompt's second token is computed too, as for a user who reads on.
 """
 
 import statistics
@@ -30,25 +30,26 @@ _WARM_UP_STEPS = 8
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured. Tokens per second count those of all sequences.
+    """The figures. Tokens per second count the tokens of all sequences.
 
     Attributes:
         prefill_tokens_per_second: median over prompts, `batch` of them at a time.
-        decode_tokens_per_second: over all steps.
-        time_to_first_token_seconds: from a prompt to its first token, one sequence: median over prompts.
-        time_to_first_token_min_seconds: of the fastest prompt.
-        time_to_first_token_max_seconds: of the slowest one.
+        decode_tokens_per_second: mean over all steps.
+        time_to_first_token_seconds: from a prompt to its first token, with one sequence: median over prompts.
+        time_to_first_token_min_seconds: time of the fastest prompt.
+        time_to_first_token_max_seconds: time of the slowest prompt.
         time_to_first_token_p95_seconds: 95th percentile, interpolated.
-        prompt_lengths: of the prompts that were measured one at a time, in order.
+        prompt_lengths: lengths of the prompts that were measured one at a time, in order.
         decode_step_ms: median over steps.
-        decode_step_min_ms: of the fastest step.
-        decode_step_max_ms: of the slowest one.
+        decode_step_min_ms: time of the fastest step.
+        decode_step_max_ms: time of the slowest step.
         weight_bytes_per_step: weights that a decode step reads, each once.
-        read_gb_per_second: those and the cache's keys and values, by the time of a median step; 1 GB is 10^9 bytes.
-        peak_memory_bytes: of the whole process, mapped files included.
+        read_gb_per_second: these and the cache's keys and values, divided by the time of a median step; 1 GB is 10^9
+            bytes.
+        peak_memory_bytes: most memory of the whole process, mapped files included.
         planned_bytes: weights and arena, as planned.
         launches_per_decode_step: kernels launched, on average.
-        warm_up_runs: of all phases together.
+        warm_up_runs: warm-up runs of all phases together.
         warm_up_agreed: whether in each phase two runs in a row were within 5 % of each other; if not, figures vary.
     """
 
@@ -72,21 +73,21 @@ class Measurement:
 
 
 class WarmUp:
-    """Runs things until they take as long as the time before.
+    """Repeats work until two runs in a row take the same time.
 
     Attributes:
-        runs: how many there were.
-        agreed: whether, each time, two in a row were within AGREEMENT of each other at last.
+        runs: how many runs there were.
+        agreed: whether the last two runs of each work were within AGREEMENT of each other.
     """
 
     def __init__(self) -> None:
         self.runs, self.agreed = 0, True
 
     def repeat(self, run: Callable[[], float]) -> None:
-        """Runs something at least twice, at most MOST_RUNS times or about a minute.
+        """Runs work at least twice, and at most MOST_RUNS times or about a minute.
 
         Args:
-            run: what; it returns its seconds.
+            run: the work; it returns its seconds.
         """
         begin = time.perf_counter()
         before = run()
@@ -106,7 +107,7 @@ def measure(model: Model, work: Workload) -> Measurement:
     """Measures a workload.
 
     Raises:
-        RequestError: it is out of range, or the artifact holds too few sequences or too short ones for it.
+        RequestError: it is out of range, or the artifact has too few or too short sequences for it.
         ArenaFullError: the arena has too few blocks for it.
     """
     work.check()
@@ -163,7 +164,7 @@ def _check_fits(model: Model, work: Workload) -> None:
 
 
 class _Running:
-    """A model that answers random prompts; no two are alike."""
+    """A model that answers random prompts, no two of them alike."""
 
     def __init__(self, model: Model, work: Workload) -> None:
         self._model, self._work = model, work
@@ -176,7 +177,7 @@ class _Running:
         return [[int(token) for token in self._random.integers(0, vocab, length)] for length in lengths]
 
     def first_tokens(self, lengths: Sequence[int]) -> float:
-        """Seconds from prompts of these lengths, given at once, until each has its first token."""
+        """Seconds from giving prompts of these lengths together until each has its first token."""
         prompts, waiting = self._prompts(lengths), set(range(len(lengths)))
         start = time.perf_counter()
         generation = self._model.start(prompts, max_tokens=2, ignore_eos=True)
@@ -189,12 +190,13 @@ class _Running:
         return seconds
 
     def decode(self, steps: int) -> tuple[list[float], int]:
-        """The seconds of each of so many steps, from the end of the one before, and what they launched.
+        """The seconds of each of so many steps, from the end of the one before, and how many kernels they launched.
 
-        The prompts are the same each time. One alone stays in the arena, so that it is read once.
+        The prompts are the same each time. A single prompt stays in the arena, so that it is read only once.
         """
         work, launches = self._work, self._model.host.launches
-        # Where the next step is launched ahead, it is so at both ends: one more token is left to be drawn.
+        # A pipeline launches the next step ahead, at the start and at the end: so one more token must be left to
+        # compute.
         most = 1 + steps + 1 + work.lead(self._model.artifact.plan.max_tokens)
         if not self._decoding:
             self._decoding = self._prompts([work.start] * work.batch)
@@ -216,6 +218,6 @@ class _Running:
         return seconds, launched
 
     def close(self) -> None:
-        """Gives back what stayed in the arena."""
+        """Frees what stayed in the arena."""
         if self._kept is not None:
             self._kept.clear()

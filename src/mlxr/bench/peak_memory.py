@@ -1,4 +1,4 @@
-"""How much memory a process needed. Imports nothing heavy: comparisons use it in processes without MLXR or MLX."""
+"""How much memory a process needed. It imports nothing heavy: benchmarks use it in processes without MLXR and MLX."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had resident at once, files that it has mapped included."""
+    """The most memory that was resident in this process at once, mapped files included."""
     if _STATUS.is_file():
         for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: what a weight format or a way to compute costs in quality."""
+"""How well a model predicts a text, which shows what a weight format or a way to compute costs in quality."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from mlxr.compiler.text.plural import counted
 from mlxr.runtime.engine.model import Model
 
 Progress = Callable[[int, int, float], None]
-"""Called with the windows done, the windows in all, and the perplexity so far."""
+"""Called with the windows done, all windows, and the perplexity so far."""
 
 _ROWS = 32  # of logits at a time in f64
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What was measured.
+    """The perplexity of a text.
 
     Attributes:
-        value: e to the mean negative log-likelihood of the tokens predicted.
-        standard_error: its standard error, from how the tokens' log-likelihoods scatter.
-        tokens: tokens predicted.
-        windows: windows read.
+        value: e to the mean negative log-likelihood of the predicted tokens.
+        standard_error: its standard error, from the spread of the tokens' log-likelihoods.
+        tokens: predicted tokens.
+        windows: windows that were read.
     """
 
     value: float
@@ -41,19 +41,19 @@ def perplexity(
     begin: int | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of a text.
+    """Measures the perplexity of a text.
 
-    The text is cut into windows, each read from an empty cache. A window predicts those of its tokens that no window
-    before it has: with a stride below its length, every token but the first ones is predicted after at least
-    `window - stride` others. The first token of the text is predicted only after `begin`.
+    The text is cut into windows, each read from an empty cache. A window predicts those of its tokens that no earlier
+    window predicted: with a stride below its length, every token except those of the first window is predicted after at
+    least `window - stride` others. The first token of the text is predicted only after `begin`.
 
     Args:
         model: the model.
         ids: the text's tokens.
         window: tokens of a window, with `begin`; the last one may be shorter.
-        stride: text tokens from the start of a window to that of the next; None: windows do not overlap.
+        stride: text tokens from the start of a window to the start of the next; None: windows do not overlap.
         begin: a token before every window: the model's BOS.
-        progress: told of each window.
+        progress: called after each window.
 
     Raises:
         RequestError: a window is longer than the model's context, a stride leaves tokens out, the text has too few
@@ -99,7 +99,7 @@ def _windows(count: int, length: int, step: int, given: int) -> Iterator[tuple[i
 
 
 def _losses(chunks: Iterator[npt.NDArray[np.float32]], tokens: Sequence[int], skip: int) -> npt.NDArray[np.float64]:
-    """-log softmax of rows `skip` on, each at the token after its own: [tokens - 1 - skip]."""
+    """-log softmax of the rows from `skip` on, each at the token that follows: [tokens - 1 - skip]."""
     losses, row = [], 0
     for chunk in chunks:
         for start in range(0, len(chunk), _ROWS):

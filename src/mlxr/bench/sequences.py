@@ -1,8 +1,8 @@
-"""Sequences of a loaded model that grow together, driven step by step: batches, pager, host, without `Generation`.
+"""Sequences of a loaded model that grow together, driven step by step by batches, pager and host, without `Generation`.
 
-Tokens are random and seeded, the logits are read after each step, and choosing the next token is not part of it. On
-hosts that pipeline it is: there, as in generation, a decode step takes the likeliest tokens of the step before, and is
-launched before anyone has read them.
+Tokens are random and seeded, the logits are read after each step, and no next token is chosen. Hosts that pipeline
+differ: there, as in generation, a decode step takes the most probable tokens of the step before, and is launched before
+they are read.
 """
 
 import time
@@ -20,26 +20,26 @@ from mlxr.runtime.hosts.host import Host
 
 
 class Running(Protocol):
-    """What sequences need of a model."""
+    """The parts of a model that sequences need."""
 
     @property
     def artifact(self) -> Artifact:
-        """What runs."""
+        """The compiled model."""
 
     @property
     def host(self) -> Host:
-        """Where."""
+        """The host that runs it."""
 
     @property
     def pager(self) -> Pager:
-        """Of the host's arena."""
+        """The pager of the host's arena."""
 
 
 class Sequences:
     """Sequences of equal length that grow together, with random tokens."""
 
     def __init__(self, model: Running, count: int) -> None:
-        """Holds nothing in the arena until it is resized."""
+        """Takes nothing of the arena until `resize`."""
         self._host, self._pager, self._plan = model.host, model.pager, model.artifact.plan
         self._count = count
         self._ids: list[int] = []
@@ -47,18 +47,18 @@ class Sequences:
         self._random = np.random.default_rng(1)
 
     def close(self) -> None:
-        """Gives the sequences back."""
+        """Frees the sequences."""
         for seq_id in self._ids:
             self._pager.free(seq_id)
         self._ids, self._length = [], 0
 
     def restart(self, tokens: int) -> float:
-        """Forgets everything, then fills each sequence with so many tokens; the seconds that the steps took."""
+        """Empties all sequences, then fills each with so many tokens. Returns the seconds that the steps took."""
         self.close()
         return self.resize(tokens)
 
     def resize(self, tokens: int) -> float:
-        """Brings each sequence to so many tokens, cut or continued; the seconds that the steps took."""
+        """Cuts or continues each sequence to so many tokens. Returns the seconds that the steps took."""
         if not self._ids:
             self._ids = [self._pager.add_sequence() for _ in range(self._count)]
         done = dict.fromkeys(self._ids, min(self._length, tokens))
@@ -83,7 +83,7 @@ class Sequences:
         return time.perf_counter() - start
 
     def decode(self, steps: int) -> list[float]:
-        """Adds one token to each sequence, `steps` times; the seconds of each step, from the end of the one before."""
+        """Adds one token to each sequence, `steps` times. Returns the seconds from the end of each step to the next."""
         return self._decode_ahead(steps) if self._host.pipelines else self._decode(steps)
 
     def _decode(self, steps: int) -> list[float]:
@@ -111,12 +111,12 @@ class Sequences:
         return seconds
 
     def _sample(self, tokens: list[int], ids: mx.array | None = None) -> Samples:
-        """Launches a step and the choice of its likeliest tokens."""
+        """Launches a step and the choice of its most probable tokens."""
         logits = launch_step(self._host, self._pager, self._grow(tokens), ids)
         return Samples(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
 
     def _grow(self, tokens: list[int]) -> list[BatchRequest]:
-        """One more token for each sequence."""
+        """Makes room for one more token in each sequence."""
         requests = [
             BatchRequest(seq_id, [token], self._length) for seq_id, token in zip(self._ids, tokens, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""How many bytes a decode step has to read, which is what limits its speed."""
+"""How many bytes a decode step has to read, which limits its speed."""
 
 import re
 
@@ -32,7 +32,7 @@ def weight_bytes(artifact: Artifact, target: Target, rows: int = 1) -> int:
 
 
 def _share(spec: ModelSpec, name: str, rows: int) -> float:
-    """What part of a weight a step reads: of experts' weights the chosen ones."""
+    """The share of a weight that a step reads: of experts' weights only the chosen experts."""
     match = _EXPERTS.match(name)
     experts = spec.model.layer(int(match[1])).mlp.experts if match else None
     return min(1.0, rows * experts.per_token / experts.count) if experts else 1.0

@@ -1,4 +1,4 @@
-"""What `mlxr bench` measures: prompts and decoding, as its options say."""
+"""What `mlxr bench` measures: prompts and decoding, as its options ask."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from mlxr.compiler.errors import RequestError
 LEAST_PROMPTS = 5
 PROMPT_TOKENS = 512
 _CHUNK = 512
-"""Prompt tokens that a step surely takes of models that are compiled for a workload."""
+"""Prompt tokens that a step surely takes, in models that are compiled for a workload."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Lengths:
     """Lengths of prompts.
 
     Attributes:
-        warm_up: of those that are not measured.
-        single: of those that are read alone.
-        together: of those that are read `batch` at a time; none if that is one.
+        warm_up: the length of prompts that are not measured.
+        single: the lengths of prompts that are read one at a time.
+        together: the lengths of prompts that are read `batch` at a time; none if that is one.
     """
 
     warm_up: int
@@ -32,9 +32,9 @@ class Workload:
 
     Attributes:
         prompt_tokens: length of each prompt, unless there is a range.
-        lengths: a range of lengths, of which each prompt gets one that no other has had.
+        lengths: a range of lengths; each prompt gets a length that no other has had.
         prompts: how many prompts are measured.
-        seed: of lengths and tokens.
+        seed: the seed of lengths and tokens.
     """
 
     prompt_tokens: int | None = None
@@ -57,7 +57,7 @@ class Workload:
         return self.lengths.most if self.lengths else self.prompt_tokens or PROMPT_TOKENS
 
     def lead(self, chunk: int) -> int:
-        """Steps by which the first of several sequences may be ahead of the last when all have been read.
+        """How many steps the first of several sequences may be ahead of the last when all prompts have been read.
 
         Args:
             chunk: most tokens of a step.
@@ -65,7 +65,7 @@ class Workload:
         return -(-self.batch * self.start // max(1, chunk - self.batch)) if self.batch > 1 else 0
 
     def needs(self, chunk: int = _CHUNK) -> tuple[int, str]:
-        """Tokens of the longest sequence, and the options that ask for it. One token is drawn ahead of what is timed.
+        """Tokens of the longest sequence, and the options that ask for it. One token more than is timed is computed.
 
         Args:
             chunk: most tokens of a step.

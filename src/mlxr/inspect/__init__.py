@@ -1,1 +1,1 @@
-"""What an artifact holds, shown to people: launch tables, JSON, highlighted kernels and pictures of the op graph."""
+"""Shows what an artifact holds: launch tables, JSON, highlighted kernels and pictures of the op graph."""

@@ -1,4 +1,4 @@
-"""What `mlxr inspect` does. Results go to standard output, the rest to standard error."""
+"""Runs `mlxr inspect`. Results go to standard output, everything else to standard error."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from mlxr.runtime.hosts.registry import AUTO
 
 _DEFAULT_SIZE = (120, 24)
 DEFAULT_CONTEXT = 512
-"""Tokens of each sequence of a roofline's decode step, where the artifact holds as many."""
+"""Tokens of each sequence in a roofline's decode step, if the artifact holds that many."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def show(args: argparse.Namespace) -> int:
 
     Raises:
         ArtifactError: there is no such artifact or kernel.
-        MlxrError: the picture cannot be written; options that do not go together; see `roofline`.
+        MlxrError: the picture cannot be written, or options do not go together; see also `roofline`.
     """
     chip = find_chip(args.chip) if args.chip else here()
     changes = replace(type_changes(args), accepted_keys=tuple(args.accept_key))
@@ -99,10 +99,10 @@ def _measured(artifact: Artifact, name: str | None, context: int, batch: int) ->
     chip = find_chip(name) if name else find_chip_of_device(device)
     if chip is None:
         raise ArtifactError(f"the chip {device} is not known: name one like it with --chip")
-    found = limits(artifact, chip, context, batch)
+    steps = limits(artifact, chip, context, batch)
     cache_bytes = round(chip.figures.cache_mib.value * 2**20) if chip.figures else 0
     times = measure_launches(artifact, host.make_kernels, cache_bytes, context, batch, Stopwatch())
-    return Roofline(artifact, chip, found, host.name, device, times)
+    return Roofline(artifact, chip, steps, host.name, device, times)
 
 
 def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
@@ -117,5 +117,5 @@ def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
 
 
 def _colour() -> bool:
-    """Whether standard output takes colour: a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    """Whether standard output takes colour: if it is a terminal and NO_COLOR is not set (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,4 +1,4 @@
-"""`mlxr inspect --target cpu`: the calls of the C program, with the layers that are alike folded into one."""
+"""`mlxr inspect --target cpu`: the calls of the C program, with layers that are alike folded into one."""
 
 import re
 import textwrap
@@ -15,7 +15,7 @@ from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render
 
 @dataclass(frozen=True)
 class CpuRow:
-    """One call, and what the table says of it.
+    """A call, and what the table says about it.
 
     Attributes:
         layer: the layer it belongs to; None for one outside of the layers.
@@ -38,7 +38,7 @@ class CpuRow:
 
 
 def cpu_rows(artifact: Artifact) -> list[CpuRow]:
-    """Every call of both steps.
+    """Every call of decode and prefill.
 
     Raises:
         ArtifactError: the artifact has no cpu target.
@@ -125,21 +125,21 @@ def _cells(row: CpuRow, number: str, op: str) -> tuple[str, ...]:
 
 
 def cpu_function(artifact: Artifact, name: str) -> tuple[dict[str, object], str]:
-    """A C function by its name or label: what the plan says of it, and its text with the comment above it.
+    """A C function by its name or label: what the plan says about it, and its text with the comment above it.
 
     Raises:
         ArtifactError: the program has no such function, or several.
     """
     kernels = program_of(artifact).kernels
-    found = [k for k in kernels if name in (k.name, k.label)]
-    if len(found) != 1:
-        what = "several functions" if found else "no function"
-        known = ", ".join(k.name if found else k.label for k in (found or kernels))
+    matches = [k for k in kernels if name in (k.name, k.label)]
+    if len(matches) != 1:
+        what = "several functions" if matches else "no function"
+        known = ", ".join(k.name if matches else k.label for k in (matches or kernels))
         raise ArtifactError(f"the C program has {what} named {name!r}. It has {known}")
-    pattern = rf"((?:^//[^\n]*\n)*)^static [^\n]*\b{re.escape(found[0].name)}\([^{{;]*\{{.*?^\}}\n"
+    pattern = rf"((?:^//[^\n]*\n)*)^static [^\n]*\b{re.escape(matches[0].name)}\([^{{;]*\{{.*?^\}}\n"
     match = re.search(pattern, artifact.cpu_source, re.MULTILINE | re.DOTALL)
-    assert match, f"{found[0].name} is in the C program: its templates end a function with a brace of its own line"
-    return found[0].model_dump(), match[0]
+    assert match, f"{matches[0].name} is in the C program: its templates end a function with a brace of its own line"
+    return matches[0].model_dump(), match[0]
 
 
 def cpu_json(artifact: Artifact) -> dict[str, object]:

@@ -21,7 +21,7 @@ _FUNCTIONS = (
 def highlight(text: str) -> str:
     """Metal source with the sixteen colours that every terminal has, so that the user's theme decides how it looks.
 
-    The lexer is that of C++, taught the names that Metal adds.
+    The lexer is that for C++, with the names that Metal adds.
     """
     lexer = get_lexer_by_name("cpp", stripnl=False, ensurenl=False)
     for names, kind in ((_SPACES, Keyword), (_TYPES, Keyword.Type), (_FUNCTIONS, Name.Builtin)):

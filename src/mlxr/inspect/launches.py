@@ -15,7 +15,7 @@ _ARENA_ONLY = "copy_blocks"
 
 @dataclass(frozen=True)
 class LaunchRow:
-    """One launch, with what the table says of it.
+    """A launch, with what the table says about it.
 
     Attributes:
         step: `decode`, `prefill` or `copy_blocks`.
@@ -43,7 +43,7 @@ class LaunchRow:
 
     @property
     def flow(self) -> str:
-        """What it reads and writes, in few words."""
+        """What it reads and writes, in short."""
         when = " and ".join(map(str, self.launch.mlx))
         note = "for MLX, " if self.launch.feeds_mlx else "MLX ops on metal and cuda "
         return f"{self.reads} -> {self.writes}" + (f" ({note}if {when})" if when else "")
@@ -60,14 +60,14 @@ class LaunchRow:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one representative layer that stand for every layer of `layers`; no layers: rows outside of them."""
+    """Rows of a representative layer, which stand for every layer in `layers`; if that is empty, of no layer."""
 
     layers: tuple[int, ...]
     rows: tuple[LaunchRow, ...]
 
     @property
     def times(self) -> int:
-        """Launches that each row stands for."""
+        """How many launches each row stands for."""
         return max(1, len(self.layers))
 
 
@@ -105,9 +105,9 @@ class Program:
 
 
 def programs(artifact: Artifact) -> list[Program]:
-    """Every launch of an artifact: decode, prefill, and the copy of shared blocks where there is one."""
+    """Every launch of an artifact: decode, prefill, and the copy of shared blocks if there is one."""
     plan = artifact.plan
-    found = [_program(plan, step, artifact.graph(step.name)) for step in plan.steps]
+    steps = [_program(plan, step, artifact.graph(step.name)) for step in plan.steps]
     if plan.copy_blocks is not None:
         launch = plan.copy_blocks
         row = LaunchRow(
@@ -122,8 +122,8 @@ def programs(artifact: Artifact) -> list[Program]:
             reads="copies, arena, token",
             writes="token",
         )
-        found.append(Program(_ARENA_ONLY, (row,)))
-    return found
+        steps.append(Program(_ARENA_ONLY, (row,)))
+    return steps
 
 
 def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
@@ -157,7 +157,7 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
 
 
 def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
-    """What two layers share when they are alike: everything but the layer's number and where its input comes from."""
+    """What layers that are alike share: everything except the layer's number and where its input comes from."""
     launch = row.launch
 
     def relative(name: str) -> str:
@@ -172,7 +172,7 @@ def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
 
 
 def _short_list(names: tuple[str, ...], layer: int | None, graph: OpGraph) -> str:
-    """Buffers of a launch in few words: metadata as `batch`, both arenas as `arena`, values without their layer."""
+    """Buffers of a launch in short: metadata as `batch`, both arenas as `arena`, values without their layer."""
     shorts: list[str] = []
     has_values = any(name in graph and graph.value(name).role == "activation" for name in names)
     of_batch = ("dims",) if layer is None else ("dims", layer_buffer(layer))

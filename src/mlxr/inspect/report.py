@@ -19,15 +19,15 @@ _ABOUT = {
 
 
 def scenarios(artifact: Artifact) -> dict[str, dict[BatchDim, int]]:
-    """Batches of decode whose launches may differ, by what to call them."""
+    """Decode batches whose launches may differ, by their names in the report."""
     plan = artifact.plan
     whole = plan.whole_context
-    found = {"1 sequence": decode_dims(1, whole)}
+    batches = {"1 sequence": decode_dims(1, whole)}
     if plan.arena.max_sequences > 1:
-        found[f"{plan.arena.max_sequences} sequences"] = decode_dims(plan.arena.max_sequences, whole)
+        batches[f"{plan.arena.max_sequences} sequences"] = decode_dims(plan.arena.max_sequences, whole)
     if plan.arena.context > whole:
-        found[f"1 sequence of more than {whole} tokens"] = decode_dims(1, whole + 1)
-    return found
+        batches[f"1 sequence of more than {whole} tokens"] = decode_dims(1, whole + 1)
+    return batches
 
 
 def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:
@@ -124,19 +124,21 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
 
 
 def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
-    """What rules chose for each kind of launch, with the reasons; what no rule speaks of is not told."""
+    """What rules chose for each kind of launch, with their reasons; sizes that no rule sets are left out."""
     of_steps = [step.chosen for step in artifact.plan.steps if step.chosen]
     of_arena = [artifact.plan.arena_chosen] if artifact.plan.arena_chosen else []
     of_arena.append(artifact.plan.chunk)
     chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps + of_arena
-    order = {one.site: index for index, one in reversed(list(enumerate(chosen)))}
-    found = {
-        (order[one.site], one.site, f"{name} {one.sizes[name]}", why) for one in chosen for name, why in one.why.items()
+    order = {choice.site: index for index, choice in reversed(list(enumerate(chosen)))}
+    lines = {
+        (order[choice.site], choice.site, f"{name} {choice.sizes[name]}", why)
+        for choice in chosen
+        for name, why in choice.why.items()
     }
-    if found:
+    if lines:
         yield from ("", ink.bold("geometry: what was chosen, and why"))
         columns = (Column("launch", 3), Column("size", 2), Column("because", 1, named=False))
-        yield from render_table(columns, [cells for _, *cells in sorted(found)], width, ink)
+        yield from render_table(columns, [cells for _, *cells in sorted(lines)], width, ink)
 
 
 def _block(block: Block, titled: bool) -> Iterator[Row]:
@@ -173,7 +175,7 @@ def _totals(artifact: Artifact, program: Program) -> Iterator[str]:
 
 
 def _split(rows: list[LaunchRow] | tuple[LaunchRow, ...]) -> str:
-    """A total, and how it comes about: `32 launches (5 in each of 6 layers, 2 outside)`."""
+    """A total and its parts: `32 launches (5 in each of 6 layers, 2 outside)`."""
     per_layer: dict[int, int] = {}
     for row in rows:
         if row.layer is not None:

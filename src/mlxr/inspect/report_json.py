@@ -1,4 +1,4 @@
-"""`mlxr inspect --json`: the same facts for programs. Launches are never folded here; keys are stable."""
+"""`mlxr inspect --json`: the same facts for programs. Launches are never folded here, and keys are stable."""
 
 import dataclasses
 from typing import Any

@@ -1,16 +1,18 @@
-"""What bounds each launch on a chip: the bytes that it must move, the arithmetic that it must do, and its own start.
+"""What bounds each launch on a chip: the bytes that it must move, its arithmetic, and the cost of a launch.
 
-A launch takes at least the larger of bytes / bandwidth and FLOPs / rate; this is its limit. Launches wait for one
-another, so the prediction is the limit plus the launch cost. Counted is what any implementation has to do:
+A launch takes at least the larger of bytes / bandwidth and FLOPs / rate: its limit. Launches wait for one another, so
+the
+prediction is the limit plus the launch cost. The count is what any implementation has to do:
 
-1. Every weight once a launch; of an embedding table the tokens' rows; of experts those that are chosen, taken to be
-   different ones until there are no others.
-2. Keys and values that the tokens see, once for each sequence, and those that are written.
+1. Every weight once per launch; of an embedding table only the tokens' rows; of experts only the chosen ones, assumed
+to
+   be different ones as long as there are others.
+2. The keys and values that the tokens see, once for each sequence, and those that are written.
 3. Activations, read and written once.
-4. Two FLOPs for each weight and row, and four for each query head, visible key and element of a head. What is done for
-   each element of an activation (norms, rotations) is not counted.
+4. Two FLOPs for each weight and row, and four for each query head, visible key and element of a head. Work on each
+   element of an activation (norms, rotations) is not counted.
 
-Everything is taken to come from memory: a model whose weights fit into the chip's cache may be faster than this.
+Everything is assumed to come from memory: a model whose weights fit into the chip's cache may be faster than this.
 """
 
 import math
@@ -33,7 +35,7 @@ MLX = "MLX matmul"
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch must do."""
+    """The work of a launch: bytes and FLOPs."""
 
     size_bytes: int
     flops: int
@@ -41,13 +43,13 @@ class Work:
 
 @dataclass(frozen=True)
 class LaunchLimit:
-    """One launch of a batch on a chip.
+    """The limit of a launch, for a batch on a chip.
 
     Attributes:
         row: the launch.
         runs_as: its kernel's name, or what MLX runs instead.
         work: bytes and FLOPs.
-        memory_us, compute_us, launch_us: time of each of the three, if it were alone.
+        memory_us, compute_us, launch_us: the time of each of the three by itself.
     """
 
     row: LaunchRow
@@ -64,12 +66,12 @@ class LaunchLimit:
 
     @property
     def predicted_us(self) -> float:
-        """The limit, and the launch itself."""
+        """The limit, plus the launch itself."""
         return self.limit_us + self.launch_us
 
     @property
     def bound(self) -> Bound:
-        """Which of the three is the longest."""
+        """Which of the three takes longest."""
         if self.launch_us > self.limit_us:
             return "launch"
         return "memory" if self.memory_us >= self.compute_us else "compute"
@@ -77,15 +79,15 @@ class LaunchLimit:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """A step of a batch on a chip.
+    """The limits of a step, for a batch on a chip.
 
     Attributes:
         name: `decode` or `prefill`.
         about: the batch, for people.
         tokens: new tokens of the batch.
         program: all launches of the step.
-        dims: the batch's.
-        launches: those that run.
+        dims: the batch's dims.
+        launches: the launches that run.
     """
 
     name: str
@@ -97,7 +99,7 @@ class StepLimits:
 
     @property
     def work(self) -> Work:
-        """Of all launches together."""
+        """The work of all launches together."""
         works = [launch.work for launch in self.launches]
         return Work(sum(work.size_bytes for work in works), sum(work.flops for work in works))
 
@@ -117,7 +119,7 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
 
     Raises:
         RequestError: the artifact does not hold so many sequences or tokens.
-        ArtifactError: it has no code for GPUs, or nothing is known of the chip's speed.
+        ArtifactError: it has no code for GPUs, or the chip's speed is not known.
     """
     plan = artifact.plan
     if "metal" not in plan.targets:
@@ -127,15 +129,15 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
             raise RequestError(f"--{name} is {value}; the artifact holds 1 to {most}")
     chunk = min(plan.max_tokens, plan.arena.context)
     sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
-    found = {program.name: program for program in programs(artifact)}
+    steps = {program.name: program for program in programs(artifact)}
     return (
-        _limits(artifact, chip, found["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
-        _limits(artifact, chip, found["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
+        _limits(artifact, chip, steps["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
+        _limits(artifact, chip, steps["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
     )
 
 
 def decode_dims(batch: int, context: int) -> Dims:
-    """Dims of a decode step: one new token in each of `batch` sequences, `context` tokens with it."""
+    """Dims of a decode step: one new token in each of `batch` sequences, which then have `context` tokens."""
     return {"tokens": batch, "seqs": batch, "rows": batch, "tiles": batch, "context": context}
 
 
@@ -186,7 +188,7 @@ def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
     row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
     if isinstance(attrs, RopeCacheWrite):
         return Work(size + tokens * row_bytes, 0)
-    # Queries see the tokens before the step, and of the step those up to themselves.
+    # Queries see the tokens before the step, and those of the step up to themselves.
     pairs = sum(min(seen + 1 + i, window or dims["context"]) for i in range(tokens // seqs)) * seqs
     heads = attrs.num_heads * arena.head_dim
     return Work(size + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
@@ -217,7 +219,7 @@ def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims
 
 
 def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
-    """How many partitions a context is cut into, of one length, the least multiple of the shortest that will do."""
+    """How many partitions of equal length a context is cut into; the length is a multiple of the shortest one."""
     assert row.kernel.chosen is not None, "attention has a geometry"
     shortest, window = row.kernel.chosen.sizes["partition"], op.attrs_as(PackedAttention).window
     last = min(context, window or context) - 1

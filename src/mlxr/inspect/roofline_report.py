@@ -1,4 +1,4 @@
-"""`mlxr inspect --chip`: the roofline of each launch as a table and as JSON, with measured times if there are any."""
+"""`mlxr inspect --chip`: the roofline of each launch as a table and as JSON, with measured times if there are some."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from mlxr.inspect.roofline import LaunchLimit, StepLimits
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
 Measured = Mapping[tuple[str, str], float]
-"""Step and kernel (as planned, whatever runs in its place) to microseconds."""
+"""Microseconds by step and kernel: the planned kernel, whatever runs in its place."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """What is reported: limits on a chip, and what a host of this machine took."""
+    """The contents of the report: limits on a chip, and the times that a host of this machine took."""
 
     artifact: Artifact
     chip: Chip

@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width: columns that do not fit go to a line below their row."""
+"""Tables for a terminal of any width: columns that do not fit move to a line below their row."""
 
 import textwrap
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ class Ink:
 
 @dataclass(frozen=True)
 class Column:
-    """A column; of those that do not fit, the one of lowest `rank` moves to the line below first."""
+    """A column. If not all fit, those of the lowest `rank` move to the line below first."""
 
     title: str
     rank: int
     right: bool = False
     named: bool = True
-    """Whether its value is named when it stands on the line below."""
+    """Whether its value has its name before it on the line below."""
 
 
 @dataclass(frozen=True)

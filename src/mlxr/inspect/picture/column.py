@@ -1,7 +1,7 @@
-"""Boxes of one graph: where each stands, and how large it is.
+"""Places the boxes of one graph, and sets their sizes.
 
-The source graph decides the heights: each of its rows is as high as its boxes need. A fused op stands beside the ops it
-replaced and is as high as all of them, so that the columns can be read across.
+The source graph decides the heights: each of its rows is as high as its boxes need. A fused op stands beside the ops
+that it replaced and is as high as all of them, so that the columns can be read across.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,12 +41,12 @@ class Box:
 
     @property
     def centre(self) -> float:
-        """Its middle, sideways."""
+        """The x of its middle."""
         return self.x + self.width / 2
 
     @property
     def middle(self) -> float:
-        """Its middle, downwards."""
+        """The y of its middle."""
         return self.y + self.height / 2
 
     @property
@@ -161,7 +161,7 @@ def _gap(graph: Folded, rows: Sequence[Row], number: int) -> float:
 def _spans(
     rows: Sequence[Row], origins: Mapping[str, tuple[Op, ...]], source: Column
 ) -> list[tuple[float, float] | None]:
-    """Height beside the replaced ops for every row; rows that would overlap share it evenly."""
+    """The height beside the replaced ops for every row; rows that would overlap share it evenly."""
     spans: list[tuple[float, float] | None] = []
     for row in rows:
         numbers = [source.rows.row_of[op.name] for fused in row.ops for op in origins[fused.name]]

@@ -1,7 +1,7 @@
-"""What stands in the box of an op, its colour, and the least size that holds it.
+"""The text in an op's box, its colour, and the smallest size that holds it.
 
-Text is set in a monospaced font, so that its width is known: 0.602 of its size for each character, which no common font
-exceeds.
+The font is monospaced, so that the width of a text is known: 0.602 of the font's size for each character, which no
+common font exceeds.
 """
 
 import math
@@ -37,7 +37,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Content:
-    """Text of a box. `chips` are (text, family) of the ops it replaced."""
+    """The text of a box. `chips` are (text, family) of the ops that it replaced."""
 
     title: str
     family: str
@@ -88,7 +88,7 @@ def chip_width(text: str) -> float:
 
 
 def content_of(graph: OpGraph, op: Op, replaced: Sequence[Op]) -> Content:
-    """The content of an op's box; an op that replaced only one like itself shows no chips."""
+    """The content of an op's box. An op that replaced only an op like itself shows no chips."""
     weights = [graph.value(op.inputs[port]) for port in ("table", "weight") if port in op.inputs]
     notes = tuple(f"{_weight_name(w)} {dims(w)}" for w in weights if len(w.shape) == 2)
     return Content(op.kind, op.attrs.family, notes, tuple(_chips(replaced)) if len(replaced) > 1 else ())
@@ -110,7 +110,7 @@ def dims(value: Value) -> str:
 
 
 def label_of(graph: Folded, value: Value) -> str:
-    """The shape of a value, and its type where it is not that of most."""
+    """The shape of a value, and its type if most values have another."""
     return dims(value) if value.dtype == graph.dtype else f"{dims(value)} {value.dtype}"
 
 

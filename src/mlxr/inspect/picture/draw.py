@@ -1,4 +1,4 @@
-"""The whole picture: three columns, title and legend, rendered as SVG. Same artifact, same bytes."""
+"""The whole picture: three columns, title and legend, rendered as SVG. The same artifact gives the same bytes."""
 
 import functools
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(frozen=True)
 class DrawnBox:
-    """A box as the template takes it, its text and chips at their places in the picture."""
+    """A box as the template takes it, with its text and chips at their places in the picture."""
 
     x: float
     y: float
@@ -67,7 +67,7 @@ class DrawnBox:
 
 @dataclass(frozen=True)
 class Band:
-    """The ground behind source ops that one fused op replaces."""
+    """The background of the source ops that one fused op replaces."""
 
     x: float
     y: float
@@ -95,7 +95,7 @@ class DrawnColumn:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that the template draws."""
+    """Everything that the template draws."""
 
     width: float
     height: float

@@ -21,7 +21,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Section:
-    """Ops drawn together: those of one representative layer (`layers` are all it stands for), or of none."""
+    """Ops drawn together: those of a representative layer (`layers` are all that it stands for), or of no layer."""
 
     layers: tuple[int, ...]
     ops: tuple[Op, ...]
@@ -33,9 +33,9 @@ class Folded:
 
     Attributes:
         dtype: type of most values.
-        sections: ops before the layers, each representative layer, ops after them.
+        sections: ops before the layers, each representative layer, ops after the layers.
         links: values between ops; `tokens`: the chain that orders arena accesses.
-        order: (writer, reader) of the arena where no token says so yet.
+        order: (writer, reader) of the arena, where no token orders them yet.
     """
 
     graph: OpGraph

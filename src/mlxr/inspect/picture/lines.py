@@ -1,4 +1,4 @@
-"""Lines of one graph: values, arena accesses and tokens, as paths of right angles with round corners."""
+"""The lines of one graph: values, arena accesses and tokens, as paths with rounded right angles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ def _pill(x: float, y: float, text: str, kind: Kind, terminal: bool) -> Pill:
 
 
 def _is_first(column: Column, link: Link) -> bool:
-    """Whether an input is all that its op computes from; the other inputs are metadata and not drawn."""
+    """Whether an input is the only one that its op computes with; the others are metadata and not drawn."""
     return not any(other.target == link.target and other.source for other in column.graph.links)
 
 
@@ -137,7 +137,7 @@ def _exit(column: Column, link: Link) -> float:
 
 
 def _entry(column: Column, link: Link) -> float:
-    """Where a link enters its op from above: in the order of where the lines come from."""
+    """Where a link enters its op from above; links are in the order of where their lines come from."""
     assert link.target is not None, "a returned value enters no box"
     into = [
         other

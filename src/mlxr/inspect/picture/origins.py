@@ -1,7 +1,7 @@
 """Which ops of the source graph a fused op replaced, found from the names that fusion keeps.
 
 An artifact holds graphs, not the history of passes. But a fused op keeps the name of an op, makes values of the source
-graph, and reads weights whose parts the source ops read; what else flows only into ops it replaced, it replaced too.
+graph, and reads weights whose parts the source ops read. It also replaced the ops whose values flow only into these.
 """
 
 from mlxr.compiler.artifact import Op, OpGraph
@@ -9,7 +9,7 @@ from mlxr.inspect.picture.folded import Folded, arena_access
 
 
 def origins(source: Folded, fused: Folded) -> dict[str, tuple[Op, ...]]:
-    """For every op of the fused graph, the ops of the source graph it computes, in program order."""
+    """For every op of the fused graph, the ops of the source graph that it computes, in program order."""
     ops = source.ops
     claims: dict[str, str] = {}
     shown = {op.name: op for op in ops}

@@ -1,9 +1,10 @@
-"""Ops into rows, and their sideways positions.
+"""Puts ops into rows, and gives them sideways positions.
 
 A row is a topological generation of a section, so that lines always run down. A value that passes rows on its way takes
-a place in each of them (`Pass`), so that no line crosses a box; residuals and other far ones run in lanes beside the
-boxes instead. Positions follow the mean of what is above, moved as little as keeps items apart (isotonic regression).
-Source: Sugiyama, Tagawa and Toda 1981, without crossing minimisation, which these graphs do not need.
+a place in each of them (`Pass`), so that no line crosses a box; residuals and other long links run in lanes beside the
+boxes instead. An item's position is the mean of the items above it, moved as little as is needed to keep items apart
+(isotonic regression). Source: Sugiyama, Tagawa and Toda 1981, without crossing minimisation, which these graphs do not
+need.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from mlxr.inspect.picture.folded import Folded, Link
 PASS_WIDTH = 8.0
 GAP_X = 10.0
 FAR = 3
-"""Rows that a line spans before it takes a lane."""
+"""How many rows a line may span before it takes a lane."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Rows:
     """All rows of a graph.
 
     Attributes:
-        row_of: row of each op.
+        row_of: the row of each op.
         lanes: links that run beside the boxes, with their lane.
         op_x, pass_x: centres, from the centre of the column; set by `spread`.
     """
@@ -79,8 +80,8 @@ def _generations(graph: Folded, section: int) -> list[tuple[Op, ...]]:
     for source, target in [*links, *graph.order]:
         if source in ops and target in ops:
             order.add_edge(source, target)
-    found = nx.topological_generations(order)
-    return [tuple(ops[name] for name in sorted(names, key=place.__getitem__)) for names in found]
+    generations = nx.topological_generations(order)
+    return [tuple(ops[name] for name in sorted(names, key=place.__getitem__)) for names in generations]
 
 
 def _is_far(graph: Folded, link: Link, span: tuple[int, int]) -> bool:
@@ -109,10 +110,10 @@ def spread(rows: Rows, graph: Folded, width_of: Callable[[Op], float]) -> float:
     Args:
         rows: the rows; changed in place.
         graph: their graph.
-        width_of: width of an op's box.
+        width_of: the width of an op's box.
 
     Returns:
-        The width that holds them all: that of the widest row, within which every other row is kept.
+        The width that holds all rows: that of the widest, within which the others are kept.
     """
     limit = max(_row_width(row, width_of) for row in rows.rows) / 2
     into: dict[str, list[Link]] = {}
@@ -157,7 +158,7 @@ def _apart(wanted: Sequence[float], widths: Sequence[float], limit: float) -> li
             (a, n), (b, m) = pools[-2:]
             pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
     means = [mean for mean, number in pools for _ in range(number)]
-    found = [mean + offset for mean, offset in zip(means, offsets, strict=True)]
-    over = max(0.0, found[-1] + widths[-1] / 2 - limit)
-    under = max(0.0, -limit - (found[0] - over - widths[0] / 2))
-    return [x - over + under for x in found]
+    positions = [mean + offset for mean, offset in zip(means, offsets, strict=True)]
+    over = max(0.0, positions[-1] + widths[-1] / 2 - limit)
+    under = max(0.0, -limit - (positions[0] - over - widths[0] / 2))
+    return [x - over + under for x in positions]
