@@ -5,7 +5,7 @@ with `rewrite`); names of ops and values are unique. Op nodes and value nodes al
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -205,6 +205,9 @@ class OpGraph:
             GraphError: a name is used twice or not declared, or an op's kind, attributes or layer are none that there
                 can be; the message names the op.
         """
+        # Imported here: a host that reads no graph needs no op kinds, which are many classes.
+        from mlxr.compiler.ir.op_registry import read_op_kind  # noqa: PLC0415
+
         return OpGraph(
             (
                 Value(
@@ -217,7 +220,7 @@ class OpGraph:
                 )
                 for v in data["values"]
             ),
-            (_read_op(op) for op in data["ops"]),
+            (_read_op(op, read_op_kind) for op in data["ops"]),
             data["outputs"],
         )
 
@@ -236,10 +239,7 @@ class OpGraph:
         return f"{outputs + ' = ' if outputs else ''}{op.kind}({inputs})" + (f" {{{attrs}}}\n" if attrs else "\n")
 
 
-def _read_op(data: Mapping[str, Any]) -> Op:
-    # Imported here: the op kinds are classes that a host which reads no graph does not need.
-    from mlxr.compiler.ir.op_registry import read_op_kind  # noqa: PLC0415
-
+def _read_op(data: Mapping[str, Any], read_op_kind: Callable[[str, Mapping[str, Any]], OpKind]) -> Op:
     name, layer = data["name"], data.get("layer")
     if layer is not None and type(layer) is not int:
         raise GraphError(f"op {name!r}: layer is {layer!r}; expected a whole number")

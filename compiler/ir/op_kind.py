@@ -36,6 +36,8 @@ FUSED_STAGES: frozenset[Stage] = frozenset({"fused", "ordered"})
 class OpKind:
     """The attributes of one op. Subclasses are the kinds.
 
+    A kind without attributes of its own needs no `dataclass` decorator: its base has one.
+
     Attributes:
         name: the kind's name, in files and messages.
         summary: what it computes, in one line.

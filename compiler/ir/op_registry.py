@@ -4,8 +4,8 @@ import functools
 import importlib
 import pkgutil
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union
 
@@ -35,51 +35,58 @@ def read_op_kind(name: str, attributes: Mapping[str, Any]) -> OpKind:
     kind = op_kinds().get(name)
     if kind is None:
         raise RuleError(f"unknown kind {name!r}; known: {', '.join(sorted(op_kinds()))}")
-    readers = _readers(name)
-    if attributes.keys() != readers.keys():
-        raise RuleError(f"attributes are {sorted(attributes)}; expected {sorted(readers)}")
-    return kind(**{field: readers[field](field, value) for field, value in attributes.items()})
+    checks = _checks(name)
+    if attributes.keys() != checks.keys():
+        raise RuleError(f"attributes are {sorted(attributes)}; expected {sorted(checks)}")
+    values = dict(attributes)
+    for field, check in checks.items():
+        value = values[field]
+        if type(value) not in check.types or (check.choices is not None and value not in check.choices):
+            raise RuleError(f"attribute {field} is {value!r}; expected {check.expected}")
+        if check.choices is not None:
+            values[field] = check.choices[value]
+    return kind(**values)
 
 
-Reader = Callable[[str, Any], Any]
-"""Called with the name and the value of an attribute; returns the value in its own type, or raises RuleError."""
+@dataclass(frozen=True)
+class _Check:
+    """What an attribute may be in a file.
+
+    Attributes:
+        types: the types of its values.
+        choices: each of its values, and what it is in the op kind; None where there may be any of those types.
+        expected: the same in words.
+    """
+
+    types: tuple[type, ...]
+    choices: Mapping[str | None, str | None] | None
+    expected: str
 
 
 @functools.cache
-def _readers(name: str) -> dict[str, Reader]:
+def _checks(name: str) -> dict[str, _Check]:
     kind = op_kinds()[name]
     hints = typing.get_type_hints(kind)
-    return {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    return {field.name: _check(hints[field.name]) for field in fields(kind)}
 
 
-def _reader(hint: Any) -> Reader:
+_NUMBERS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+}
+
+
+def _check(hint: Any) -> _Check:
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
     (plain,) = (option for option in options if option is not NoneType)
-    optional = NoneType in options
-
-    def read(name: str, value: Any) -> Any:
-        if value is None and optional:
-            return None
-        if not _is_a(plain, value):
-            raise RuleError(f"attribute {name} is {value!r}; expected {_expected(plain)}")
-        return DType(value) if plain is DType else value
-
-    return read
-
-
-def _is_a(hint: Any, value: Any) -> bool:
-    if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint)
-    if hint is DType:
-        return value in tuple(DType)
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
-
-
-def _expected(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return f"one of {', '.join(typing.get_args(hint))}"
-    if hint is DType:
-        return f"one of {', '.join(DType)}"
-    return {int: "a whole number", float: "a number", bool: "true or false"}[hint]
+    types: tuple[type, ...] = (NoneType,) if NoneType in options else ()
+    if plain in _NUMBERS:
+        number_types, expected = _NUMBERS[plain]
+        return _Check((*types, *number_types), None, expected)
+    assert plain is DType or typing.get_origin(plain) is Literal, f"files have no attributes of type {hint}"
+    names: list[str] = list(DType) if plain is DType else list(typing.get_args(plain))
+    choices: dict[str | None, str | None] = {name: name for name in names}
+    if types:
+        choices[None] = None
+    return _Check((*types, str, DType), choices, f"one of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Walks from an attention back to what its queries, keys and values are made of."""
+"""Walks from an attention back to the projections of its queries, keys and values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from mlxr.compiler.passes.base import sole_producer
 
 @dataclass(frozen=True)
 class Path:
-    """The ops between a projection and an attention, all of whose results nothing else reads.
+    """The ops between a projection and an attention. Nothing else reads their results.
 
     Attributes:
-        temperature, rope, norm: those that are there, from the attention back to the projection.
-        source: the value that the last of them reads; without any, the one that the attention reads.
+        temperature, rope, norm: the ops, in order from the attention back; None for one that is not there.
+        source: the value that the first op of the path reads; on an empty path, the value that the attention reads.
     """
 
     temperature: Op | None
@@ -28,11 +28,13 @@ class Path:
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """An attention, the cache write of its layer, and the paths of what they read.
+    """An attention, the cache write of its layer, and the paths that lead to them.
 
     Attributes:
-        q: to the attention.
-        k, v: to the cache write.
+        attention: it reads the queries.
+        write: it reads the keys and the values.
+        q: the path of the queries.
+        k, v: the paths of the keys and of the values.
     """
 
     attention: Op

@@ -82,7 +82,7 @@ def _activated(
         return ExpertProjection(
             linear.num_experts, linear.top_k, linear.dtype, activation=activation, gated=gated, limit=limit
         )
-    assert isinstance(linear, Linear), "only linear ops are found"
+    assert isinstance(linear, Linear), "gate and up are linear ops"
     return Projection(linear.dtype, activation=activation, gated=gated, limit=limit)
 
 

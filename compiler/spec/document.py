@@ -131,7 +131,7 @@ class _Composer(yaml.SafeLoader):
 
 def _compose(text: str) -> yaml.Node | None:
     try:
-        return _Composer(text).get_single_node()  # type: ignore[no-any-return, unused-ignore]
+        node: yaml.Node | None = _Composer(text).get_single_node()
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         mark = Mark(len(before.splitlines() or [""]), len((before.splitlines() or [""])[-1]) + 1)
@@ -144,6 +144,7 @@ def _compose(text: str) -> yaml.Node | None:
         raise _RefusedError(
             Problem(Mark(1, 1), f"not YAML: an escape that stands for no character ({error})")
         ) from None
+    return node
 
 
 def _mark(node: yaml.Node) -> Mark:

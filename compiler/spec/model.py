@@ -151,8 +151,10 @@ _NORM_CLASS = ("norm", "norm_bias", "sinks", "selection_bias")
 
 
 def _class_of(name: str) -> TensorClass:
-    if name in ("embedding", "output"):
-        return name  # type: ignore[return-value]
+    if name == "embedding":
+        return "embedding"
+    if name == "output":
+        return "output"
     return "attention" if ".attention." in name else "mlp"
 
 

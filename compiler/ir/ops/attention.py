@@ -105,7 +105,6 @@ class PackedAttention(PackedHeads):
         return {"out": self.check_packed(t), "token": TOKEN}
 
 
-@dataclass(frozen=True)
 class RopeWriteAttention(PackedAttention):
     """All of a decode step's attention."""
 
@@ -119,7 +118,6 @@ class RopeWriteAttention(PackedAttention):
     stages = FUSED_STAGES
 
 
-@dataclass(frozen=True)
 class RopeAttention(PackedAttention):
     """A prefill step's attention; a `rope_cache_write` comes before it."""
 

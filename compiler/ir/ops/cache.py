@@ -37,7 +37,6 @@ class CacheWrite(OpKind):
         return {"token": TOKEN}
 
 
-@dataclass(frozen=True)
 class RopeCacheWrite(PackedHeads):
     """A write of rotated keys, and of values, out of a packed projection."""
 

@@ -45,7 +45,6 @@ class Activation(Elementwise):
     kind: ActivationKind
 
 
-@dataclass(frozen=True)
 class Multiply(OfTwo):
     """A product."""
 

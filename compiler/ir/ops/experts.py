@@ -77,7 +77,6 @@ class ExpertProduct(Product):
         return rows, features // count
 
 
-@dataclass(frozen=True)
 class ExpertLinear(ExpertProduct):
     """A plain product for each chosen expert."""
 
@@ -97,7 +96,6 @@ class ExpertLinear(ExpertProduct):
         return {"out": Tensor((rows, top_k * features), self.dtype)}
 
 
-@dataclass(frozen=True)
 class ExpertSum(OpKind):
     """The sum over a token's experts."""
 

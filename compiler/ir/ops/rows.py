@@ -33,7 +33,6 @@ class Embed(OpKind):
         return {"out": Tensor((t["ids"].shape[0], hidden), self.dtype)}
 
 
-@dataclass(frozen=True)
 class GatherRows(OpKind):
     """A choice of rows."""
 
@@ -49,7 +48,6 @@ class GatherRows(OpKind):
         return {"out": Tensor((t["rows"].shape[0], width), t["x"].dtype)}
 
 
-@dataclass(frozen=True)
 class GateRows(OpKind):
     """Rows times their gates."""
 

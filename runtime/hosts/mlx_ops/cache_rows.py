@@ -1,4 +1,4 @@
-"""Rows of the KV cache: numbers of one token and one KV head to the bits that the arena holds, and back.
+"""Encodes and decodes rows of the KV cache: the numbers of one token and one KV head, as the arena stores them.
 
 A q8 row is head_dim int8 numbers and their f32 scale, absmax / 127: number * scale is the element. A row of zeros has
 the scale 0, and one with an element that is not finite has the scale NaN.
@@ -28,7 +28,7 @@ def encode_rows(rows: mx.array, dtype: str) -> Bits:
 
 
 def decode_rows(bits: Bits, dtype: str) -> mx.array:
-    """What `encode_rows` made, as fp32: [..., head_dim]."""
+    """The numbers that `encode_rows` stored, in fp32: [..., head_dim]."""
     if dtype != "q8":
         return mx.array(bits).view(MLX_DTYPES[dtype]).astype(mx.float32)
     numbers = np.ascontiguousarray(bits[..., :-4]).view(np.int8)

@@ -1,7 +1,7 @@
-"""Ops of large batches as hosts run them that give them to MLX: its matrix kernels, and as few passes as possible.
+"""The ops that hosts give to MLX for large batches: MLX's matrix kernels, and as few passes over memory as possible.
 
-As exact as the op functions, save that numbers between two MLX ops are of the type that these take: of 16 bits where
-activations, weight and result all are, with sums in fp32.
+They are as exact as the op functions, except that numbers between two MLX ops have the type of the arrays: 16 bits
+where activations, weight and result all have 16 bits. Sums are in fp32.
 """
 
 import functools
@@ -55,14 +55,14 @@ def evaluate_projection(inputs: Inputs, attrs: Product) -> mx.array:
 
 
 def compute_type(x: mx.Dtype, weight: mx.Dtype, out: mx.Dtype) -> mx.Dtype:
-    """The type in which a projection normalises x and multiplies it: theirs if all three are of one, else f32."""
+    """The type in which a projection normalises and multiplies x: f32, unless x, weight and result are of one type."""
     return x if x == weight == out else mx.float32
 
 
 def evaluate_attention(inputs: Inputs, attrs: RopeAttention) -> mx.array:
     """A `rope_attention` op of one sequence that sees all its context.
 
-    As few MLX ops as there can be, for each is the CPU's time in every layer.
+    It takes as few MLX ops as possible, because each costs CPU time in every layer.
 
     Args:
         inputs: queries [1, tokens, heads, head_dim] rotated, not scaled; keys and values
@@ -85,8 +85,8 @@ def evaluate_attention(inputs: Inputs, attrs: RopeAttention) -> mx.array:
         mask="causal",
         sinks=inputs.get("sinks"),
     )
-    # Row-major however MLX laid it out. Elements of a head are adjacent and nothing lies between heads and tokens, so
-    # one stride joins heads and elements only where a token's heads are adjacent; else this copies.
+    # The result is row-major, however MLX laid out its own: where the heads of a token are adjacent in memory the
+    # reshape is a view, and elsewhere it copies.
     return attended.transpose(0, 2, 1, 3).reshape(tokens, heads * head_dim)
 
 
@@ -102,7 +102,7 @@ def _normalised(x: mx.array, inputs: Inputs, norm: InputNorm | None) -> mx.array
     """The norm of x in one pass, in fp32 and rounded to x's type; its weight and bias are rounded to that before."""
     if norm is None:
         return x
-    weight = inputs["norm"].astype(x.dtype)  # a host's is of that type: see hosts/mlx_norms.py
+    weight = inputs["norm"].astype(x.dtype)  # hosts have cast it already: see hosts/mlx/norms.py
     if norm.kind != "layer":
         assert "norm_bias" not in inputs, "only a layer norm has a bias"
         return mx.fast.rms_norm(x, weight, norm.eps)

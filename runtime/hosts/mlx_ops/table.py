@@ -7,8 +7,8 @@ them, or in a new module: all are imported, and no list names them.
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
@@ -36,7 +36,7 @@ def evaluates(kind: type[Kind]) -> Callable[[TypedFunction[Kind]], TypedFunction
 def op_functions() -> dict[type[OpKind], OpFunction]:
     """The function of every op kind."""
     package = __name__.rpartition(".")[0]
-    for info in pkgutil.iter_modules([str(Path(__file__).parent)], f"{package}."):
+    for info in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(info.name)
     return _FUNCTIONS
 

@@ -1,10 +1,14 @@
 """The op table: shape and type rules, and which mistakes they refuse."""
 
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir import ops
 from mlxr.compiler.ir.checks import RuleError
 from mlxr.compiler.ir.op_registry import op_kinds, read_op_kind
 from mlxr.compiler.ir.tensor import Shape, Tensor
@@ -310,3 +314,35 @@ def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     attention = {"qk_norm", "rope_write_attention", "rope_cache_write", "rope_attention"}
     assert left == {"embed", "norm", "linear", "projection", "route", "expert_projection", "expert_combine"} | attention
+
+
+def test_kinds_with_the_same_attributes_differ() -> None:
+    assert read_op_kind("gather_rows", {}) == read_op_kind("gather_rows", {})
+    assert read_op_kind("gather_rows", {}) != read_op_kind("gate_rows", {})
+    assert read_op_kind("rope_attention", FUSED) != read_op_kind("rope_write_attention", FUSED)
+    assert repr(read_op_kind("gather_rows", {})) == "GatherRows()"
+
+
+def test_attributes_are_what_was_read() -> None:
+    for kind, _, attrs, _ in GOOD.values():
+        assert read_op_kind(kind, attrs).attributes == attrs
+        assert read_op_kind(kind, attrs) == read_op_kind(kind, attrs)
+
+
+def test_every_kind_says_what_it_is() -> None:
+    for kind in OPS.values():
+        assert kind.summary and kind.family and kind.__doc__, kind
+        assert is_dataclass(kind) and kind.__dataclass_params__.frozen
+
+
+def test_a_new_kind_is_a_new_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = "from mlxr.compiler.ir.ops.elementwise import Scale\n\nclass Negate(Scale):\n    name = 'negate'\n"
+    (tmp_path / "negate.py").write_text(source)
+    monkeypatch.setattr(ops, "__path__", [*ops.__path__, str(tmp_path)])
+    op_kinds.cache_clear()
+    try:
+        assert op_kinds().keys() == OPS.keys() | {"negate"}
+        assert read_op_kind("negate", {"factor": 2.0}).infer({"x": tokens(48)}) == {"out": tokens(48)}
+    finally:
+        op_kinds.cache_clear()
+        sys.modules.pop("mlxr.compiler.ir.ops.negate", None)
