@@ -122,7 +122,7 @@ class Theirs:
         hidden = mx.zeros((1, 1, 1))
         for at in range(0, len(prompt), step):
             hidden = self._model.model(tokens[:, at : at + step], cache)
-            mx.async_eval([one.state[:2] for one in cache])
+            mx.async_eval([layer.state[:2] for layer in cache])
         mx.argmax(self._model.lm_head(hidden[:, -1]), axis=-1).item()
         return time.perf_counter() - start
 

@@ -53,7 +53,7 @@ class MlxLmUser(User):
         tokens, before = mx.array([[*prompt, *answer[:-1]]]), len(prompt) - 1
         for at in range(0, before, _STEP):
             self._model(tokens[:, at : min(at + _STEP, before)], cache=cache)
-            mx.eval([one.state for one in cache])
+            mx.eval([layer.state for layer in cache])
         logits = self._model(tokens[:, before:], cache=cache)[0].astype(mx.float32)
         chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=1)[:, 0]
         gaps = (logits.max(axis=1) - chosen) / mx.std(logits, axis=1)

@@ -85,8 +85,8 @@ class Program:
         for row in self.rows:
             if row.layer is not None:
                 by_layer.setdefault(row.layer, []).append(row)
-        made = {name for row in self.rows for name in row.launch.outputs}
-        signatures = {layer: tuple(_signature(row, made) for row in rows) for layer, rows in by_layer.items()}
+        written = {name for row in self.rows for name in row.launch.outputs}
+        signatures = {layer: tuple(_signature(row, written) for row in rows) for layer, rows in by_layer.items()}
         groups = {group[0]: group for group in alike(signatures)}
         blocks: list[Block] = []
         for row in self.rows:
@@ -156,7 +156,7 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
     return Program(step.name, tuple(rows))
 
 
-def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
+def _signature(row: LaunchRow, written: set[str]) -> tuple[object, ...]:
     """What layers that are alike share: everything except the layer's number and where its input comes from."""
     launch = row.launch
 
@@ -165,7 +165,7 @@ def _signature(row: LaunchRow, made: set[str]) -> tuple[object, ...]:
             return "layer"
         if is_in_layer(name, row.layer):
             return without_layer(name, row.layer)
-        return "earlier" if name in made or name.endswith("_token") else name
+        return "earlier" if name in written or name.endswith("_token") else name
 
     names = tuple(relative(name) for name in (*launch.inputs, "->", *launch.outputs))
     return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx, launch.feeds_mlx, row.op_kind, names)

@@ -30,7 +30,7 @@ def report_json(artifact: Artifact) -> dict[str, Any]:
         "arena_chosen": plan.arena_chosen.model_dump() if plan.arena_chosen else None,
         "launches_per_decode_token": per_token,
         "launches_per_prefill_chunk": next(len(p.running(chunk_dims(plan))) for p in steps if p.name == "prefill"),
-        "decode_step": next((one.chosen.model_dump() for one in plan.steps if one.chosen), None),
+        "decode_step": next((step.chosen.model_dump() for step in plan.steps if step.chosen), None),
         "kernels": [
             kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)} for kernel in plan.kernels
         ],
