@@ -31,8 +31,8 @@ def find_chip(name: str) -> Chip:
 def find_chip_of_device(device: str) -> Chip | None:
     """The chip of a device that calls itself so (`NVIDIA H200`, `Apple M3 Max`), or None if it is not known."""
     chips = known_chips().values()
-    found = [chip for chip in chips if chip.device and f"{device} ".lower().startswith(f"{chip.device} ")]
-    return max(found, key=lambda chip: len(chip.device), default=None)
+    matching = [chip for chip in chips if chip.device and f"{device} ".lower().startswith(f"{chip.device} ")]
+    return max(matching, key=lambda chip: len(chip.device), default=None)
 
 
 @cache

@@ -144,15 +144,15 @@ class SizeRecord:
     @classmethod
     def variants(cls) -> Mapping[str, tuple[Mapping[str, int], ...]]:
         """The changes of each size that chooses a variant (see `Variants`), all by flat names."""
-        found: dict[str, tuple[Mapping[str, int], ...]] = {}
+        changes_of: dict[str, tuple[Mapping[str, int], ...]] = {}
         own = _own_sizes(cls)
         for about in own.values():
             if isinstance(about.tuning, Variants):
                 changes = about.tuning.changes
-                found[about.name] = tuple({own[name].name: value for name, value in c.items()} for c in changes)
+                changes_of[about.name] = tuple({own[name].name: value for name, value in c.items()} for c in changes)
         for record in _own_records(cls).values():
-            found |= record.variants()
-        return found
+            changes_of |= record.variants()
+        return changes_of
 
     def flat(self) -> dict[str, int]:
         """The value of each size by flat name, those of the records in it too."""

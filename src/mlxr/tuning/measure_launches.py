@@ -32,18 +32,18 @@ def measure_launches(
     """
     plan = artifact.plan
     kernels, inputs = make_kernels(artifact), RandomInputs(artifact, cache_bytes)
-    found: dict[tuple[str, str], float] = {}
-    for name, one in (
+    times_us: dict[tuple[str, str], float] = {}
+    for phase, step_batch in (
         ("decode", decode_batch(artifact, batch, context)),
         ("prefill", prefill_batch(artifact, min(plan.max_tokens, plan.arena.context))),
     ):
-        pieces = Pieces(artifact, kernels, inputs, one)
+        pieces = Pieces(artifact, kernels, inputs, step_batch)
         distinct: dict[str, Launch] = {}
         for launch in pieces.running:
             distinct.setdefault(launch.kernel, launch)
         for kernel, launch in distinct.items():
-            (time,) = stopwatch.times_us([pieces.piece([launch])])
-            if isinstance(time, HostError):
-                raise time
-            found[name, kernel] = time
-    return found
+            (time_us,) = stopwatch.times_us([pieces.piece([launch])])
+            if isinstance(time_us, HostError):
+                raise time_us
+            times_us[phase, kernel] = time_us
+    return times_us

@@ -68,10 +68,10 @@ class StepTimes:
         except (HostError, RuntimeError) as error:
             return [HostError(f"no memory for whole steps: {error}")] * len(artifacts)
         steps, context = self._steps_of(artifacts[0]), self.context_of(artifacts[0], context)
-        found: list[float | HostError] = []
+        times: list[float | HostError] = []
         running: dict[int, Sequences] = {}
         for number, artifact in enumerate(artifacts):
-            found.append(0.0)
+            times.append(0.0)
             try:
                 geometry = artifact.plan.arena
                 arenas[geometry] = arenas.get(geometry) or Arena(geometry)
@@ -82,7 +82,7 @@ class StepTimes:
                 running[number].restart(context)
                 running[number].decode(steps)
             except _FAILURES as error:
-                found[-1] = HostError(str(error))
+                times[-1] = HostError(str(error))
                 running.pop(number, None)
         samples: dict[int, list[float]] = {number: [] for number in running}
         for _ in range(self._rounds):
@@ -91,11 +91,11 @@ class StepTimes:
                     sequences.resize(context)
                     samples[number] += sequences.decode(steps)
                 except _FAILURES as error:
-                    found[number] = HostError(str(error))
+                    times[number] = HostError(str(error))
                     del running[number]
         for number in running:
-            found[number] = 1e6 * statistics.median(samples[number])
-        return found
+            times[number] = 1e6 * statistics.median(samples[number])
+        return times
 
 
 def _check_memory(artifacts: Sequence[Artifact]) -> None:
@@ -111,13 +111,13 @@ def _check_memory(artifacts: Sequence[Artifact]) -> None:
 
 def _random_weights(artifact: Artifact) -> dict[str, mx.array]:
     """A buffer for each weight: a step that finds them in the cache would be too fast."""
-    made = {}
+    buffers = {}
     for weight in artifact.plan.weights:
         layout = weight.layout
         if layout.dtype is DType.U8:
             array = mx.random.randint(0, 64, (layout.size_bytes,)).astype(mx.uint8)
         else:
             array = (_STD * mx.random.normal(weight.shape)).astype(MLX_DTYPES[str(layout.dtype)])
-        made[weight.name] = at_least_8(array)
-        mx.eval(made[weight.name])
-    return made
+        buffers[weight.name] = at_least_8(array)
+        mx.eval(buffers[weight.name])
+    return buffers

@@ -58,8 +58,10 @@ class Stopwatch:
 
     def times_us(self, pieces: Sequence[Piece]) -> list[float | HostError]:
         """The time of each piece, or why it cannot run: the median of `rounds_us`."""
-        found = self.rounds_us(pieces)
-        return [one if isinstance(one, HostError) else max(_FLOOR_US, statistics.median(one)) for one in found]
+        return [
+            times if isinstance(times, HostError) else max(_FLOOR_US, statistics.median(times))
+            for times in self.rounds_us(pieces)
+        ]
 
     def rounds_us(self, pieces: Sequence[Piece]) -> list[list[float] | HostError]:
         """The time of each piece in each round, or why it cannot run.
