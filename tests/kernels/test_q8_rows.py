@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxr.compiler.artifact import ArenaGeometry, DType
+from mlxr.compiler.artifact import ARENAS, K_ARENA, V_ARENA, ArenaGeometry, DType
 from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeCacheWriteKernel
 from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendKernel
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
@@ -14,7 +14,6 @@ from mlxr_tests.kernel_bench import run_kernel
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
 BLOCK, BLOCKS, LAYERS, LAYER = 2, 4, 3, 1
-ARENA = ("k_arena", "v_arena")
 
 
 def geometry(head_dim, kv_heads):
@@ -57,12 +56,12 @@ def write(kernel, qkv, slots, grid):
         "block_tables": mx.zeros((len(slots), 8), dtype=mx.int32),
         "layer": mx.array(np.array([LAYER] + [0] * 7, dtype=np.uint32)),
         "token": mx.zeros((8,), dtype=mx.uint32),
-        "k_arena": k,
-        "v_arena": v,
+        K_ARENA: k,
+        V_ARENA: v,
     }
     mx.eval(*inputs.values())
     shapes = {"token_out": (8,), "out": (len(slots), kernel.num_heads * kernel.head_dim)}
-    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=ARENA)
+    outputs = run_kernel(kernel, inputs, shapes, grid, in_place=ARENAS)
     found = []
     for array in (k, v):
         bits = as_bits(array).reshape(BLOCKS, LAYERS, BLOCK, arena.num_kv_heads, arena.row_elements)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact, DType, Step
+from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, DType, Step, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache.arena import Arena
@@ -74,12 +74,13 @@ class RandomInputs:
         """
         self._cache_bytes = cache_bytes
         self._arena = Arena(artifact.plan.arena)
+        self._layer_buffers = {layer_buffer(layer) for layer in range(artifact.plan.num_layers)}
         self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
         self._weights = {weight.name: weight for weight in artifact.plan.weights}
         self._made: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
         graphs = [artifact.graph(step.name) for step in artifact.plan.steps]
         self._experts = {
-            op.outputs["experts"]: int(str(graph.value(op.inputs["x"]).shape[1]))
+            op.outputs["experts"]: _columns(graph.value(op.inputs["x"]))
             for graph in graphs
             for op in graph.ops
             if op.kind == "route"
@@ -98,7 +99,7 @@ class RandomInputs:
             name: of a weight, of the batch's metadata, of the arena, or of an activation.
             dtype: of the kernel's port.
         """
-        arena, metadata = {"k_arena": self._arena.k, "v_arena": self._arena.v}, batch_arrays(batch)
+        arena, metadata = {K_ARENA: self._arena.k, V_ARENA: self._arena.v}, batch_arrays(batch)
         shapes = {buffer.name: buffer.shape for buffer in step.buffers}
         if name in self._weights:
             layout = self._weights[name].layout
@@ -108,7 +109,7 @@ class RandomInputs:
             return _in_turn([arena[name]])
         if name in metadata:
             return _in_turn([kernel_input(metadata[name])])
-        if name.startswith("layer."):
+        if name in self._layer_buffers:
             return _in_turn(self._layers)
         if name not in shapes:  # a token of the arena: single launches need no order
             return _in_turn([mx.zeros((8,), dtype=mx.uint32)])
@@ -140,6 +141,12 @@ def at_least_8(array: mx.array) -> mx.array:
     if array.size >= _MIN_ELEMENTS:
         return array
     return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
+
+
+def _columns(matrix: Value) -> int:
+    columns = matrix.shape[1]
+    assert isinstance(columns, int), "only rows are symbolic"
+    return columns
 
 
 def _in_turn(arrays: Sequence[mx.array]) -> Input:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import ARENAS, K_ARENA, Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
@@ -31,8 +31,6 @@ from mlxr_tests.kernel_host import sim_kernel
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
 from mlxr_tests.tolerances import Mismatch
-
-ARENA = ("k_arena", "v_arena")
 
 
 class SimMetalKernel:
@@ -73,7 +71,7 @@ class SimMetalKernel:
         assert all(x.size >= 8 for x in inputs), "MLX would bind a smaller input in the constant address space"
         outputs = [mx.full(shape, 7, dtype=dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
         names = self.names
-        if ARENA[0] in names:
+        if K_ARENA in names:
             places = [i for i, name in enumerate(names) if "token" in name and name != "token_ids"]
             bound, made = ([*inputs, *outputs][i] for i in places)
             self.tokens.append((bound, made))
@@ -81,10 +79,10 @@ class SimMetalKernel:
         mx.eval(*inputs)
         views = [memoryview(x) for x in inputs]
         assert all(v.c_contiguous or 0 in (v.strides or ()) for v in views), "kernels take what they bind as it lies"
-        inputs = [x if name in ARENA else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
+        inputs = [x if name in ARENAS else mx.contiguous(x) for name, x in zip(names, inputs, strict=False)]
         mx.eval(*inputs, *outputs)
         buffers = [
-            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENA, name=names[i])
+            SimBuffer.of(array, writable=i >= self.num_inputs or names[i] in ARENAS, name=names[i])
             for i, array in enumerate([*inputs, *outputs])
         ]
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.artifact import K_ARENA, V_ARENA, ArenaGeometry, Artifact
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.targets.cpu.kernels.attention import (
@@ -247,7 +247,7 @@ class AttentionBench:
 
         inputs = {name: mx.array(getattr(batch, name)) for name in _PLACES}
         inputs |= {"qkv": mx.array(qkv), "frequencies": mx.array(self.frequencies)}
-        inputs |= {"k_arena": self.reference.k, "v_arena": self.reference.v}
+        inputs |= {K_ARENA: self.reference.k, V_ARENA: self.reference.v}
         if self.has_sinks:
             inputs["sinks"] = mx.array(self.sinks)
         attributes, place = self.attrs.attributes, ArenaLayer(self.reference, LAYER)

@@ -5,11 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.compiler.artifact import ARENAS, Artifact, KernelEntry
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr_tests.kernel_host import sim_kernel
-
-_ARENA = ("k_arena", "v_arena")
 
 
 class FakeGpu:
@@ -65,7 +63,7 @@ class FakeGpu:
             mx.eval(*inputs, *outputs)
             if self._compute:
                 buffers = [
-                    SimBuffer.of(array, writable=i >= len(inputs) or names[i] in _ARENA, name=names[i])
+                    SimBuffer.of(array, writable=i >= len(inputs) or names[i] in ARENAS, name=names[i])
                     for i, array in enumerate([*inputs, *outputs])
                 ]
                 groups = tuple(whole // part for whole, part in zip(grid, threadgroup, strict=True))

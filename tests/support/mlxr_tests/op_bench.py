@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Artifact, Op, OpGraph, Step, Value, layer_buffer
+from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, Op, OpGraph, Step, Value, layer_buffer
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -208,8 +208,8 @@ class OpBench:
         if op.attrs.arena != "none":
             layer = np.array([op.layer] + [0] * 7, dtype=np.uint32)
             buffers[layer_buffer(op.layer)] = SimBuffer.of(layer, writable=False, name="layer")
-            buffers["k_arena"] = SimBuffer.of(self.arena.k, writable=True, name="k_arena")
-            buffers["v_arena"] = SimBuffer.of(self.arena.v, writable=True, name="v_arena")
+            buffers[K_ARENA] = SimBuffer.of(self.arena.k, writable=True, name=K_ARENA)
+            buffers[V_ARENA] = SimBuffer.of(self.arena.v, writable=True, name=V_ARENA)
         return buffers
 
     def _launch(self, op: Op, step: Step, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:

@@ -188,14 +188,21 @@ def _size_bytes(regions: tuple[Region, ...]) -> int:
 
 @dataclass(frozen=True)
 class AttentionTiles(CpuHelper):
-    """A header of attention with matrix tiles, which exact programs go without."""
+    """The header of attention with matrix tiles, which exact programs go without."""
 
-    template: str  # type: ignore[misc]
+    template = "attend_tiles.h"
 
     @property
     def name(self) -> str:
-        """The header's."""
+        """The name of the header."""
         return self.template
+
+
+@dataclass(frozen=True)
+class PrefillTiles(AttentionTiles):
+    """The header of prefill's attention with matrix tiles."""
+
+    template = "prefill_tiles.h"
 
 
 @dataclass(frozen=True)
@@ -264,7 +271,7 @@ class CpuAttendDecode(CpuAttend):
     @property
     def helpers(self) -> tuple[AttentionTiles, ...]:
         """Matrix tiles, if used."""
-        return (AttentionTiles("attend_tiles.h"),) if self.tiles else ()
+        return (AttentionTiles(),) if self.tiles else ()
 
     @property
     def split_units(self) -> int:
@@ -322,7 +329,7 @@ class CpuAttendPrefill(CpuAttend):
     @property
     def helpers(self) -> tuple[AttentionTiles, ...]:
         """Matrix tiles, if used."""
-        return (AttentionTiles("attend_tiles.h"), AttentionTiles("prefill_tiles.h")) if self.tiles else ()
+        return (AttentionTiles(), PrefillTiles()) if self.tiles else ()
 
     @property
     def tiles(self) -> bool:
