@@ -11,7 +11,7 @@ from mlxr.compiler.formats.dtypes import DType
 
 
 def cache_row_bytes(dtype: DType, head_dim: int) -> int:
-    """Bytes of one token's row of one KV head: its elements, and in q8 the f32 scale that follows them."""
+    """Bytes that one token takes in one KV head: its elements and, in q8, the f32 scale after them."""
     return head_dim * dtype.size_bytes + (4 if dtype is DType.Q8 else 0)
 
 
@@ -19,7 +19,7 @@ def cache_row_bytes(dtype: DType, head_dim: int) -> int:
 class ArenaGeometry:
     """Dimensions of the KV arena and the limits of the sequences in it.
 
-    `context` is the most tokens of one sequence, `max_blocks_per_sequence` the blocks they fill (rounded up).
+    `context` is the most tokens of a sequence, `max_blocks_per_sequence` the number of blocks for as many.
     """
 
     layout: Literal["block", "layer"]
@@ -36,12 +36,12 @@ class ArenaGeometry:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's row of one KV head."""
+        """Bytes that one token takes in one KV head."""
         return cache_row_bytes(self.dtype, self.head_dim)
 
     @property
     def row_elements(self) -> int:
-        """Elements of that row as the arena's last dimension counts them; in q8 4 of them are the row's f32 scale."""
+        """Size of the arena's last dimension; in q8 it includes the 4 bytes of the f32 scale."""
         return self.row_bytes // self.dtype.size_bytes
 
     @property

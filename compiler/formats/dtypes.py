@@ -16,12 +16,12 @@ class DType(StrEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element. Of q8, a cache type, without the f32 scale of each row."""
+        """Bytes of one element; of q8, a cache type, without the f32 scale that each row has."""
         return _SIZES.get(self, 4)
 
     @property
     def is_16_bit(self) -> bool:
-        """Whether it is a float of 16 bits: what matrix hardware takes, and sums in f32."""
+        """Whether it is a 16-bit float, which matrix hardware multiplies and sums in f32."""
         return self in (DType.F16, DType.BF16)
 
     @property

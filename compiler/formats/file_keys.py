@@ -1,20 +1,20 @@
-"""Keys of the files that describe a model, where code asks for them by name.
+"""Names of files and keys with which models describe themselves, as far as code asks for them.
 
-What the keys of a model's architecture mean is data, in models/importers and models/families.
+The keys of a model's architecture are not here: models/importers and models/families say what they mean.
 """
 
 CONFIG_FILE = "config.json"
 """The file that describes a model in a Hugging Face folder."""
 CONFIG_BYTES = 1 << 20
-"""How large it may be."""
+"""The largest size that is read."""
 QUANTISATION = ("quantization", "quantization_config")
-"""Keys of it that say how weights are quantised: as mlx-lm and as Hugging Face write it."""
+"""Its keys for how weights are quantised: mlx-lm's and Hugging Face's."""
 
 ARCHITECTURE = "general.architecture"
-"""The GGUF key of the architecture's name, with which the keys of its properties begin."""
+"""The GGUF key of the architecture's name; that name is the first part of the keys of its properties."""
 ALIGNMENT = "general.alignment"
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-"""In a GGUF file that is one of several of a model: which it is (from 0), how many there are, tensors in all."""
+"""GGUF keys of a model in several files: this file's number (from 0), the number of files, and of tensors in all."""
 TOKENIZER = "tokenizer.ggml."
-"""With this the GGUF keys of the vocabulary begin."""
+"""The first part of the GGUF keys of the vocabulary."""
 CHAT_TEMPLATE = "tokenizer.chat_template"

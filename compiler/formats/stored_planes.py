@@ -7,11 +7,11 @@ MLX keeps the numbers of a quantised matrix in `X.weight`, their scales in `X.sc
 from mlxr.compiler.formats.weight_format import WeightFormat
 
 PLANE_ENDINGS = ((".weight", ".scales", ".biases"), ("_blocks", "_scales", "_biases"))
-"""How the names of numbers, scales and biases end: MLX's, and Hugging Face's."""
+"""Endings of the names of numbers, scales and biases: MLX's and Hugging Face's."""
 
 
 def plane_names(name: str) -> tuple[str, str, str]:
-    """Names of the tensors of numbers, scales and biases, if `name` is that of the numbers."""
+    """Names of the tensors that hold numbers, scales and biases; `name` is that of the numbers."""
     for endings in PLANE_ENDINGS:
         if name.endswith(endings[0]):
             stem = name.removesuffix(endings[0])
@@ -22,16 +22,16 @@ def plane_names(name: str) -> tuple[str, str, str]:
 def plane_format(
     block_bits: int, scale_type: str, *, has_biases: bool, group: int | None = None
 ) -> WeightFormat | None:
-    """The format of planes like these.
+    """The format that has such planes.
 
     Args:
-        block_bits: bits of a block's packed numbers, all together.
+        block_bits: bits that the packed numbers of a block take together.
         scale_type: type of the scales, as safetensors headers name it.
         has_biases: whether there is a plane of biases.
-        group: elements of a block; None where the numbers and scales must tell.
+        group: elements of a block; None if it is not known.
 
     Returns:
-        None where no format is like this, or `group` is None and several are.
+        None if no format has such planes, or if several have and `group` is None.
     """
     formats = [
         format

@@ -1,8 +1,8 @@
-"""Where a weight's rows lie in the one buffer that kernels of the metal target read.
+"""The layout of a weight in the buffer that kernels of the metal target read.
 
-Nothing is repacked: a part keeps the bytes that its file has. Parts that share one float format make a typed array; any
-other weight is an array of bytes: its parts one after the other, each part's planes one after the other, each plane's
-rows whole, and every part and plane at a multiple of 16 bytes.
+Nothing is repacked: a part keeps the bytes that it has in its file. If all parts have one float format, the buffer is a
+typed array. Otherwise it is an array of bytes that holds the parts in order, the planes of each part in order, and the
+rows of each plane. Every part and every plane begins at a multiple of 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 
 ALIGNMENT = 16
-"""Of parts and planes: what the widest loads ask for."""
+"""Alignment of parts and planes in bytes: the widest loads need it."""
 PANEL_ROWS = 16
 """Rows of a weight that target cpu packs and computes together: the 32-bit lanes of a 512-bit vector."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows of a weight that lie the same way.
+    """Consecutive rows of a weight that have the same format.
 
     Attributes:
-        format: theirs.
+        format: the format of these rows.
         first_row, rows: which rows of the weight.
-        offsets: where each plane begins, in bytes.
+        offsets: the first byte of each plane.
     """
 
     format: WeightFormat
@@ -43,10 +43,10 @@ class WeightLayout:
     """A weight's buffer.
 
     Attributes:
-        dtype: of its elements: a float type, or u8.
+        dtype: element type of the buffer: a float type, or u8.
         columns: elements of a row.
-        segments: its parts in order; neighbours that lie as one matrix are one segment.
-        size_bytes: all of it.
+        segments: the parts in order; adjacent parts that together are one matrix are one segment.
+        size_bytes: size of the buffer.
     """
 
     dtype: DType
@@ -91,18 +91,18 @@ def layout_of(parts: Sequence[tuple[WeightFormat, int]], columns: int) -> Weight
 
 
 def part_places(parts: Sequence[tuple[WeightFormat, int]], columns: int) -> list[tuple[int, ...]]:
-    """Where each plane of each part begins in a buffer of bytes."""
-    found, offset = [], 0
+    """The first byte of each plane of each part in a buffer of bytes."""
+    all_places, offset = [], 0
     for format, count in parts:
         places = []
         for plane in range(len(format.planes)):
             offset = aligned(offset)
             places.append(offset)
             offset += count * plane_row_bytes(format, plane, columns)
-        found.append(tuple(places))
-    return found
+        all_places.append(tuple(places))
+    return all_places
 
 
 def aligned(size_bytes: int) -> int:
-    """The next multiple of the alignment."""
+    """`size_bytes` rounded up to a multiple of the alignment."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

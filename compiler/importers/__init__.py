@@ -1,6 +1,6 @@
-"""Makes a spec of what a model's own files say: GGUF metadata, or Hugging Face's config.json, and the list of tensors.
+"""Makes a spec from a model's own files: GGUF metadata or Hugging Face's config.json, and the list of tensors.
 
-Before the spec in the pipeline: pure functions of plain mappings, so that whoever reads the files decides how.
-Invariants: every key is either read, known to be harmless (data in `models/importers`), or refused by name; weight
+Importers come before the spec in the pipeline. They are pure functions of plain mappings; the caller reads the files.
+Invariants: every key is read, is known to be harmless (data in `models/importers`), or is refused by name; weight
 formats are those of the tensors.
 """

@@ -27,10 +27,10 @@ def spec_from_config(
 
     Args:
         config: the content of config.json.
-        tensors: of the safetensors files, by their names there.
-        name: of the spec, made valid here.
+        tensors: the tensors of the safetensors files, by their names there.
+        name: the name to give the spec; characters that specs do not allow are replaced.
         source: what error messages call config.json.
-        options: what the files leave open.
+        options: choices that the files leave open.
         are_same: whether two tensors, by their names in the files, hold the same numbers.
 
     Raises:
@@ -43,19 +43,20 @@ def spec_from_config(
     _check_task(facts)
     check_quantisation(facts)
     layers = facts.integer("num_hidden_layers")
-    held = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
-    if facts.integer("vocab_size", held.vocab_size) != held.vocab_size:
-        raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {held.vocab_size}")
-    model = Evaluation(facts, held, ConfigRope(facts)).model()
+    placed = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
+    rows = placed.vocab_size
+    if facts.integer("vocab_size", rows) != rows:
+        raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
+    model = Evaluation(facts, placed, ConfigRope(facts)).model()
     tied = model.get("tie_embeddings", False)
-    _check_output(facts, held, tied, are_same)
-    model |= {"vocab_size": held.vocab_size, "tensor_names": architecture.family}
+    _check_output(facts, placed, tied, are_same)
+    model |= {"vocab_size": rows, "tensor_names": architecture.family}
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("max_position_embeddings")
     model["context"] = choose_context(source, own, options)
     facts.check_all_read()
-    return imported_spec(source, name, model, held.formats(tied), options)
+    return imported_spec(source, name, model, placed.formats(tied), options)
 
 
 def _check_task(facts: Facts) -> None:
@@ -66,9 +67,9 @@ def _check_task(facts: Facts) -> None:
         raise facts.refuse("architectures", classes, f"a language model, [...{_CLASS_ENDING}]")
 
 
-def _check_output(facts: Facts, held: Tensors, tied: bool, are_same: Callable[[str, str], bool]) -> None:
-    """Refuses a file whose output projection is not what tie_word_embeddings says of it: nobody knows which counts."""
-    output, embedding = held.name("output"), held.name("embedding")
+def _check_output(facts: Facts, placed: Tensors, tied: bool, are_same: Callable[[str, str], bool]) -> None:
+    """Refuses a file whose output projection contradicts tie_word_embeddings: nobody knows which is right."""
+    output, embedding = placed.name("output"), placed.name("embedding")
     if not tied and output is None:
         raise facts.refuse("tie_word_embeddings", False, "true: there is no output projection among the tensors")
     if not tied or output is None or embedding is None or are_same(output, embedding):

@@ -20,7 +20,7 @@ Want = Literal["integer", "number", "flag", "text", "layers", "any"]
 
 
 class TensorRoles(Protocol):
-    """The tensors of a file, as far as expressions ask for them."""
+    """Which tensors a file has."""
 
     def has(self, role: str) -> bool:
         """Whether there is a tensor of this canonical role, in any layer."""
@@ -35,8 +35,8 @@ class RopeReader(Protocol):
         Args:
             layers: which layers, where the family's own code tells them apart: `full_attention` or
                 `sliding_attention`; else `any`.
-            theta: the base, unless the file has another with the rest of what it says of RoPE.
-            fraction: the share of a head, likewise; None: the family's own code always rotates whole heads.
+            theta: the base, unless the file has one beside its other keys of RoPE.
+            fraction: the rotated share of a head, likewise; None: the family's own code always rotates whole heads.
         """
 
 
@@ -47,18 +47,18 @@ class Evaluation:
         """Prepares to read.
 
         Args:
-            facts: of the file.
+            facts: what the file says.
             tensors: its tensors.
-            rope: reads what it says of RoPE.
+            rope: reads how the file says that positions are rotated.
         """
         self.facts, self.rope, self._tensors = facts, rope, tensors
         self.num_layers = 0
 
     def model(self) -> dict[str, Any]:
-        """The `model` section that the rules give: every property that is said, the rest left out.
+        """The `model` section by the rules: the properties that the file says, without the rest.
 
         Raises:
-            SpecError: a key has a value of no use, is missing and has no default, or contradicts what else is said.
+            SpecError: a key has a value that cannot be used, is missing without a default, or contradicts another key.
         """
         self.num_layers = self._checked_layers()
         model: dict[str, Any] = {}
@@ -68,10 +68,10 @@ class Evaluation:
                 _put(model, path.split("."), None if value is NULL else value)
         for key, expression in self.facts.rules.must_equal.items():
             expected = self.value(expression, "any")
-            said = None if expected is None else self.facts.scalar(key)
-            if said is not None and said != expected:
+            value = None if expected is None else self.facts.scalar(key)
+            if value is not None and value != expected:
                 raise self.facts.refuse(
-                    key, said, f"{show(None if expected is NULL else expected)}, as the rest of the file has it"
+                    key, value, f"{show(None if expected is NULL else expected)}, as the rest of the file has it"
                 )
         return _simplified(model, self.num_layers)
 
@@ -93,7 +93,7 @@ class Evaluation:
         if not isinstance(expression, dict):
             return expression
         if "is" in expression:
-            return NULL if expression["is"] is None else deepcopy(expression["is"])  # what is put into it stays ours
+            return NULL if expression["is"] is None else deepcopy(expression["is"])  # a copy: callers put keys into it
         if "has" in expression:
             return self._tensors.has(expression["has"])
         if "if" in expression:
@@ -186,8 +186,8 @@ class _Arguments:
         return self._evaluation.facts.refuse(key_of(self._of[index]), value, expected)
 
     def impossible(self, numbers: list[float]) -> SpecError:
-        said = ", ".join(f"{key_of(of)} {number}" for of, number in zip(self._of, numbers, strict=True))
-        return SpecError(f"{self._evaluation.facts.source}: {said}: of these nothing can be computed")
+        values = ", ".join(f"{key_of(of)} {number}" for of, number in zip(self._of, numbers, strict=True))
+        return SpecError(f"{self._evaluation.facts.source}: {values}: of these nothing can be computed")
 
 
 def key_of(expression: Any) -> str:
@@ -217,16 +217,16 @@ _SCHEMA = schema_of(ModelSpec)
 def _put(model: dict[str, Any], steps: list[str], value: Any) -> None:
     for step in steps[:-1]:
         inner = model.setdefault(step, {})
-        if inner is None:  # a section that is null as a whole has no keys
+        if inner is None:  # the whole section is null
             return
         model = inner
     model[steps[-1]] = value
 
 
 def _simplified(model: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """Layer types that no layer has left out; if all layers are of one type, its properties are the model's.
+    """Leaves out layer types that no layer has. If all layers have one type, its properties become the model's.
 
-    Not so RoPE: the model's own is what the file says first, and weights are recognised by it.
+    RoPE is an exception: the model's own section is what the file says first, by which weights are recognised.
     """
     types, pattern = model.pop("layer_types", {}), model.pop("layer_pattern", None)
     if not pattern:

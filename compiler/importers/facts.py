@@ -1,4 +1,4 @@
-"""What a file says of its model, read key by key; what nobody read is refused unless it is known to change nothing."""
+"""What a file says of its model, read key by key. A key that was not read is refused unless it is harmless."""
 
 import math
 import re
@@ -15,9 +15,9 @@ _MAX_LISTED = 8
 
 
 class Facts:
-    """The keys and values of a file. Not for use by several importers at once: it remembers what was read.
+    """The keys and values of a file. It remembers which keys were read, so each import needs its own.
 
-    A key may lead into a section, by a dot, where the file has sections.
+    A dot in a key leads into a section, if the file has sections.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class Facts:
         Args:
             source: what error messages call the file.
             values: plain data.
-            rules: what need not be read.
-            prefix: stands before the keys that are asked for, and before those of `rules.neutral`.
-            accepted: keys that the user takes to change nothing; a dot leads into a section.
+            rules: which keys need not be read.
+            prefix: put before the keys that are asked for, and before those of `rules.neutral`.
+            accepted: keys that change nothing according to the user; a dot leads into a section.
         """
         self.source = source
         self._accepted = accepted
@@ -53,14 +53,14 @@ class Facts:
         return self._values.get(self._prefix + key)
 
     def has(self, key: str) -> bool:
-        """Whether the file has a key, be it null. Of keys that lead into no section."""
+        """Whether the file has a key, even if it is null. The key must not lead into a section."""
         return self._prefix + key in self._values
 
     def section(self, key: str) -> "Facts":
-        """The facts of a section; none, where there is no such section.
+        """The facts of a section; empty if there is no such section.
 
         Raises:
-            SpecError: the key is there and no section.
+            SpecError: the key has a value that is not a section.
         """
         if key not in self._sections:
             value = self.get(key)
@@ -71,7 +71,7 @@ class Facts:
         return self._sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number. A list of equal ones, one for each layer, is that one.
+        """A whole number. A list with one number per layer counts as that number if all are equal.
 
         Raises:
             SpecError: it is missing and there is no default, is something else, or differs between layers.
@@ -119,7 +119,7 @@ class Facts:
         return str(value)
 
     def scalar(self, key: str) -> Any:
-        """A value, or of a list of equal ones that one; None where there is none.
+        """A value; of a list of equal values, that value; None if the file does not say it.
 
         Raises:
             SpecError: it differs between layers.
@@ -143,7 +143,7 @@ class Facts:
         return value
 
     def missing(self, key: str) -> SpecError:
-        """The error for a key that a model cannot do without."""
+        """The error for a key that is required."""
         return SpecError(f"{self.source}: says nothing of {self._prefix}{key}, which a model cannot do without")
 
     def refuse(self, key: str, value: object, expected: str) -> SpecError:
@@ -151,10 +151,10 @@ class Facts:
         return SpecError(f"{self.source}: {self._prefix}{key} is {show(value)}; expected {expected}")
 
     def check_all_read(self) -> None:
-        """Refuses keys that nobody read and that may change the result.
+        """Refuses keys that were not read and may change the result.
 
         Raises:
-            SpecError: naming them and their values.
+            SpecError: there are such keys; the message has their names and values.
         """
         unread = self._unread()
         for key in self._accepted:
@@ -178,7 +178,7 @@ class Facts:
             if not isinstance(key, str) or key in self._read or harmless.fullmatch(key):
                 continue
             neutral = self.rules.neutral.get(key.removeprefix(self._prefix), ())
-            if not any(_same(value, one) for one in neutral):
+            if not any(_same(value, harmless_value) for harmless_value in neutral):
                 strange[path + key] = value
         for name, section in self._sections.items():
             strange |= section._unread(f"{path}{name}.")
@@ -189,13 +189,14 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
     """The architecture that a file names under a key.
 
     Raises:
-        SpecError: there is none; the message lists those there are.
+        SpecError: there is none of that name; the message lists all.
     """
     name = values.get(key)
-    for one in architectures_named(kind, name) if isinstance(name, str) else ():
-        if one.rules.only_with is None or values.get(f"{name}.{one.rules.only_with}"):
-            return one
-    names = tuple(dict.fromkeys(one.name for one in architectures(kind)))
+    for candidate in architectures_named(kind, name) if isinstance(name, str) else ():
+        only_with = candidate.rules.only_with
+        if only_with is None or values.get(f"{name}.{only_with}"):
+            return candidate
+    names = tuple(dict.fromkeys(architecture.name for architecture in architectures(kind)))
     what = "is missing" if name is None else f"is {show(name)}; that is not supported"
     like = nearest(name, names) if isinstance(name, str) else None
     hint = f'; did the file mean "{like}"?' if like else ""
@@ -203,7 +204,7 @@ def find_architecture(source: str, key: str, values: Mapping[str, Any], kind: Ki
 
 
 def shortest_f32(value: float) -> float:
-    """The decimal that people would have written for a number that a file holds as f32: 1e-05 for 9.99999975e-06."""
+    """The shortest decimal that is the same number in f32, as people would write it: 1e-05 for 9.99999975e-06."""
     try:
         bits = struct.pack("f", value)
         for digits in range(1, 9):

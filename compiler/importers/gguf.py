@@ -1,7 +1,6 @@
-"""A spec from what a GGUF file says of itself.
+"""A spec from the metadata and tensors of a GGUF file.
 
-Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the keys; where a key is absent, llama.cpp's
-default holds.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the keys; an absent key has llama.cpp's default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +28,11 @@ def spec_from_gguf(
     """The spec of the model in a GGUF file.
 
     Args:
-        metadata: all of the file's, as plain data.
-        tensors: by their names in the file.
-        name: of the spec, made valid here.
+        metadata: all metadata of the file, as plain data.
+        tensors: the tensors by their names in the file.
+        name: the name to give the spec; characters that specs do not allow are replaced.
         source: what error messages call the file.
-        options: what the file leaves open.
+        options: choices that the file leaves open.
         factors: the numbers of those of FACTOR_TENSORS that the file has.
 
     Raises:
@@ -41,22 +40,23 @@ def spec_from_gguf(
     """
     architecture = find_architecture(source, ARCHITECTURE, metadata, "gguf")
     facts = Facts(source, metadata, architecture.rules, f"{architecture.name}.", options.accepted_keys)
-    held = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))
-    if facts.integer("vocab_size", held.vocab_size) != held.vocab_size:
-        raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {held.vocab_size}")
-    model = Evaluation(facts, held, GgufRope(facts, factors or {})).model()
+    placed = Tensors(source, tensors, architecture.family, "gguf", facts.integer("block_count"))
+    rows = placed.vocab_size
+    if facts.integer("vocab_size", rows) != rows:
+        raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
+    model = Evaluation(facts, placed, GgufRope(facts, factors or {})).model()
     head_dim = model.get("attention", {}).get("head_dim")
     if facts.integer("attention.value_length", head_dim) != head_dim:
         raise facts.refuse("attention.value_length", facts.get("attention.value_length"), f"key_length, {head_dim}")
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("context_length")
-    tied = not held.has("output")
+    tied = not placed.has("output")
     model |= {
-        "vocab_size": held.vocab_size,
+        "vocab_size": rows,
         "tensor_names": architecture.family,
         "tie_embeddings": tied,
         "context": choose_context(source, own, options),
     }
     facts.check_all_read()
-    return imported_spec(source, name, model, held.formats(tied), options)
+    return imported_spec(source, name, model, placed.formats(tied), options)

@@ -1,6 +1,6 @@
-"""What a GGUF file says of RoPE, as a spec's `rope` section.
+"""How a GGUF file says that positions are rotated, as a spec's `rope` section.
 
-Scaling is in keys, or in tensors of frequency divisors: one for Llama 3's, two for LongRoPE's.
+Scaling is in keys, or in tensors of frequency divisors: one tensor for Llama 3's scaling, two for LongRoPE.
 """
 
 import math
@@ -15,7 +15,7 @@ from mlxr.compiler.spec.model import Llama3Scaling, Rope
 _LLAMA3 = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTOR_TENSORS = (_LLAMA3, _LONG, _SHORT)
-"""Tensors whose numbers are needed to know the scaling."""
+"""Tensors that hold a part of the scaling."""
 
 
 class GgufRope:
@@ -25,13 +25,13 @@ class GgufRope:
         """Prepares to read.
 
         Args:
-            facts: of the file.
-            factors: numbers of those of FACTOR_TENSORS that the file has.
+            facts: what the file says.
+            factors: the numbers of the tensors in FACTOR_TENSORS that the file has.
         """
         self._facts, self._factors = facts, factors
 
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
-        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling."""
+        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window have no scaling."""
         facts = self._facts
         heads = facts.integer("attention.head_count")
         head_dim = facts.integer("attention.key_length", facts.integer("embedding_length") // heads if heads > 0 else 0)
@@ -40,7 +40,7 @@ class GgufRope:
             "theta": shortest_f32(theta),
             "fraction": rotary / head_dim if head_dim > 0 else 1.0,
         }
-        none = {"kind": "none"}  # said, because the section is laid over that of the other layers
+        none = {"kind": "none"}  # explicit, because this section is merged over that of the other layers
         scaling = none if layers == "sliding_attention" else self._scaling(rope["theta"], rotary)
         return rope | ({"scaling": scaling} if scaling else {})
 
@@ -64,7 +64,7 @@ class GgufRope:
         return {"kind": "linear", "factor": factor} if kind == "linear" else self._yarn(factor, original, attention)
 
     def _yarn(self, factor: float, original: int, attention: float) -> dict[str, Any]:
-        """Cosines and sines are multiplied as the two mscales of DeepSeek say, of which files have the second."""
+        """YaRN, with the factor of cosines and sines by DeepSeek's two mscales. Files have only the second."""
         facts = self._facts
         usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
         log_multiplier = facts.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -92,7 +92,7 @@ class GgufRope:
 
 
 def _divided(source: str, theta: float, rotary: int, factors: Sequence[float], original: int) -> dict[str, Any]:
-    """The scaling whose divisors these are: Llama 3's where they are its, else one that has a divisor of each pair."""
+    """The scaling with these divisors: Llama 3's if they follow its rule, else one with a divisor for each pair."""
     if len(factors) != rotary // 2 or not all(math.isfinite(f) and f > 0 for f in factors):
         raise SpecError(
             f"{source}: {_LLAMA3} has {len(factors)} numbers; expected {rotary // 2} finite ones above 0, one for each "

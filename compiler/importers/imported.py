@@ -1,4 +1,4 @@
-"""From the sections that an importer read to a validated spec, with the choices that a file leaves open."""
+"""Makes a validated spec from the sections that an importer read and the choices that a file leaves open."""
 
 import re
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
 DEFAULT_CONTEXT = 4096
-"""Context of an imported model whose own is longer, unless another is asked for: the cache is allocated whole."""
+"""Context of an imported model whose own is longer, unless another is asked for: the whole cache is allocated."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the files of a model leave open.
+    """Choices that the files of a model leave open.
 
     Attributes:
         context: longest sequence; None: the model's own, at most DEFAULT_CONTEXT or what is needed.
         needed_context: tokens that a sequence must be able to have.
-        max_sequences: sequences held at once.
+        max_sequences: most sequences at once.
         compute: as in specs.
         activation_dtype: element type of activations; None: chosen for each target.
         cache_dtype: element type of the cache; None: chosen for each target.
-        accepted_keys: keys of the file that would be refused, and that the user takes to change nothing.
+        accepted_keys: keys of the file that would be refused, but change nothing according to the user.
         force_context: whether the context may be longer than the model's own.
     """
 
@@ -63,10 +63,10 @@ def imported_spec(
 
     Args:
         source: what error messages call the model's file.
-        name: the file's own name, from which the spec's is made.
+        name: the name of the file, from which the name of the spec is made.
         model: the spec's `model` section.
         weights: its `weights` section.
-        options: what the file leaves open.
+        options: choices that the file leaves open.
 
     Raises:
         SpecError: the dimensions contradict each other, or are more than a spec may say.
@@ -91,6 +91,6 @@ def imported_spec(
 
 
 def spec_name(name: str) -> str:
-    """A name that a spec may have."""
+    """The name, changed so that a spec may have it."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:56].strip("-._")
     return plain if plain and interpret(plain) == plain else f"model-{plain}".rstrip("-")

@@ -1,7 +1,7 @@
-"""Folders of quantised weights: which tensors belong together, and in which format they are.
+"""Folders of quantised weights: which tensors belong together, and which format they have.
 
-Two ways are known: mlx-lm's `quantization` (in the modes of `WeightFormat.mlx_mode`, with other settings for single
-layers), and MXFP4 experts as Hugging Face has them. Any other is refused by name.
+Two methods are supported: mlx-lm's `quantization`, in the modes that formats name (`WeightFormat.mlx_mode`) and with
+different settings for single layers; and Hugging Face's MXFP4 experts. Any other method is refused by name.
 """
 
 import math
@@ -20,7 +20,7 @@ _MODES = tuple(dict.fromkeys(format.mlx_mode for format in WeightFormat if forma
 _SETTINGS = ("bits", "group_size", "mode")
 _WORD_BITS = {"U32": 32, "U8": 8}
 _USUAL_BITS, _USUAL_GROUP = 4, 64
-"""What MLX takes where the settings of an affine matrix say null, or nothing: so do mlx-lm's mixed recipes."""
+"""MLX's defaults for an affine matrix whose settings are null or missing, as in mlx-lm's mixed recipes."""
 
 
 def _listed(items: Sequence[object], last: str) -> str:
@@ -35,10 +35,10 @@ _SUPPORTED = (
 
 
 def check_quantisation(facts: Facts) -> None:
-    """Refuses ways of quantisation that are not known, and reads the settings of the others.
+    """Refuses quantisation methods that are not supported, and reads the settings of the others.
 
     Raises:
-        SpecError: naming the way.
+        SpecError: the method is not supported; the message names it.
     """
     for key in QUANTISATION:
         settings = facts.get(key)
@@ -96,7 +96,7 @@ class _Planes(NamedTuple):
     def matrix(self, source: str, settings: Mapping[str, Any]) -> TensorFact:
         """Shape and format of the matrix."""
         numbers, scales, biases = self.numbers, self.scales, self.biases
-        # Hugging Face has the 16 bytes of a block as a dimension of their own.
+        # In Hugging Face's files the 16 bytes of a block are the last dimension.
         outer = len(scales.shape) - 1
         row_bits = _WORD_BITS.get(numbers.type, 0) * math.prod(numbers.shape[outer:])
         groups = scales.shape[-1] if scales.shape else 0
@@ -120,9 +120,9 @@ class _Planes(NamedTuple):
         def described(tensor: TensorFact | None) -> str:
             return f"{list(tensor.shape)} {tensor.type[:20]}" if tensor else "none"
 
-        said = ", ".join(f"{key} {show(settings[key])}" for key in _SETTINGS if key in settings) or "nothing"
+        given = ", ".join(f"{key} {show(settings[key])}" for key in _SETTINGS if key in settings) or "nothing"
         return SpecError(
             f"{source}: {self.name[:100]!a} has numbers {described(self.numbers)}, scales {described(self.scales)} and "
-            f"biases {described(self.biases)}, and its settings are {said}: no quantisation that is supported; "
+            f"biases {described(self.biases)}, and its settings are {given}: no quantisation that is supported; "
             f"supported: {_SUPPORTED}"
         )

@@ -1,4 +1,4 @@
-"""What config.json says of RoPE, in its several spellings, as a spec's `rope` section.
+"""How config.json says that positions are rotated, in its several spellings, as a spec's `rope` section.
 
 Sources: https://huggingface.co/docs/transformers, modeling_rope_utils, for the keys and their defaults.
 """
@@ -13,19 +13,19 @@ _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "su", "dynamic")
 
 
 class ConfigRope:
-    """Reads rope_theta beside rope_scaling, or rope_parameters for both (transformers 5), perhaps by layers."""
+    """Reads rope_theta and rope_scaling, or rope_parameters instead (transformers 5), which may differ by layers."""
 
     def __init__(self, facts: Facts) -> None:
         """Prepares to read.
 
         Args:
-            facts: of config.json.
+            facts: what config.json says.
         """
         self._facts = facts
         self._context = 0
 
     def __call__(self, layers: str | None, theta: float, fraction: float | None) -> dict[str, Any] | None:
-        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers that slide have no scaling, unless it is theirs."""
+        """See `mlxr.compiler.importers.evaluate.RopeReader`. Layers with a sliding window share no scaling."""
         section = self._section(layers)
         if section is None:
             return {"theta": theta, "fraction": 1.0 if fraction is None else fraction, "scaling": {"kind": "none"}}
@@ -46,10 +46,10 @@ class ConfigRope:
         if parameters and scaling and parameters != scaling:
             raise facts.refuse("rope_scaling", scaling, "nothing beside rope_parameters, which say it too: remove one")
         if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):
-            found = facts.section("rope_parameters")
-            for name in ("full_attention", "sliding_attention"):  # both belong to what is read, whoever asks first
-                found.section(name)
-            return found.section("full_attention" if layers in (None, "any") else layers)
+            sections = facts.section("rope_parameters")
+            for name in ("full_attention", "sliding_attention"):  # both count as read, whichever is asked for first
+                sections.section(name)
+            return sections.section("full_attention" if layers in (None, "any") else layers)
         if layers != "any" and isinstance(parameters, dict) and parameters:
             raise facts.refuse("rope_parameters", parameters, "full_attention and sliding_attention in it")
         if layers != "any" and isinstance(scaling, dict) and scaling and "rope_type" not in scaling:
@@ -91,7 +91,7 @@ class ConfigRope:
         return _yarn(section, original) if kind == "yarn" else _longrope(section, original, own)
 
     def _original(self, section: Facts) -> Any:
-        """The context that the model was first trained with: said in the section, beside it, or in both alike."""
+        """The context that the model was first trained with: in the section, beside it, or the same in both."""
         key = "original_max_position_embeddings"
         inner, outer = section.get(key), self._facts.get(key)
         if inner is not None and outer is not None and inner != outer:
@@ -122,7 +122,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _longrope(section: Facts, original: int, own: int) -> dict[str, Any]:
-    """The attention factor follows from the context that the model is made for, not from what is compiled for."""
+    """LongRoPE. The attention factor follows from the model's own context, not from the context compiled for."""
     stretched = section.number("factor", own / original)
     usual = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
     return {

@@ -1,4 +1,4 @@
-"""What an importer knows of one kind of file: data in `models/importers/KIND.yaml` and in the families."""
+"""The rules for one kind of file: data in `models/importers/KIND.yaml` and in the families."""
 
 import re
 from functools import lru_cache
@@ -16,30 +16,30 @@ _MAX_NAME = 64
 
 
 class Architecture(NamedTuple):
-    """A family under the name that files give it."""
+    """A family, under a name that files give it."""
 
     name: str
     family: str
     rules: ImportRules
-    """The family's over those of all files of the kind."""
+    """The family's rules over those that hold for all files of the kind."""
 
 
 @lru_cache
 def load_rules(kind: Kind) -> ImportRules:
-    """What holds for every file of one kind."""
+    """The rules that hold for every file of one kind."""
     path = Path(str(resources.files("mlxr.models"))) / "importers" / f"{kind}.yaml"
     return validated(ImportRules, read_document(path.read_text(encoding="utf-8"), str(path)))
 
 
 @lru_cache
 def architectures(kind: Kind) -> tuple[Architecture, ...]:
-    """Every architecture that files of one kind may name; of equal names, those that ask for a key come first."""
+    """Every architecture that files of one kind may name. Of equal names, those that require a key come first."""
     return _of_families(kind, known_families())
 
 
 @lru_cache
 def architectures_named(kind: Kind, name: str) -> tuple[Architecture, ...]:
-    """Those of one name, likewise. Only families whose text has the name are read: reading all takes a moment."""
+    """The architectures of one name, in that order. Reads only families whose text has the name, to save time."""
     named = re.compile(rf"names: \[[^\]]*\b{re.escape(name[:_MAX_NAME])}")
     families = tuple(family for family in known_families() if named.search(family_text(family)))
     return tuple(architecture for architecture in _of_families(kind, families) if architecture.name == name)
@@ -52,4 +52,4 @@ def _of_families(kind: Kind, families: tuple[str, ...]) -> tuple[Architecture, .
         own = family.config if kind == "config" else family.gguf
         rules = own.over(load_rules(kind))
         architectures += [Architecture(called, name, rules) for called in own.names]
-    return tuple(sorted(architectures, key=lambda found: (found.name, found.rules.only_with is None)))
+    return tuple(sorted(architectures, key=lambda entry: (entry.name, entry.rules.only_with is None)))

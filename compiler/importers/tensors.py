@@ -1,7 +1,8 @@
-"""What the list of a model's tensors says: their formats, which of them there are, and whether embeddings are tied."""
+"""What an importer learns from the list of a model's tensors: which there are, and their formats."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from mlxr.compiler.errors import SpecError
@@ -10,8 +11,8 @@ from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.family_tensors import FileKind, FileTensor
 
 _FORMATS = (
-    {held.gguf: held for held in WeightFormat if held.gguf is not None}
-    | {str(held): held for held in WeightFormat if held.gguf is None}
+    {format.gguf: format for format in WeightFormat if format.gguf is not None}
+    | {str(format): format for format in WeightFormat if format.gguf is None}
     | {"F64": WeightFormat.F32}
 )
 _CLASSES = ("embedding", "attention", "mlp", "output")
@@ -19,12 +20,12 @@ _VECTORS = ("_bias", "norm", "sinks")
 
 
 class TensorFact(NamedTuple):
-    """A tensor as a file's header has it."""
+    """A tensor as the header of a file describes it."""
 
     shape: tuple[int, ...]
     """Outermost dimension first."""
     type: str
-    """As in files: F32, BF16, Q4_K; or the name of a format that lies in several tensors."""
+    """As in files: F32, BF16, Q4_K; or the name of a format whose planes are several tensors."""
 
 
 class _Place(NamedTuple):
@@ -52,28 +53,28 @@ class Tensors:
     def __init__(
         self, source: str, tensors: Mapping[str, TensorFact], family: str, kind: FileKind, num_layers: int
     ) -> None:
-        """Finds each place's tensor. Those without a place are left to the check of the weights when they are loaded.
+        """Finds the tensor of each place. Tensors without a place are refused when the weights are loaded.
 
         Args:
             source: what error messages call the file.
-            tensors: of the file.
-            family: whose they are.
-            kind: of the file.
-            num_layers: layers to look for; more than there can be are taken as none.
+            tensors: the tensors of the file.
+            family: the name of the model's family.
+            kind: the kind of file.
+            num_layers: layers to look for.
         """
         self._source, self._tensors = source, tensors
         self._facts: dict[_Place, TensorFact] = {}
         self._names: dict[_Place, str] = {}
-        # A layer has a tensor at least, so a count beyond the tensors is no reason to look for long.
+        # Every layer has a tensor at least, so a larger count is wrong, and need not take long.
         layers = range(min(num_layers, len(tensors)))
         for name, entry in load_family(family).tensors.items():
             if entry is None:
                 continue
             in_layer = "{i}" in name
             for layer in layers if in_layer else (None,):
-                if (found := self._first(getattr(entry, kind), layer)) is not None:
+                if (match := self._first(getattr(entry, kind), layer)) is not None:
                     place = _Place(name.removeprefix("layers.{i}."), layer)
-                    self._names[place], self._facts[place] = found
+                    self._names[place], self._facts[place] = match
         self._roles = {place.role for place in self._facts}
 
     def _first(self, options: tuple[FileTensor, ...], layer: int | None) -> tuple[str, TensorFact] | None:
@@ -107,26 +108,23 @@ class Tensors:
         """The `weights` section of a spec: the most frequent format of each class, and every exception.
 
         Args:
-            tied: whether the embedding table is the output projection too; another one in the file is then unused.
+            tied: whether the embedding table is also the output projection; if so, one in the file is not used.
 
         Raises:
-            SpecError: a matrix has a type that cannot be held.
+            SpecError: a matrix has a type that is not supported.
         """
-        held = {place: self._format(place, self._facts[place]) for place in self._matrices(tied)}
+        formats = {place: self._format(place, self._facts[place]) for place in self._matrices(tied)}
         sizes: dict[str, Counter[WeightFormat]] = {name: Counter() for name in _CLASSES}
-        for place, held_as in held.items():
-            size = 1
-            for dimension in self._facts[place].shape:
-                size *= dimension
-            sizes[place.tensor_class][held_as] += size
+        for place, format in formats.items():
+            sizes[place.tensor_class][format] += prod(self._facts[place].shape)
         layers = sizes["attention"] + sizes["mlp"]
         default = _most(layers) or _most(sizes["embedding"]) or WeightFormat.F32
         classes = {name: _most(sizes[name]) or default for name in _CLASSES}
         if tied:
             classes["output"] = classes["embedding"]
         section: dict[str, Any] = {"default": str(default)}
-        section |= {name: str(held_as) for name, held_as in classes.items() if held_as != default}
-        if exceptions := _exceptions(held, classes):
+        section |= {name: str(format) for name, format in classes.items() if format != default}
+        if exceptions := _exceptions(formats, classes):
             section["tensors"] = exceptions
         return section
 
@@ -146,24 +144,24 @@ class Tensors:
 
 
 def _most(sizes: Counter[WeightFormat]) -> WeightFormat | None:
-    """The format of the most elements; of equals, the one that is named first in WeightFormat."""
-    return max(sizes, key=lambda held: (sizes[held], -list(WeightFormat).index(held))) if sizes else None
+    """The format of the most elements; if several have as many, the first of them in WeightFormat."""
+    return max(sizes, key=lambda format: (sizes[format], -list(WeightFormat).index(format))) if sizes else None
 
 
-def _exceptions(held: Mapping[_Place, WeightFormat], classes: Mapping[str, WeightFormat]) -> dict[str, str]:
-    """Tensors of another format than their class by layers; a role with one format in all layers has one entry."""
+def _exceptions(formats: Mapping[_Place, WeightFormat], classes: Mapping[str, WeightFormat]) -> dict[str, str]:
+    """Tensors whose format is not that of their class; a role with one format in all layers is one entry."""
     by_role: dict[str, dict[_Place, WeightFormat]] = {}
-    for place, held_as in held.items():
-        by_role.setdefault(place.role, {})[place] = held_as
-    found: dict[str, str] = {}
+    for place, format in formats.items():
+        by_role.setdefault(place.role, {})[place] = format
+    exceptions: dict[str, str] = {}
     for role, places in by_role.items():
         usual = classes[next(iter(places)).tensor_class]
         other = [place for place in places if places[place] != usual]
         if not other:
             continue
         if len(set(places.values())) == 1 and other[0].layer is not None:
-            found[f"layers.*.{role}"] = str(places[other[0]])
+            exceptions[f"layers.*.{role}"] = str(places[other[0]])
         else:
             ordered = sorted(other, key=lambda place: place.layer or 0)
-            found |= {place.canonical: str(places[place]) for place in ordered}
-    return found
+            exceptions |= {place.canonical: str(places[place]) for place in ordered}
+    return exceptions

@@ -1,4 +1,4 @@
-"""Recipes for the tensors of a model: the family's names and selections of rows, in this model's numbers."""
+"""Recipes for the tensors of a model: the family's names and selections of rows, with this model's sizes."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
 
     Args:
         model: the model.
-        name: of the tensor, canonical and with its layer.
+        name: the tensor's canonical name, with its layer.
 
     Raises:
         SpecError: the family has no such tensor.
@@ -24,7 +24,7 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     mlp = model.layer(int(of_layer[1])).mlp if of_layer else model.mlp
     numbers = dimensions(model, mlp)
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
-    # Layers that do not rotate have the order of those that do: files do not tell them apart.
+    # Layers without rotation have their rows in the same order as the others: files make no difference.
     layout = layouts.pop() if len(layouts) == 1 else None
     return _recipes(places.safetensors, numbers, layout), _recipes(places.gguf, numbers, layout)
 

@@ -1,8 +1,7 @@
-"""The architecture half of a spec: a model by its properties, never by its name.
+"""The architecture in a spec: it describes a model by its properties, never by its name.
 
-Invariants after validation: all layers have the same numbers of heads, and heads of the same size; the rotary dim is
-even; no weight matrix (with experts: no expert's) has more than 2^31 - 1 elements, so kernels may index one with 32
-bits.
+Invariants after validation: all layers have the same numbers of heads and the same head_dim; the rotary dim is even; no
+weight matrix (of experts: no matrix of one expert) has more than 2^31 - 1 elements, so kernels may use 32-bit indices.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ from mlxr.compiler.spec.mlp import Mlp
 from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import Rope
 
-_MAX_EXACT_POSITION = 2**24  # the first whole number whose successor float32 cannot hold
+_MAX_EXACT_POSITION = 2**24  # float32 cannot represent the next whole number
 _HEAD_COUNTS = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -41,7 +40,7 @@ class Norm(Record):
 
 
 class LayerType(Record):
-    """What layers of one type have instead of the model's own properties; keys that are left out are the model's."""
+    """Properties of the layers of one type. A key that is left out has the model's value."""
 
     attention: Attention
     """Keys of `model.attention` that differ."""
@@ -105,9 +104,9 @@ class Model(Record):
     @field_validator("layer_types", mode="before")
     @classmethod
     def _fill_layer_types(cls, data: Any, info: ValidationInfo) -> Any:
-        """Completes each layer type with the model's own properties, which are validated by now."""
+        """Fills in the model's properties in each layer type; they have been validated by now."""
         if not {"attention", "rope", "mlp"} <= info.data.keys():
-            return {}  # the spec is refused for one of these; errors about what follows from it would only distract
+            return {}  # the spec is refused because of one of these; further errors would only distract
         if not isinstance(data, dict):
             return data
         base = {name: info.data[name] for name in ("attention", "rope", "mlp")}
@@ -160,7 +159,7 @@ class Model(Record):
                 )
 
     def _check_layer(self, layer: LayerType, at: str, base: LayerType | None, wrong: Contradictions) -> None:
-        """Notes what does not go together in one layer type, unless all of it is `base`'s, which is checked already."""
+        """Notes contradictions within one layer type. Sections that equal those of `base` have been checked already."""
         attention, rope, mlp = layer.attention, layer.rope, layer.mlp
         for name in _HEAD_COUNTS:
             own, model = getattr(attention, name), getattr(self.attention, name)
@@ -218,12 +217,12 @@ class Model(Record):
 
     @property
     def rotary_dim(self) -> int:
-        """Rotated elements of a head where a layer's type says nothing else; 0 without rotation."""
+        """Rotated elements of a head, unless a layer type says otherwise; 0 without rotation."""
         return 0 if self.rope is None else self.rope.rotary_dim(self.attention.head_dim)
 
 
 def _merged(base: Record | None, given: Any) -> Any:
-    """A section of a layer type: what is given, and the model's own keys where nothing is."""
+    """A section of a layer type: the keys that are given, and the model's values for all others."""
     if not isinstance(given, dict) or not isinstance(base, Record):
         return given
     return {**{name: getattr(base, name) for name in type(base).model_fields}, **given}

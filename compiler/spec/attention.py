@@ -20,7 +20,7 @@ Epsilon = Annotated[float, Field(ge=1e-20, lt=1, strict=True)]
 
 
 class HeadDimOf(NamedTuple):
-    """Stands for a head_dim that the spec left out: hidden_size / num_heads, as given and unchecked."""
+    """In place of a head_dim that the spec leaves out: the values of hidden_size and num_heads, not yet checked."""
 
     hidden_size: Any
     num_heads: Any
@@ -35,7 +35,7 @@ def _resolve_head_dim(value: Any) -> Any:
         return value
     hidden_size, num_heads = value
     if not (_is_count(hidden_size) and _is_count(num_heads)):
-        return _MIN_HEAD_DIM  # the spec is refused for one of these two; a second error here would only distract
+        return _MIN_HEAD_DIM  # the spec is refused because of one of these; a second error would only distract
     wrong = Contradictions()
     head_dim = hidden_size // num_heads
     if hidden_size % num_heads:

@@ -9,7 +9,7 @@ from mlxr.compiler.spec.other_files import other_than_a_spec
 
 
 def bundled_specs() -> dict[str, Path]:
-    """Name to spec file of every bundled model, sorted by name."""
+    """The spec file of every bundled model by its name, sorted."""
     folder = Path(str(resources.files("mlxr.models")))
     files = [*folder.glob("*.yaml"), *(path for path in folder.glob("*/*.yaml") if path.stem == path.parent.name)]
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}

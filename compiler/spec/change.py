@@ -75,5 +75,5 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
         cache = cache.model_copy(update={"dtype": changes.cache_dtype})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
-    found = spec.model_copy(update=update)
-    return spec if found == spec else parse_spec(dump_spec(found), f"{spec.name}, as the options change it")
+    result = spec.model_copy(update=update)
+    return spec if result == spec else parse_spec(dump_spec(result), f"{spec.name}, as the options change it")

@@ -1,4 +1,4 @@
-"""YAML text to plain data that knows the line and column of every key and value.
+"""Turns YAML text into plain data, with the line and column of every key and value.
 
 Reads with PyYAML's composer, so no object is ever constructed from a tag, and bounds what it reads: 1 MiB, 10,000
 nodes after aliases are expanded, 32 levels. Plain scalars are read as YAML 1.2 would (1e-5 is a number, 010 and 1:30
@@ -78,8 +78,8 @@ def read_document(text: str, source: str) -> Document:
     """Reads YAML text that holds one mapping.
 
     Raises:
-        SpecError: if it is not YAML, not one mapping, or over the limits. Keys given twice and keys that are no text
-            are left in `Document.problems`, so that they can be reported together with what else is wrong.
+        SpecError: it is not YAML, is not one mapping, or exceeds a limit. Keys that are given twice or are not text do
+            not raise: they are in `Document.problems`, to be reported together with other mistakes.
     """
     text = text.removeprefix("\ufeff")
     lines = tuple(text.splitlines())

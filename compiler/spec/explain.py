@@ -30,7 +30,7 @@ _SECTION_TYPES = ("model_type", "model_attributes_type", "dict_type")
 _MAX_KEY = 64
 _MAX_CHOICES = 24
 
-# Names of Hugging Face's config.json that have another one here.
+# Keys of Hugging Face's config.json, and what specs call them.
 _FOREIGN_KEYS = {
     "hidden_act": "activation",
     "max_position_embeddings": "context",
@@ -78,12 +78,12 @@ def show(value: Any) -> str:
 
 
 def nearest(word: str, choices: tuple[str, ...]) -> str | None:
-    """The choice most like `word`, if one is like it at all."""
+    """The choice that is most similar to `word`; None if none is similar."""
     if len(word) > _MAX_KEY:
         return None
     lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.55)
-    return lower[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.55)
+    return lower[matches[0]] if matches else None
 
 
 def _explain(model: type[BaseModel], error: ValidationError, document: Document) -> list[Problem]:
@@ -200,14 +200,14 @@ def _suggest_key(root: Place, section: Place, path: Path) -> tuple[str, set[Path
         return "merge keys are not supported: write the keys out", set()
     known = _FOREIGN_KEYS.get(key, key)
     here = known if known in section.keys else nearest(key, section.keys)
-    elsewhere = sorted({found for found in root.walk() if found[-1] == known and found[:-1] != path[:-1]})
+    elsewhere = sorted({other for other in root.walk() if other[-1] == known and other[:-1] != path[:-1]})
     meant: set[Path] = set()
     words = []
     if here:
         words.append(f'did you mean "{here}"?')
         meant.add((*path[:-1], here))
     if elsewhere and not (here and here == known):
-        words.append(f'"{known}" is a key of {" and ".join(_dotted(found[:-1]) for found in elsewhere)}')
+        words.append(f'"{known}" is a key of {" and ".join(_dotted(other[:-1]) for other in elsewhere)}')
         meant.update(elsewhere[:1] if len(elsewhere) == 1 else ())
     if not words and section.keys:
         words.append(f"keys here are {', '.join(section.keys)}")

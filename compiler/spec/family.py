@@ -38,7 +38,7 @@ class Family(Record):
     ignored_when_tied: tuple[str, ...] = ()
     """Patterns of the output projection, which some files hold although it is the embedding table."""
     ignored_when_scaled: tuple[str, ...] = ()
-    """Patterns of RoPE frequency factors, which say again what a spec with RoPE scaling says."""
+    """Patterns of RoPE frequency factors, which repeat what a spec with RoPE scaling says."""
     config: ImportRules = NO_RULES
     """How config.json says a model of this family."""
     gguf: ImportRules = NO_RULES
@@ -65,7 +65,7 @@ class Family(Record):
         return self
 
     def over(self, base: "Family") -> "Family":
-        """This family with all that it leaves out as `base` has it."""
+        """This family, with all that it leaves out taken from `base`."""
         tensors = {name: places for name, places in (base.tensors | self.tensors).items() if places is not None}
         return Family(
             about=self.about,

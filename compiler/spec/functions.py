@@ -1,7 +1,7 @@
 """The functions of the expression language: `{call: F, of: [X, ...]}`.
 
-To add one, write it here with its entry in FUNCTIONS; families may call it then. A function gets its arguments
-unevaluated, as `Arguments`: a key counts as read only if the function asked for its value.
+To add a function, write it here and give it an entry in FUNCTIONS. It gets its arguments unevaluated, as `Arguments`: a
+key counts as read only if the function asks for its value.
 """
 
 import math
@@ -13,7 +13,7 @@ from mlxr.compiler.errors import SpecError
 from mlxr.compiler.spec.fields import MAX_LAYERS
 
 NULL: Final = object()
-"""The value of `{is: null}`: null itself, where None means that nothing is said."""
+"""The value of `{is: null}`, which says null; None means that nothing is said."""
 
 
 def is_false(value: Any) -> bool:
@@ -47,13 +47,13 @@ class Arguments(Protocol):
         """How the file says that positions are rotated, as a spec's `rope` section."""
 
     def missing(self, index: int, /) -> SpecError:
-        """The error for an argument whose key a model cannot do without."""
+        """The error for an argument whose key is required."""
 
     def refuse(self, index: int, value: object, expected: str, /) -> SpecError:
         """The error for a value that cannot be used."""
 
     def impossible(self, numbers: list[float], /) -> SpecError:
-        """The error for numbers of which nothing can be computed."""
+        """The error for numbers that the function is not defined for."""
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ class ImportRules(Record):
     names: tuple[str, ...] = ()
     """What it calls the architecture."""
     only_with: str | None = None
-    """A key without which the file is of another family that goes by the same name."""
+    """A key that files of this family have, and files of another family with the same name do not."""
     set: dict[str, Expression] = Field(default_factory=dict)
-    """Properties of the spec's model section, by dotted paths, to where they are found."""
+    """For each property of the spec's model section, by its dotted path, the expression that gives it."""
     must_equal: dict[str, Expression] = Field(default_factory=dict)
-    """Keys that say again what something else says, and must not contradict it; both are left alone if absent."""
+    """Keys that repeat what something else says and must not contradict it; an absent key contradicts nothing."""
     harmless: tuple[str, ...] = ()
     """Regular expressions for whole keys that change nothing."""
     neutral: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -41,7 +41,7 @@ class ImportRules(Record):
         return self
 
     def over(self, base: "ImportRules") -> "ImportRules":
-        """These rules with all that they leave out as `base` has it; names are their own."""
+        """These rules, and those of `base` for all that they leave out. Names are not taken from `base`."""
         return ImportRules(
             names=self.names,
             only_with=self.only_with,

@@ -16,7 +16,7 @@ def load_spec(path: str | Path) -> ModelSpec:
     """Reads a spec file.
 
     Raises:
-        SpecError: if the file cannot be read or holds no valid spec.
+        SpecError: the file cannot be read or holds no valid spec.
     """
     return parse_spec(read_text(path), str(path))
 
@@ -25,11 +25,11 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
     """Reads a spec from YAML text.
 
     Args:
-        text: One YAML document.
-        source: What error messages call the text.
+        text: one YAML document.
+        source: what error messages call the text.
 
     Raises:
-        SpecError: if it holds no valid spec; the message shows every problem found, each with its place.
+        SpecError: it holds no valid spec; the message shows every problem with its place.
     """
     document = read_document(text, source)
     spec = validated(ModelSpec, document)
@@ -43,7 +43,7 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 
 
 def dump_spec(spec: ModelSpec) -> str:
-    """The spec as YAML with every value resolved; reads back equal, and equal specs give equal text."""
+    """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text."""
     return yaml.dump(spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -51,7 +51,7 @@ def read_text(path: str | Path) -> str:
     """The text of a small UTF-8 file.
 
     Raises:
-        SpecError: if the file is missing, not readable, too large or not UTF-8.
+        SpecError: the file is missing, not readable, too large or not UTF-8.
     """
     try:
         with Path(path).open("rb") as file:
@@ -75,7 +75,7 @@ def read_text(path: str | Path) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would read back as something else, by this package's own reading of plain scalars."""
+    """Quotes text that `interpret` would read as something else."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

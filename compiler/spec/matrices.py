@@ -10,14 +10,14 @@ Shapes = dict[str, tuple[int, int]]
 def matrix_shapes(model: Model) -> Shapes:
     """Every weight matrix: rows (outputs) and columns (inputs).
 
-    The matrices of a layer's experts are one: all rows of the first expert, then those of the second, and so on.
+    The experts of a layer share one matrix: all rows of the first expert, then those of the second, and so on.
     """
     hidden = model.hidden_size
-    found = {"embedding": (model.vocab_size, hidden)}
+    shapes = {"embedding": (model.vocab_size, hidden)}
     for index, layer in enumerate(model.layers):
         of_layer = _attention(layer.attention, hidden) | _mlp(layer.mlp, hidden)
-        found |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}
-    return found if model.tie_embeddings else found | {"output": (model.vocab_size, hidden)}
+        shapes |= {f"layers.{index}.{role}": shape for role, shape in of_layer.items()}
+    return shapes if model.tie_embeddings else shapes | {"output": (model.vocab_size, hidden)}
 
 
 def _attention(attention: Attention, hidden: int) -> Shapes:
@@ -34,13 +34,13 @@ def _mlp(mlp: Mlp, hidden: int) -> Shapes:
     experts = mlp.experts
     if experts is None:
         return _network("mlp", mlp, mlp.intermediate_size, hidden)
-    found = {"mlp.router": (experts.count, hidden)}
-    found |= _network("mlp.experts", mlp, mlp.intermediate_size, hidden, experts.count)
+    shapes = {"mlp.router": (experts.count, hidden)}
+    shapes |= _network("mlp.experts", mlp, mlp.intermediate_size, hidden, experts.count)
     if experts.shared is not None:
-        found |= _network("mlp.shared", mlp, experts.shared.intermediate_size, hidden)
+        shapes |= _network("mlp.shared", mlp, experts.shared.intermediate_size, hidden)
         if experts.shared.gate:
-            found["mlp.shared.router"] = (1, hidden)
-    return found
+            shapes["mlp.shared.router"] = (1, hidden)
+    return shapes
 
 
 def _network(prefix: str, mlp: Mlp, width: int, hidden: int, count: int = 1) -> Shapes:

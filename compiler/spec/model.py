@@ -1,7 +1,7 @@
 """The model spec: an architecture by its properties, and how it is to be compiled.
 
-First stage of the pipeline. Every class is frozen and refuses unknown keys; what is not implemented has no field,
-so it cannot be accepted and ignored. Sizes are counts of elements unless the name carries a unit.
+First stage of the pipeline. Every class is frozen and refuses unknown keys. What is not implemented has no field, so it
+cannot be accepted and then ignored. Sizes are counts of elements unless the name carries a unit.
 """
 
 from fnmatch import fnmatchcase
@@ -75,7 +75,7 @@ class Cache(Record):
 
     @property
     def widest_dtype(self) -> DType:
-        """The type of which elements are largest, where it is chosen for each target."""
+        """The element type; if each target chooses one, the largest that it may choose."""
         return DType.F32 if self.dtype == AUTO else DType(self.dtype)
 
     @model_validator(mode="after")
@@ -211,15 +211,15 @@ class ModelSpec(Record):
                     f'"{pattern}" matches no matrix of the model',
                     "matrices are " + ", ".join(name for name in shapes if ".0." in name or "." not in name),
                 )
-        told = set()
+        reported = set()
         for name, (_, width) in shapes.items():
-            held = self.weights.of_tensor(name)
-            if width % held.block_elements and (held, width) not in told:
-                told.add((held, width))
+            format = self.weights.of_tensor(name)
+            if width % format.block_elements and (format, width) not in reported:
+                reported.add((format, width))
                 wrong.add(
                     "weights",
-                    f"{name} has rows of {width} elements, which {held} cannot hold: its blocks have "
-                    f"{held.block_elements}",
+                    f"{name} has rows of {width} elements, which {format} cannot hold: its blocks have "
+                    f"{format.block_elements}",
                     "name another format for it in weights.tensors",
                 )
 

@@ -1,4 +1,4 @@
-"""What a path is that should have been a spec, an artifact or a model's files, and what to do with it instead."""
+"""Explains what a path is if it is not the spec, artifact or model that was expected, and what to do with it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ _MAX_NAMED = 8
 
 
 def other_than_a_spec(path: Path) -> str | None:
-    """What is told of a file or folder of another kind; None where it may be a spec.
+    """The explanation of a path that is not a spec; None if it may be one.
 
     Raises:
         OSError: it cannot be read.
@@ -32,7 +32,7 @@ def other_than_a_spec(path: Path) -> str | None:
 
 
 def other_than_an_artifact(path: Path) -> str:
-    """What is told of a path that was to be an artifact or a model's folder and is neither."""
+    """The explanation of a path that is neither an artifact nor a model's folder."""
     if not path.exists():
         return f"{path}: no such folder; mlxr-compile SPEC -o {path} makes an artifact there"
     if not path.is_dir():
@@ -41,7 +41,7 @@ def other_than_an_artifact(path: Path) -> str:
 
 
 def other_than_a_model(path: Path) -> str:
-    """What is told of a path that was to be a model's own file or folder and is neither.
+    """The explanation of a path that is not a model's own file or folder.
 
     Raises:
         OSError: it cannot be read.

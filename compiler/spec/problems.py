@@ -1,4 +1,4 @@
-"""What is wrong at one place of a text file, and how it is shown."""
+"""Problems at places of a text file, and how they are shown."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Mark(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong, and what to do about it if that is not obvious."""
+    """One mistake, and how to fix it if that is not obvious."""
 
     mark: Mark
     text: str
@@ -48,7 +48,7 @@ def _render_one(problem: Problem, source: str, lines: Sequence[str]) -> str:
 
 
 def _blank(char: str) -> str:
-    """Blanks as wide as a character is on a terminal, so that what stands under the next one is under it."""
+    """As many blanks as a character is wide on a terminal, so that the mark is below its character."""
     if char == "\t":
         return char
     return "" if unicodedata.combining(char) else "  " if unicodedata.east_asian_width(char) in "WF" else " "

@@ -126,7 +126,7 @@ class Rope(Record):
         return round(head_dim * self.fraction)
 
     def check(self, head_dim: int, at: str, wrong: Contradictions) -> None:
-        """Notes what does not go with heads of `head_dim` elements.
+        """Notes contradictions with heads of `head_dim` elements.
 
         Args:
             head_dim: elements of one head.

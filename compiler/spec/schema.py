@@ -1,7 +1,6 @@
-"""The JSON schema of a spec, for editors, and how a place in it is found and put into words.
+"""The JSON schema of a spec, for editors, and descriptions of its places in words.
 
-The schema is the one description of what is expected where: the editor's completion and the texts of spec errors
-both come from it.
+The schema is the only description of what is expected where: editors complete keys by it, and spec errors quote it.
 """
 
 import ast
@@ -32,7 +31,7 @@ class _Untitled(GenerateJsonSchema):
 class _Described(_Untitled):
     """Describes each key by the docstring below its field.
 
-    Pydantic can do it too (`use_attribute_docstrings`), but whenever a class is made: a fifth of the time of an import.
+    Pydantic can do this too (`use_attribute_docstrings`), but at every import, of which it takes a fifth of the time.
     """
 
     def model_schema(self, schema: Any) -> Schema:
@@ -98,7 +97,7 @@ class Place:
 
     @property
     def variants(self) -> dict[str, str]:
-        """Value of the discriminating key to schema reference, where several sections are possible."""
+        """Schema references of the possible sections by their `kind`; empty if there is one section."""
         return dict(self.node.get("discriminator", {}).get("mapping", {}))
 
     @property
@@ -111,13 +110,13 @@ class Place:
         return Place(self._root, {"$ref": self.variants[kind]})
 
     def child(self, key: str | int) -> "Place":
-        """The place of a key's value; an empty one if the key is not known."""
+        """The place of a key's value; an empty place if the key is unknown."""
         for name in ("properties", "items", "additionalProperties"):
-            found = self.node.get(name)
-            if name == "properties" and found and key in found:
-                return Place(self._root, found[key])
-            if name != "properties" and isinstance(found, dict):
-                return Place(self._root, found)
+            node = self.node.get(name)
+            if name == "properties" and node and key in node:
+                return Place(self._root, node[key])
+            if name != "properties" and isinstance(node, dict):
+                return Place(self._root, node)
         return Place(self._root, {"type": "unknown"})
 
     def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -154,7 +153,7 @@ class Place:
 
 
 def show_number(value: float) -> str:
-    """A bound as people write it: 1 for 1.0, and whole numbers with all their digits."""
+    """A bound as people write it: 1 instead of 1.0, and no exponents in whole numbers."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 

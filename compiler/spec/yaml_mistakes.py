@@ -1,4 +1,4 @@
-"""What is wrong with text that is not YAML: in plain words, not the parser's own, and at the key, not after it."""
+"""Explains text that is not YAML in plain words instead of the parser's, and points at the key, not behind it."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ import yaml
 
 from mlxr.compiler.spec.problems import Mark, Problem
 
-# A pattern of what PyYAML says (context and problem), what to say instead, the fix, and whether the place is where
-# the thing began, not where the parser gave up.
+# A pattern of PyYAML's message (context and problem), our message, the fix, and whether to point to where the
+# construct began instead of where the parser gave up.
 _WORDS: tuple[tuple[str, str, str, bool], ...] = (
     (r"'\\t'", "a tab cannot indent or separate here", "use spaces", False),
     (r"could not find expected ':'", "a key without ':'", "write `key: value`", True),
@@ -56,17 +56,17 @@ _WORDS: tuple[tuple[str, str, str, bool], ...] = (
 
 def explain_yaml(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Problem:
     """The parser's error as a problem at its place in `lines`."""
-    said = " ".join(str(part) for part in (error.context, error.problem) if part)
-    found = _place(error.problem_mark or error.context_mark)
-    if "mapping values are not allowed here" in said:
-        return _second_colon(found, lines)
+    message = " ".join(str(part) for part in (error.context, error.problem) if part)
+    place = _place(error.problem_mark or error.context_mark)
+    if "mapping values are not allowed here" in message:
+        return _second_colon(place, lines)
     for pattern, what, fix, at_beginning in _WORDS:
-        match = re.search(pattern, said)
+        match = re.search(pattern, message)
         if match:
-            where = _place(error.context_mark) if at_beginning and error.context_mark else found
+            where = _place(error.context_mark) if at_beginning and error.context_mark else place
             return Problem(where, f"not YAML: {match.expand(what)}", match.expand(fix))
     return Problem(
-        found, "not YAML: the text cannot be read from here on", "put values with special characters in quotes"
+        place, "not YAML: the text cannot be read from here on", "put values with special characters in quotes"
     )
 
 
