@@ -56,7 +56,7 @@ def passes_of(step: Step) -> list[Pass]:
 
 
 def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[PassRecord]]:
-    """Runs passes on a source graph, verifying the graph before, between and after.
+    """Runs passes on a source graph, verifying the graph before, after each pass that changes it, and at the end.
 
     With MLXR_DEBUG=1 their timings, with 2 the graph after each, go to standard error.
 
@@ -73,8 +73,8 @@ def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[Pa
         records.append(PassRecord(graph_pass.name, result.modified, len(result.graph), time_us))
         if result.modified:
             graph = result.graph
-        if graph_pass is not passes[-1]:
-            verify(graph, "fused", ", ".join(r.name for r in records))
+            if graph_pass is not passes[-1]:
+                verify(graph, "fused", ", ".join(r.name for r in records))
         if level >= 1:
             print(f"pass {records[-1].name}: {records[-1].num_ops} ops, {records[-1].time_us:.0f} us", file=sys.stderr)
         if level >= 2:

@@ -18,7 +18,7 @@ def activate(x: mx.array, kind: str) -> mx.array:
             return mx.maximum(x, 0)
         case "relu2":
             return mx.square(mx.maximum(x, 0))
-    raise AssertionError(f"unknown activation {kind!r}; the op table names all")
+    raise AssertionError(f"unknown activation {kind!r}; `ActivationKind` names all")
 
 
 def activate_gated(gate: mx.array, up: mx.array, kind: str, limit: float | None) -> mx.array:

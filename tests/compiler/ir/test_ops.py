@@ -1,4 +1,4 @@
-"""The op table: shape and type rules, and which mistakes they refuse."""
+"""The op kinds: shape and type rules, and which mistakes they refuse."""
 
 import sys
 from dataclasses import is_dataclass
