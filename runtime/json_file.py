@@ -1,4 +1,4 @@
-"""Reads the small files that lie beside a model's weights: bounded, and with errors that name the file."""
+"""Reads the small files beside a model's weights, up to a largest size; errors name the file."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ def read_small_file(path: Path, most_bytes: int, error: type[MlxrError], what: s
 
     Args:
         path: the file.
-        most_bytes: how large it may be.
-        error: what to raise.
-        what: what it should be, for the message; by default a model's file of its name.
+        most_bytes: its largest size.
+        error: the class of error to raise.
+        what: what the file should be, for the message; by default a model's file of that name.
 
     Raises:
         MlxrError: the file is missing, not readable or too large; of the class `error`.
@@ -31,7 +31,7 @@ def read_small_file(path: Path, most_bytes: int, error: type[MlxrError], what: s
 
 
 def read_json(path: Path, most_bytes: int, error: type[MlxrError]) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Raises:
         MlxrError: as `read_small_file`, or it is not JSON.
@@ -43,10 +43,10 @@ def read_json(path: Path, most_bytes: int, error: type[MlxrError]) -> Any:
 
 
 def read_json_object(path: Path, most_bytes: int, error: type[MlxrError]) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """The object in a JSON file.
 
     Raises:
-        MlxrError: as `read_json`, or it holds something else.
+        MlxrError: as `read_json`, or it has no object.
     """
     content = read_json(path, most_bytes, error)
     if not isinstance(content, dict):

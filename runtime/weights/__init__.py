@@ -1,4 +1,4 @@
-"""Weight files: open safetensors and GGUF, and load the weights of an artifact from them."""
+"""Opens weight files (safetensors and GGUF) and loads the weights of an artifact from them."""
 
 from mlxr.runtime.weights.gguf_parts import gguf_metadata
 from mlxr.runtime.weights.load_weights import Progress, load_weights

@@ -1,7 +1,7 @@
-"""What a weight file says of its model, held against the spec.
+"""Compares what a weight file says about its model with the spec.
 
 Tensor shapes do not show a wrong RoPE base or a wrong norm epsilon: the model would load and talk nonsense. GGUF files
-and the config.json beside safetensors files say these numbers; what they say must be what the spec says.
+and the config.json beside safetensors files have these numbers, which must be equal to those of the spec.
 """
 
 import math
@@ -16,7 +16,7 @@ from mlxr.runtime.weights.weight_file import WeightFile
 
 
 class _Fact(NamedTuple):
-    """A number of the spec, and where files say it: GGUF keys after the architecture, and keys of config.json."""
+    """A number of the spec, and its keys in files: GGUF keys without the architecture, and keys of config.json."""
 
     name: str
     values: Callable[[ModelSpec], Iterable[float]]
@@ -62,10 +62,10 @@ _FACTS = (
 
 
 def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
-    """Compares what a weight file says of its model with the spec. Numbers it does not say are not checked.
+    """Compares what a weight file says about its model with the spec. Numbers that it lacks are not checked.
 
     Raises:
-        WeightsError: they say another number; all that differ are named.
+        WeightsError: numbers differ; the message names all of them.
     """
     if file.format == "gguf":
         prefix = file.metadata.get(file_keys.ARCHITECTURE)
@@ -92,13 +92,13 @@ def check_metadata(file: WeightFile, spec: ModelSpec) -> None:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """What config.json says; nothing, where there is none or it is no object."""
+    """The object in config.json; an empty one if there is none."""
     config = read_json(path, file_keys.CONFIG_BYTES, WeightsError) if path.is_file() else {}
     return config if isinstance(config, dict) else {}
 
 
 def _first(config: Mapping[str, Any], paths: tuple[str, ...]) -> Any:
-    """The first value that is there; a dot in a path leads into an object."""
+    """The first value that exists; a dot in a path leads into an object."""
     for path in paths:
         value: Any = config
         for key in path.split("."):

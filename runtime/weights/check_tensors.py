@@ -1,4 +1,4 @@
-"""Check a weight file's tensors against those that an artifact wants, by its header alone."""
+"""Compares the tensors in a weight file's header with those that an artifact needs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,25 +16,25 @@ _MAX_LISTED = 8
 
 
 def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequence[Pattern[str]]) -> None:
-    """Refuse a file whose tensors are not exactly those of `weights`, in shape and in a type that can be read.
+    """Refuses a file whose tensors are not exactly those of `weights`, in shape and in a type that can be read.
 
     Raises:
         WeightsError: tensors are missing, of another shape or type, in another format than the quantised one that the
-            artifact reads, or in the file without use and not `ignored`.
+            artifact reads, or unused and not `ignored`.
     """
-    mapped = MappedWeights(file)  # maps nothing before something is read
+    mapped = MappedWeights(file)  # nothing is mapped before something is read
     wanted = {part.name: part for weight in weights for part in weight.parts}
     missing = [part for part in wanted.values() if find_recipe(file, part) is None]
-    found: list[TensorRows] = []
+    tensors: list[TensorRows] = []
     wrong: list[str] = []
     for part in wanted.values():
         if part in missing:
             continue
         try:
-            found.append(open_tensor(mapped, part))
+            tensors.append(open_tensor(mapped, part))
         except WeightsError as error:
             wrong.append(str(error).removeprefix(f"{file.path}: tensor "))
-    used = {plane.name for tensor in found for planes in tensor.pieces for plane in planes}
+    used = {plane.name for tensor in tensors for planes in tensor.pieces for plane in planes}
     hint = ""
     if (len(missing) + len(wrong)) * 2 > len(wanted):
         hint = f"; these look like weights of another model: {compile_command(file)}"
@@ -50,8 +50,8 @@ def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequ
             f"{file.path}: {len(wrong)} tensors have another shape or type than the model's: {_listed(wrong)}"
             f"{hint or f'; {compile_command(file)}'}"
         )
-    _check_formats(file, found, wanted)
-    _check_coverage(file, found)
+    _check_formats(file, tensors, wanted)
+    _check_coverage(file, tensors)
     if extra := _extra(file, used, ignored):
         raise WeightsError(
             f"{file.path}: holds {len(extra)} tensors that the model has no use for: {_listed(extra)}; "
@@ -61,7 +61,7 @@ def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequ
 
 
 def compile_command(file: WeightFile) -> str:
-    """How to get an artifact that fits the file."""
+    """Says how to get an artifact that fits the file."""
     source = file.path if file.format == "gguf" else file.path.parent
     return (
         f"`mlxr run {source}` runs these weights as they are; `mlxr import {source} -o spec.yaml` and "
@@ -69,11 +69,11 @@ def compile_command(file: WeightFile) -> str:
     )
 
 
-def _check_formats(file: WeightFile, found: Iterable[TensorRows], wanted: dict[str, TensorSource]) -> None:
-    """Floats are converted, and quantised weights widened where the spec says floats; blocks are read as they are."""
+def _check_formats(file: WeightFile, tensors: Iterable[TensorRows], wanted: dict[str, TensorSource]) -> None:
+    """Checks that a quantised weight has the artifact's format. To floats, all formats can be converted."""
     other = [
         f"{tensor.name} is {tensor.format}, the artifact reads {wanted[tensor.name].format}"
-        for tensor in found
+        for tensor in tensors
         if wanted[tensor.name].format.is_quantised and wanted[tensor.name].format != tensor.format
     ]
     if other:
@@ -83,11 +83,11 @@ def _check_formats(file: WeightFile, found: Iterable[TensorRows], wanted: dict[s
         )
 
 
-def _check_coverage(file: WeightFile, found: Iterable[TensorRows]) -> None:
-    """Of a tensor that several share, every row has to be someone's."""
+def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
+    """Checks that every row is used of a tensor that several weights share."""
     rows: Counter[str] = Counter()
     total: dict[str, int] = {}
-    for tensor in found:
+    for tensor in tensors:
         if tensor.recipe.rows is None:
             continue
         for planes in tensor.pieces:

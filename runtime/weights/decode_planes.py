@@ -1,6 +1,6 @@
-"""Numbers of matrices that lie in planes: MLX's affine formats, and MXFP4 as MLX and Hugging Face have it.
+"""Decodes matrices that are stored in planes: MLX's affine formats, and MXFP4 as MLX and Hugging Face store it.
 
-Source: MLX's `mx.dequantize`, for what the bits mean.
+Source: MLX's `mx.dequantize`, for the meaning of the bits.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def decode_planes(planes: Sequence[npt.NDArray[np.uint8]], name: str) -> npt.NDArray[np.float32]:
-    """Numbers of some rows.
+    """The numbers of some rows.
 
     Args:
-        planes: of each plane, [rows, bytes of a row] uint8.
-        name: of the format.
+        planes: the rows of each plane, [rows, bytes of a row] uint8.
+        name: the name of the format.
 
     Returns:
         [rows, columns] float32.

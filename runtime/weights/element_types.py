@@ -1,6 +1,6 @@
-"""Element types of weight files: how their bytes become numbers, and numbers the bytes of an MLX array.
+"""Element types of weight files: converts their bytes to numbers, and numbers to the bytes of MLX arrays.
 
-Invariant: numpy has no bfloat16, so bf16 travels as its 16 bits in uint16, and is widened to float32 when read.
+NumPy has no bfloat16. So the 16 bits of a bf16 number are passed as uint16, and reading makes it float32.
 Quantised types are those of GGUF; the `gguf` package dequantises them.
 """
 
@@ -41,7 +41,7 @@ STORAGE: dict[str, np.dtype[Any]] = {"f16": np.dtype("<f2"), "bf16": np.dtype("<
 
 @dataclass(frozen=True)
 class ElementType:
-    """How a tensor's elements lie in a file: `block_elements` of them take `block_bytes` bytes."""
+    """How the elements of a tensor are stored in a file: `block_elements` of them take `block_bytes` bytes."""
 
     name: str
     block_elements: int
@@ -63,13 +63,13 @@ class ElementType:
 
 
 def safetensors_type(name: str) -> ElementType | None:
-    """The element type that a safetensors header calls `name`, or None where there is none."""
+    """The element type that a safetensors header calls `name`, or None if there is none."""
     size_bytes = _NATIVE[name].itemsize if name in _NATIVE else _SAFETENSORS_SIZES.get(name)
     return None if size_bytes is None else ElementType(name, 1, size_bytes)
 
 
 def gguf_type(number: int) -> ElementType | None:
-    """The element type with this number in GGUF files, or None where there is none."""
+    """The element type with this number in GGUF files, or None if there is none."""
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
@@ -94,7 +94,7 @@ def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
     """Numbers of `raw`: [rows, bytes of a row], uint8.
 
     Returns:
-        [rows, elements of a row], in numpy's own type where there is one, else float32.
+        [rows, elements of a row], in NumPy's own type if it has one, else float32.
 
     Raises:
         WeightsError: the type cannot be read.
@@ -111,7 +111,7 @@ def decode(raw: npt.NDArray[np.uint8], element_type: ElementType) -> Array:
 
 
 def encode(numbers: Array, dtype: str) -> Array:
-    """Convert to the numpy carrier of `dtype` (f32, f16 or bf16), rounding to nearest even.
+    """Converts to NumPy's carrier of `dtype` (f32, f16 or bf16), rounding to nearest even.
 
     Raises:
         WeightsError: a finite number is beyond the largest finite one of `dtype`.
@@ -132,7 +132,7 @@ def _check_range(numbers: Array, dtype: str) -> None:
     largest = max(float(np.max(numbers, initial=0)), -float(np.min(numbers, initial=0)))
     if largest <= limit:
         return
-    magnitudes = np.abs(numbers)  # again and slowly: only for infinities, NaN and errors
+    magnitudes = np.abs(numbers)  # slow, so only where there are infinities, NaN or errors
     beyond = magnitudes[(magnitudes > limit) & np.isfinite(magnitudes)]
     if beyond.size:
         raise WeightsError(

@@ -1,7 +1,7 @@
-"""Filling memory with a tensor's rows, in tasks that several threads share.
+"""Fills memory with the rows of a tensor, in tasks that several threads share.
 
-Invariants: tasks of one list write to places that do not overlap; none runs any more once `run_tasks` has returned or
-raised, so that the memory may be lent.
+Invariants: the tasks of a list write to memory that does not overlap; when `run_tasks` returns or raises, no task is
+running any more, so the memory may belong to somebody else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +23,13 @@ Task = Callable[[], int]
 def number_tasks(tensor: TensorRows, target: npt.NDArray[Any], dtype: str, rows_per_task: int) -> Iterator[Task]:
     """Tasks that write a tensor's numbers.
 
-    Bytes that are of the type already are copied as they are, so that NaNs keep their payloads; a conversion makes
-    them quiet.
+    Bytes that already have the type are copied, so that NaNs keep their payloads, which a conversion might change.
 
     Args:
-        tensor: what to write.
+        tensor: the tensor to write.
         target: [rows, elements of a row] in the carrier of the type, row-major.
         dtype: f32, f16 or bf16.
-        rows_per_task: at most; a vector is one task, because blocks of a quantised one span its rows.
+        rows_per_task: most rows of a task. A vector is one task, because the blocks of a quantised one span its rows.
 
     Raises:
         WeightsError: (a task) a number does not fit into the type, or the file cannot be read.
@@ -40,7 +39,7 @@ def number_tasks(tensor: TensorRows, target: npt.NDArray[Any], dtype: str, rows_
 
 
 def tasks_of(work: Callable[[int, int], int], rows: int, rows_per_task: int) -> Iterator[Task]:
-    """Work on rows [first, last) as tasks that cover all rows."""
+    """Divides work on rows [first, last) into tasks that cover all rows."""
     for first in range(0, rows, rows_per_task):
         yield partial(work, first, min(rows, first + rows_per_task))
 
@@ -61,14 +60,14 @@ def run_tasks(pool: ThreadPoolExecutor, tasks: Sequence[Task], tell: Callable[[i
     """Runs all tasks; all have ended when it returns or raises.
 
     Args:
-        pool: begins tasks in their order; it takes no more of them if it cannot start a thread.
+        pool: starts the tasks in their order. If it cannot start a thread, it can be used no more.
         tasks: what to run.
-        tell: called in this thread with what each task returned, as they end.
+        tell: called in this thread with the result of each task when it ends.
 
     Raises:
-        Exception: of the first task in order that failed, which is the one that a single thread would have met; those
-            that had not begun are dropped then. Or whatever `tell` raised.
-        WeightsError: the system starts no more threads.
+        Exception: of the first task in order that failed, as if a single thread ran them; tasks that have not begun
+            are dropped. Or whatever `tell` raised.
+        WeightsError: the system cannot start more threads.
     """
     futures: list[Future[int]] = []
     try:
@@ -85,7 +84,7 @@ def run_tasks(pool: ThreadPoolExecutor, tasks: Sequence[Task], tell: Callable[[i
 
 
 def _submit(pool: ThreadPoolExecutor, tasks: Sequence[Task], futures: list[Future[int]]) -> None:
-    """Queues all tasks. What fails here leaves a task that is queued and has no future, so the pool ends."""
+    """Queues all tasks. A failure may leave a queued task without a future, so the pool is then shut down."""
     try:
         futures += (pool.submit(task) for task in tasks)
     except BaseException as error:
@@ -107,7 +106,7 @@ def _shut(pool: ThreadPoolExecutor) -> None:
 
 
 def _end(futures: Sequence[Future[int]]) -> None:
-    """Drops tasks that have not begun, and waits for the others; an interruption waits too, for the memory is lent."""
+    """Drops tasks that have not begun and waits for the others, also when interrupted: they write to our memory."""
     try:
         for future in futures:
             future.cancel()

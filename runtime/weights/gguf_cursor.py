@@ -1,6 +1,6 @@
-"""Read the fields of a GGUF header in order, and never beyond its end.
+"""Reads the fields of a GGUF header in order, and never beyond its end.
 
-Invariant: nothing is allocated or looped over before the file is known to be long enough to hold it.
+Invariant: before anything is allocated or looped over, the file is known to be long enough for it.
 """
 
 import struct
@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 
 class GgufFault(Exception):  # noqa: N818 - never leaves the package
-    """A rule of the format is broken; whoever knows the path makes it a WeightsError."""
+    """A rule of the format is broken; the caller, which knows the path, turns this into a WeightsError."""
 
 
 class GgufCursor:
@@ -23,7 +23,7 @@ class GgufCursor:
         """The next `size_bytes` bytes.
 
         Raises:
-            GgufFault: there are not as many.
+            GgufFault: there are fewer.
         """
         if size_bytes > self._limit - self.position:
             raise GgufFault(f"{what} takes {size_bytes} bytes from {self.position}, the header ends at {self._limit}")
@@ -43,7 +43,7 @@ class GgufCursor:
         return struct.unpack(layout, self.take(struct.calcsize(layout), what))
 
     def text(self, what: str, strict: bool = True) -> str:
-        """The next string. Bytes that are not UTF-8 become lone surrogates, or a fault where `strict`.
+        """The next string. Bytes that are not UTF-8 become lone surrogates, or a fault if `strict`.
 
         Raises:
             GgufFault: the header ends before it, or it is not UTF-8.
@@ -55,7 +55,7 @@ class GgufCursor:
             raise GgufFault(f"{what} is not UTF-8") from error
 
     def check_count(self, count: int, min_size_bytes: int, what: str) -> None:
-        """Refuse a count of things that the rest of the header cannot hold, before any loop over them.
+        """Refuses a count of things that do not fit into the rest of the header, before any loop over them.
 
         Raises:
             GgufFault: `count` things of `min_size_bytes` bytes or more do not fit.

@@ -1,8 +1,8 @@
-"""Read the header of a GGUF file: its metadata, what tensors it holds, and where.
+"""Reads the header of a GGUF file: its metadata, and which tensors are where.
 
-The `gguf` package gives the types' sizes and dequantises. Its reader is for trusted files: a hostile count makes it
-loop or take all memory, a truncated one raises anything. So the header is scanned here, once, and nothing is taken that
-the file is not long enough to hold. Every fault is a WeightsError.
+The `gguf` package has the sizes of types and dequantises. Its reader is for trusted files: a hostile count makes it
+loop or take all memory, and a truncated file makes it raise anything. So the header is scanned here, once, and nothing
+is read for which the file is not long enough. Every fault is a WeightsError.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -59,7 +59,7 @@ _headers_read: ContextVar[dict[tuple[object, ...], GgufHeader] | None] = Context
 
 @contextmanager
 def headers_read_once() -> Iterator[None]:
-    """Within it, the header of a file that does not change is scanned once: 0.2 s for a vocabulary of 128,000 tokens.
+    """A context in which a header is scanned once unless its file changes: 128,000 tokens of vocabulary take 0.2 s.
 
     Importing a model, checking its spec and loading it each open its file.
     """
@@ -71,7 +71,7 @@ def headers_read_once() -> Iterator[None]:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Scan the header of the GGUF file at `path`.
+    """Scans the header of the GGUF file at `path`.
 
     Raises:
         WeightsError: the file cannot be read, is truncated or big-endian, or breaks a rule.

@@ -1,7 +1,7 @@
 """A GGUF model in several files, as llama.cpp's gguf-split writes one: NAME-00001-of-00003.gguf and so on.
 
-The first file holds the model's metadata. Each says which one it is (`split.no`, from 0), how many there are
-(`split.count`), and how many tensors all hold together (`split.tensors.count`).
+The first file has the model's metadata. Each file says which one it is (`split.no`, from 0), how many files there are
+(`split.count`), and how many tensors they have together (`split.tensors.count`).
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/gguf-split
 """
@@ -19,7 +19,7 @@ _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffi
 
 
 def read_gguf_model(path: Path) -> GgufHeader:
-    """The metadata of a GGUF model and its tensors, in order; of one of several files of a model, those of all.
+    """The metadata and the tensors, in order, of a GGUF model; `path` may be one of several files of the model.
 
     Raises:
         WeightsError: a file is missing, corrupt, or not the one that its name says, or they disagree.
@@ -39,13 +39,13 @@ def gguf_metadata(path: str | Path) -> Mapping[str, MetadataValue]:
 
 
 def _num_parts(metadata: Mapping[str, MetadataValue]) -> int:
-    """The files of the model that a file belongs to."""
+    """The number of files of the model that a file belongs to."""
     count = metadata.get(file_keys.SPLIT_COUNT, 1)
     return count if type(count) is int and count > 1 else 1
 
 
 def _read_parts(path: Path, count: int, own: GgufHeader) -> GgufHeader:
-    """The headers of all files of a model, one of which is `path` with the header `own`."""
+    """The headers of all files of a model; `path`, whose header is `own`, is one of them."""
     tensors: dict[str, StoredTensor] = {}
     metadata: Mapping[str, MetadataValue] = {}
     for number, part in enumerate(_paths(path, count)):
@@ -71,13 +71,13 @@ def _read_parts(path: Path, count: int, own: GgufHeader) -> GgufHeader:
 
 
 def model_name(path: Path) -> str:
-    """A model's name, from that of its file or one of its files."""
+    """The name of a model, from the name of one of its files."""
     match = _NAME.fullmatch(path.name)
     return match["stem"] if match else path.stem
 
 
 def only_model(files: Iterable[Path]) -> Path | None:
-    """The first file of a model, or its only one, if these are all the files of one and nothing else."""
+    """The first or only file of a model, if these files are all those of one model and no others."""
     ordered = sorted(files)
     if len(ordered) == 1:
         return ordered[0]

@@ -1,9 +1,9 @@
-"""Load the weights of an artifact: as numbers, for hosts that compute with arrays, or as kernels read them.
+"""Loads the weights of an artifact: as numbers, for hosts that compute with arrays, or as kernels read them.
 
-Invariants: everything that can be told from the headers is checked before the first array is made. Each packed array
-is allocated once and filled through a numpy view, slab by slab, by several threads, so that the peak of memory is the
-arrays themselves plus one slab a thread (and on a GPU with memory of its own, one weight). Quantised weights that
-kernels read, and numbers that are of the wanted type already, keep the bytes of the file.
+Invariants: all checks that need only the headers come before the first array is made. Each packed array is allocated
+once, and several threads fill it through a NumPy view, slab by slab. So the most memory used is that of the arrays plus
+one slab for each thread (and one weight, if the GPU has its own memory). Quantised weights that kernels read, and
+numbers that already have the right type, keep the bytes of the file.
 """
 
 import re
@@ -42,7 +42,7 @@ _CARRIERS = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.uint16, "u8": mx.u
 
 
 def in_place(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
-    """See `MakeArray`: an array of MLX's that the CPU fills where it lies."""
+    """See `MakeArray`: an MLX array that the CPU fills in place."""
     array = mx.zeros(shape, dtype)
     mx.eval(array)
     fill(np.array(array, copy=False))  # shares the array's memory; nothing else reads it before it is full
@@ -56,20 +56,20 @@ def load_weights(
     progress: Progress | None = None,
     make: MakeArray = in_place,
 ) -> dict[str, mx.array]:
-    """Load weights as numbers, of the types and shapes that the graph has them in.
+    """Loads weights as numbers, in the types and shapes of the graph.
 
     Args:
-        plan_weights: the weights to make; a weight is its parts one after the other along axis 0.
-        ignored_tensors: regular expressions; a tensor whose whole name matches one may be in the file unused.
-        weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these, opened.
-        progress: called after each piece, in the thread in which `make` fills: this one, by default.
-        make: makes each array; bf16 as its bits, u16.
+        plan_weights: the weights to make; the parts of a weight are joined along axis 0.
+        ignored_tensors: regular expressions; tensors whose whole names match one may be unused.
+        weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these that has been opened.
+        progress: called after each piece, in the thread in which `make` fills arrays; by default, this thread.
+        make: makes each array; bf16 as its bits in u16.
 
     Returns:
         One evaluated, row-contiguous array per weight, by the weight's name.
 
     Raises:
-        WeightsError: the file is corrupt or of a kind that is not read; a tensor is missing, unexpected, or of the
+        WeightsError: the file is corrupt or of an unknown kind; a tensor is missing, unexpected, or of the
             wrong shape or type; a number does not fit into the weight's type.
     """
     jobs = [(weight, weight.dtype) for weight in plan_weights]
@@ -83,17 +83,17 @@ def load_buffers(
     progress: Progress | None = None,
     make: MakeArray = in_place,
 ) -> dict[str, mx.array]:
-    """Load weights as the kernels of the metal target read them: see `WeightPlan.layout`.
+    """Loads weights as the kernels of target metal read them; see `WeightPlan.layout`.
 
     Args:
         plan_weights: the weights to make.
-        ignored_tensors: as of `load_weights`.
+        ignored_tensors: as in `load_weights`.
         weights: likewise.
         progress: likewise.
         make: likewise.
 
     Returns:
-        One evaluated array per weight: as `load_weights` makes it where all its parts have one float format, else
+        One evaluated array per weight: as from `load_weights` if all its parts have one float format, else
         [bytes] u8.
 
     Raises:
@@ -125,19 +125,19 @@ def _load(
 
 
 class _Told:
-    """Tells of the bytes that are loaded."""
+    """Counts the bytes that are loaded, and reports them."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._done, self._total = progress, 0, total
 
     def add(self, count: int) -> None:
-        """So many more."""
+        """Adds so many bytes."""
         self._done += count
         if self._progress is not None:
             self._progress(self._done, self._total)
 
     def reach(self, done: int) -> None:
-        """So many in all; says nothing where that is known."""
+        """Sets the number of bytes so far; reports it if it is larger than before."""
         if done != self._done:
             self.add(done - self._done)
 
@@ -177,7 +177,7 @@ def _check_formats(weight: WeightPlan, tensors: Sequence[TensorRows]) -> None:
 
 
 def _number_tasks(view: Array, dtype: str, tensors: Sequence[TensorRows]) -> Iterator[Task]:
-    """Tasks that write a weight's parts one after the other: view [rows, ...] in the type's carrier."""
+    """Tasks that write the parts of a weight, joined, to a view [rows, ...] in the type's carrier."""
     row = 0
     for tensor in tensors:
         target = view[row : row + tensor.num_rows].reshape(tensor.num_rows, -1)
@@ -186,7 +186,7 @@ def _number_tasks(view: Array, dtype: str, tensors: Sequence[TensorRows]) -> Ite
 
 
 def _byte_tasks(view: Array, weight: WeightPlan, tensors: Sequence[TensorRows]) -> Iterator[Task]:
-    """Tasks that copy a weight's planes to where its layout has them: view [bytes] u8."""
+    """Tasks that copy the planes of a weight to their places in its layout: a view [bytes] u8."""
     columns = weight.shape[1]
     places = part_places([(part.format, part.shape[0]) for part in weight.parts], columns)
     for part, tensor, offsets in zip(weight.parts, tensors, places, strict=True):

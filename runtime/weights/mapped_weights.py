@@ -1,7 +1,7 @@
-"""The bytes of a weight file's tensors, mapped into memory: nothing is read before it is looked at.
+"""Maps the tensors of a weight file into memory: bytes are read from disk when they are first used.
 
 Pages of a mapped file belong to the system's cache: several processes share them, and the system takes them back when
-memory is short. While a file is mapped it must not be overwritten or cut short; replacing it by another is fine.
+memory is short. A file that is mapped must not be overwritten or shortened; it may be replaced by another file.
 """
 
 import mmap
@@ -25,7 +25,7 @@ class MappedWeights:
         self._maps: dict[Path, tuple[mmap.mmap, Bytes]] = {}
 
     def rows(self, tensor: StoredTensor) -> Bytes:
-        """A tensor's bytes: [rows, bytes of a row], read-only. Of a vector, an element is a row; if quantised, all.
+        """A tensor's bytes: [rows, bytes of a row], read-only. A vector has a row per element, or one if quantised.
 
         Raises:
             WeightsError: the file cannot be mapped, or is shorter than it was when it was opened.
@@ -39,7 +39,7 @@ class MappedWeights:
         return content.reshape(1 if is_one_row else tensor.shape[0], -1)
 
     def forget(self, tensor: StoredTensor, first: int, last: int) -> None:
-        """Says that bytes [first, last) of a tensor will not be needed soon: their pages count no longer as ours."""
+        """Releases the pages of bytes [first, last) of a tensor, which will not be needed soon."""
         block, _ = self._map(tensor)
         start = -(-(tensor.offset + first) // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (tensor.offset + last) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,6 +1,6 @@
 """Finds a tensor of the model in a weight file, and how it is read there.
 
-What the bits of planes mean follows from the shapes of their tensors and the columns of the matrix.
+The meaning of the bits in planes follows from the shapes of their tensors and the columns of the matrix.
 """
 
 import math
@@ -15,23 +15,23 @@ from mlxr.runtime.weights.weight_file import WeightFile
 
 
 class _FaultError(Exception):
-    """What keeps a tensor from being read; the caller adds which tensor it is."""
+    """The reason why a tensor cannot be read; the caller adds the name of the tensor."""
 
 
 class _Piece(NamedTuple):
-    """A tensor of a file: its format's name, and its planes."""
+    """A tensor of a file: the name of its format, and its planes."""
 
     format: str
     planes: tuple[StoredTensor, ...]
 
 
 def find_recipe(file: WeightFile, part: TensorSource) -> Recipe | None:
-    """The first recipe whose tensors the file holds, or None where there is none."""
+    """The first recipe whose tensors are in the file; None if there is none."""
     return next((r for r in _recipes(file, part) if all(name in file.tensors for name in r.tensors)), None)
 
 
 def expected_names(file: WeightFile, part: TensorSource) -> tuple[str, ...]:
-    """Names under which a file of this kind may hold a part, for messages."""
+    """The names that a part may have in a file of this kind, for messages."""
     return tuple(recipe.tensor for recipe in _recipes(file, part))
 
 
@@ -39,7 +39,7 @@ def open_tensor(mapped: MappedWeights, part: TensorSource) -> TensorRows:
     """A part's tensor in a weight file.
 
     Raises:
-        WeightsError: the file has no such tensor, or another than the recipe's: another shape, or a type of no use.
+        WeightsError: the file has no such tensor, or it has not the shape or type that the recipe needs.
     """
     file = mapped.file
     recipe = find_recipe(file, part)
@@ -55,7 +55,7 @@ def open_tensor(mapped: MappedWeights, part: TensorSource) -> TensorRows:
 
 
 def rows_in_file(format: str, planes: tuple[StoredTensor, ...], columns: int) -> int | None:
-    """Rows of so many columns in a file's tensor, whatever its outer dimensions, or None if its rows are others."""
+    """The rows of so many columns in a file's tensor, over all its outer dimensions; None if it has other columns."""
     first = planes[0]
     if columns == 1:  # of a vector
         return first.num_elements
@@ -70,7 +70,7 @@ def _recipes(file: WeightFile, part: TensorSource) -> tuple[Recipe, ...]:
 
 
 def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> list[_Piece]:
-    """The tensors that a recipe names, which must be alike and have the rows that it takes."""
+    """The tensors that a recipe names. All must have the same format and the rows that the recipe takes."""
     columns = part.shape[1] if len(part.shape) > 1 else 1
     needed = _rows_needed(recipe, part)
     pieces: list[_Piece] = []
@@ -91,7 +91,7 @@ def _types(piece: _Piece) -> tuple[str, list[str]]:
 
 
 def _rows_needed(recipe: Recipe, part: TensorSource) -> int:
-    """How many rows each of a recipe's tensors must have at least; exactly, where it takes all."""
+    """How many rows each tensor of a recipe must have: at least so many, or exactly if the recipe takes all rows."""
     if part.shape[0] % recipe.stack:
         raise _FaultError(f"has {part.shape[0]} rows in {recipe.stack} tensors")
     count = part.shape[0] // recipe.stack

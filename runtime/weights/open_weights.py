@@ -1,7 +1,7 @@
-"""Find out what a path to weights is, and open it.
+"""Finds out what a path to weights is, and opens it.
 
 A path may be a .safetensors file, a safetensors index, a .gguf file (or one of several that are one model), or a folder
-holding one of these as Hugging Face lays them out. Pickled checkpoints are refused: reading one runs code from it.
+with one of these, as Hugging Face has it. Pickled checkpoints are refused, because reading one runs code from it.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def open_weights(path: str | Path) -> WeightFile:
-    """Open weights by reading and checking their headers; no tensor is read.
+    """Opens weights by reading and checking their headers; no tensor is read.
 
     Raises:
-        WeightsError: there are no weights at `path`, or they are corrupt or of a kind that is not read.
+        WeightsError: there are no weights at `path`, or they are corrupt or of an unknown kind.
     """
     path = _find_file(Path(path))
     suffix = path.suffix.lower()
@@ -41,7 +41,7 @@ def open_weights(path: str | Path) -> WeightFile:
 
 
 def _find_file(path: Path) -> Path:
-    try:  # asking what a path is fails too: a name too long, a folder that may not be searched
+    try:  # is_dir and the like fail too: a name is too long, or a folder may not be searched
         if path.is_dir():
             path = _find_in_folder(path)
         if not path.exists():
@@ -63,15 +63,15 @@ def _find_in_folder(folder: Path) -> Path:
         if folder / name in files:
             return folder / name
     for suffix in (".safetensors", ".gguf"):
-        found = [file for file in files if file.suffix.lower() == suffix]
-        if suffix == ".gguf" and (file := only_model(found)):
+        matching = [file for file in files if file.suffix.lower() == suffix]
+        if suffix == ".gguf" and (file := only_model(matching)):
             return file
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(file.name for file in found[:8])
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            names = ", ".join(file.name for file in matching[:8])
             raise WeightsError(
-                f"{folder}: holds {len(found)} {suffix} files and no {INDEX_NAME}; name the one to load: {names}"
+                f"{folder}: holds {len(matching)} {suffix} files and no {INDEX_NAME}; name the one to load: {names}"
             )
     pickles = [file for file in files if file.suffix.lower() in _PICKLE_SUFFIXES]
     if pickles:

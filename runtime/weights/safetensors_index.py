@@ -1,6 +1,6 @@
-"""Read a sharded safetensors model: an index file that says which shard holds each tensor.
+"""Reads a sharded safetensors model: an index file says which shard has each tensor.
 
-Invariant: a shard lies beside its index; a name that leads elsewhere is refused.
+Invariant: a shard is in the folder of its index; a name that leads elsewhere is refused.
 """
 
 from pathlib import Path
@@ -22,11 +22,11 @@ def read_safetensors_index(path: Path) -> dict[str, StoredTensor]:
     for shard in sorted(set(weight_map.values())):
         file = path.parent / shard
         try:
-            found = file.is_file()
-        except (OSError, ValueError) as error:  # a name too long, or a folder that may not be searched
+            exists = file.is_file()
+        except (OSError, ValueError) as error:  # a name is too long, or a folder may not be searched
             reason = getattr(error, "strerror", None) or error
             raise WeightsError(f"{path}: the shard {quoted(shard)} cannot be read: {reason}") from error
-        if not found:
+        if not exists:
             listed = sum(value == shard for value in weight_map.values())
             raise WeightsError(
                 f"{path}: the shard {quoted(shard)} is missing, which holds {listed} tensors; download it"

@@ -1,4 +1,4 @@
-"""Whether two tensors of a weight file are one matrix written twice."""
+"""Finds out whether two tensors of a weight file are the same matrix."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _SLAB_BYTES = 1 << 24
 
 
 def same_numbers(file: WeightFile, first: str, second: str) -> bool:
-    """Compares two matrices byte by byte, up to the first difference; quantised ones with their scales and biases.
+    """Compares two matrices byte by byte, with their scales and biases, up to the first difference.
 
     Raises:
         WeightsError: the file cannot be mapped.

@@ -1,4 +1,4 @@
-"""Where a tensor is in a weight file: the one description of it that headers give and everything else reads."""
+"""Where a tensor is in a weight file: the description that the readers of headers return and all else uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class StoredTensor:
 
 
 def is_possible(shape: Sequence[int]) -> bool:
-    """Whether an array of this shape could exist: empty ones too must have dimensions that numpy can multiply."""
+    """Whether an array of this shape could exist: NumPy must be able to multiply all dimensions that are not 0."""
     return prod(max(size, 1) for size in shape) < 2**59
 
 

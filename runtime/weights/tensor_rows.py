@@ -1,8 +1,8 @@
-"""How a tensor of the model is read from a weight file: as rows, in the model's order.
+"""Reads a tensor of the model from a weight file, as rows in the model's order.
 
-A file may hold a tensor among the rows of another, with its rows in another order, as one tensor for each expert, or in
-planes. The recipes of an artifact say so, and `TensorRows` follows them. Rows are whole blocks of their format, so that
-quantised rows are selected like others. A vector has rows of one element; a quantised vector is one row.
+In a file, a tensor may be among the rows of another, have its rows in another order, be one tensor for each expert, or
+be in planes. The recipes of an artifact say so, and `TensorRows` follows them. A row is a number of whole blocks of its
+format, so quantised rows are selected like others. A vector has rows of one element; a quantised vector is one row.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ Floats = npt.NDArray[np.float32]
 
 
 class TensorBytes(Protocol):
-    """Where the bytes of stored tensors come from: a mapped file, or memory."""
+    """A source of the bytes of stored tensors: a mapped file, or memory."""
 
     def rows(self, tensor: StoredTensor, /) -> Bytes:
         """A tensor's bytes: [rows, bytes of a row], read-only."""
 
     def forget(self, tensor: StoredTensor, first: int, last: int, /) -> None:
-        """Says that bytes [first, last) of a tensor will not be needed soon."""
+        """Says that bytes [first, last) of a tensor are not needed soon."""
 
 
 class _Span(NamedTuple):
-    """Rows [first, last) of the file's tensor number `piece`, or those rows of its selection."""
+    """Rows [first, last) of the file's tensor with the number `piece`, or of the rows selected from it."""
 
     piece: int
     first: int
@@ -41,16 +41,16 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorRows:
-    """A tensor of the model, and how to read it. Holds no data of its own.
+    """A tensor of the model, and how to read it. It has no data of its own.
 
     Attributes:
-        name: canonical.
-        where: what to call it in messages.
+        name: the canonical name.
+        where: its name in messages.
         shape: rows and columns, or the length of a vector.
         format: the name of a `WeightFormat`, or of an element type that no spec can name, such as `f64`.
-        pieces: the file's tensors that make it up, in order: of each its planes, which is one for most formats.
+        pieces: the tensors of the file that it consists of, in order, each as its planes; most formats have one plane.
         recipe: which rows of each piece, and what is added to their numbers.
-        source: gives the bytes of the planes.
+        source: has the bytes of the planes.
     """
 
     name: str
@@ -63,7 +63,7 @@ class TensorRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows; of a vector, its elements."""
+        """The number of rows; of a vector, the number of elements."""
         return self.shape[0]
 
     @property
@@ -78,12 +78,12 @@ class TensorRows:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the file's rows are the model's, one tensor, nothing added: they can be used where they lie."""
+        """Whether the rows can be used in place: they are one tensor, in the model's order, and nothing is added."""
         return len(self.pieces) == 1 and self.recipe.rows is None and not self.recipe.add
 
     @property
     def is_changed(self) -> bool:
-        """Whether its numbers are not those of its bytes."""
+        """Whether its numbers differ from those in the file."""
         return self.recipe.add != 0
 
     @property
@@ -92,7 +92,7 @@ class TensorRows:
         return len(self.shape) == 1 and self.planes[0].element_type.block_elements > 1
 
     def plane_rows(self, plane: int, first: int, last: int) -> Bytes:
-        """Rows [first, last) of one plane: [rows, bytes of a row], contiguous; a view of the file where it is plain.
+        """Rows [first, last) of one plane: [rows, bytes of a row], contiguous; a view of the file if it is plain.
 
         Raises:
             WeightsError: the file cannot be mapped or was cut short.
@@ -101,7 +101,7 @@ class TensorRows:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def numbers(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as numbers: [rows, columns], with what the recipe adds. Of quantised vectors, all rows.
+        """Rows [first, last) as numbers: [rows, columns], with what the recipe adds. Quantised vectors are read whole.
 
         Raises:
             WeightsError: as `plane_rows`.
@@ -118,7 +118,7 @@ class TensorRows:
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
 
     def forget(self, first: int, last: int) -> None:
-        """Says that rows [first, last) will not be needed soon; harmless if they are after all."""
+        """Says that rows [first, last) are not needed soon; they can still be read."""
         for span in self._spans(first, last):
             rows = self._file_rows(span)
             low, high = (rows.start, rows.stop) if isinstance(rows, slice) else (int(rows.min()), int(rows.max()) + 1)
@@ -149,7 +149,7 @@ def row_bytes(format: str, planes: tuple[StoredTensor, ...], plane: int, columns
 
 
 def selected(rows: Rows, first: int, last: int) -> slice | npt.NDArray[np.int64]:
-    """Rows of the file for rows [first, last) of the model: a slice where they follow one another."""
+    """The file's rows for rows [first, last) of the model: a slice if they are adjacent and in order."""
     if len(rows.counts) == 1 and rows.strides[0] == 1:
         return slice(rows.start + first, rows.start + last)
     left = np.arange(first, last, dtype=np.int64)

@@ -1,8 +1,8 @@
 """A weight file (or several shards of one) as a list of tensors, each read on its own.
 
-The headers are parsed and checked by `safetensors_header` and `gguf_header`; reading is the same for both, since a
-tensor is a range of bytes in a file and an element type. Invariants: listing reads no tensor data; every byte range
-lies within its file; a tensor is read in slabs of rows, so that reading needs little memory beyond its result.
+`safetensors_header` and `gguf_header` parse and check the headers. Reading is the same for both, since a tensor is a
+range of bytes in a file and an element type. Invariants: listing reads no tensor data; every byte range is within its
+file; a tensor is read in slabs of rows, so that reading needs little memory beyond its result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ SLAB_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The tensors of a weight file. Holds no open file and no data."""
+    """The tensors of a weight file. It has no open file and no data."""
 
     path: Path
     """What was opened: a file, or the index or folder of several."""
@@ -34,10 +34,10 @@ class WeightFile:
     """What a GGUF file says of itself; empty for safetensors."""
 
     def read(self, name: str) -> Array:
-        """The whole tensor, in numpy's own type where there is one, else (bf16, quantised) in float32.
+        """The whole tensor, in NumPy's own type if it has one, else (bf16, quantised) in float32.
 
         Raises:
-            WeightsError: there is no such tensor, its type cannot be read, or the file cannot.
+            WeightsError: there is no such tensor, or its type or the file cannot be read.
         """
         info = self._find(name)
         result: Array | None = None
@@ -51,7 +51,7 @@ class WeightFile:
         return np.empty(info.shape, np.float32) if result is None else result
 
     def slabs(self, name: str, row_multiple: int = 1) -> Iterator[tuple[int, Array]]:
-        """Read a tensor in slabs of whole rows (axis 0), each a multiple of `row_multiple` rows but perhaps the last.
+        """Reads a tensor in slabs of whole rows (axis 0); each but the last is a multiple of `row_multiple` rows.
 
         Yields:
             The first row's index and [rows, ...the other dimensions]; a scalar is one row of no dimensions.
