@@ -10,6 +10,11 @@ CONFIG_BYTES = 1 << 20
 QUANTISATION = ("quantization", "quantization_config")
 """Its keys for how weights are quantised: mlx-lm's and Hugging Face's."""
 
+PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Files that can run code when they are read."""
+GGUF_MAGIC = b"GGUF"
+"""The first bytes of a GGUF file."""
+
 ARCHITECTURE = "general.architecture"
 """The GGUF key of the architecture's name; that name is the first part of the keys of its properties."""
 ALIGNMENT = "general.alignment"

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+from mlxr.compiler.formats.file_keys import CONFIG_FILE, GGUF_MAGIC, PICKLE_ENDINGS
+
 _MAX_NAMED = 8
 
 
@@ -15,18 +16,18 @@ def other_than_a_spec(path: Path) -> str | None:
     if path.is_dir():
         if (path / "manifest.json").is_file():
             return f"{path} is an artifact, which is compiled already; its spec is {path / 'spec.yaml'}"
-        if (path / "config.json").is_file():
+        if (path / CONFIG_FILE).is_file():
             return f"{path} is the folder of a model, not a spec; {_import(path)}"
         return f"{path} is a folder; expected a spec file"
     if is_gguf(path):
         return f"{path} is a GGUF file, not a spec; {_import(path)}"
     folder = path.absolute().parent if path.parent == Path() else path.parent
-    if path.suffix.lower() == ".safetensors" or path.suffix.lower() in _PICKLES:
+    if path.suffix.lower() == ".safetensors" or path.suffix.lower() in PICKLE_ENDINGS:
         return (
             f"{path} holds weights and does not say what model they are of; name the folder that has the model's "
             f"config.json: {folder}"
         )
-    if path.name == "config.json":
+    if path.name == CONFIG_FILE:
         return f"{path} describes the model in its folder and is not a spec; name the folder: {folder}"
     return None
 
@@ -75,7 +76,7 @@ def is_gguf(path: Path) -> bool:
     if path.suffix.lower() == ".gguf":
         return True
     with path.open("rb") as stream:
-        return stream.read(4) == b"GGUF"
+        return stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _import(path: Path) -> str:

@@ -98,7 +98,8 @@ class Generation(Iterator[Event]):
         in_use = self._pager.num_sequences - (prefix.num_sequences if prefix else 0)
         if wanted > most - in_use:
             raise RequestError(
-                f"{wanted} sequence{'s' * (wanted > 1)} (prompts x samples) do not fit: the artifact holds {most}, "
+                f"{'1 sequence does' if wanted == 1 else f'{wanted} sequences (prompts x samples) do'} not fit: the "
+                f"artifact holds {most}, "
                 f"{in_use} in use: finish or close other generations, or compile the "
                 "spec with a larger cache.max_sequences"
             )

@@ -93,7 +93,7 @@ def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     special = SpecialTokens(
         bos_id=read_id(metadata, "bos_token_id", len(tokens), source),
         eos_id=read_id(metadata, "eos_token_id", len(tokens), source),
-        end_ids=(*(token_id for token_id in named if token_id is not None), *by_name),
+        end_ids=dict.fromkeys((*(token_id for token_id in named if token_id is not None), *by_name), source),
         add_bos=read_flag(metadata, "add_bos_token", None, source),
         add_eos=read_flag(metadata, "add_eos_token", None, source),
     )

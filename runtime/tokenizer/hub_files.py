@@ -27,7 +27,7 @@ class NamedTokens:
     Attributes:
         bos: the token that begins a text.
         eos: the token that ends a text.
-        end_ids: ids that end an answer.
+        end_ids: ids that end an answer, each with the file that names it.
         add_bos: whether the BOS is added to a text.
         add_eos: whether the EOS is added to a text.
         added: by id, tokens that a sentencepiece model lacks: their text, and whether they are control tokens.
@@ -35,7 +35,7 @@ class NamedTokens:
 
     bos: str | None
     eos: str | None
-    end_ids: tuple[int, ...]
+    end_ids: Mapping[int, str]
     add_bos: bool | None
     add_eos: bool | None
     added: Mapping[int, tuple[str, bool]]
@@ -55,11 +55,11 @@ def read_named_tokens(folder: Path) -> NamedTokens:
     return NamedTokens(
         bos=_token(names, "bos_token", path),
         eos=_token(names, "eos_token", path),
-        end_ids=tuple(
-            token_id
+        end_ids={
+            token_id: str(folder / name)
             for name in ("generation_config.json", file_keys.CONFIG_FILE)
             for token_id in _ids(_read_json(folder / name), "eos_token_id", folder / name)
-        ),
+        },
         add_bos=_flag(config, "add_bos_token", path),
         add_eos=_flag(config, "add_eos_token", path),
         added=_added(config, path),

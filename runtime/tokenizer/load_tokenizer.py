@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.hub_files import NamedTokens, read_named_tokens
@@ -105,7 +106,7 @@ def _load_model(path: Path) -> Tokenizer:
     proto = path.read_bytes()
     tokenizer = SentencepieceTokenizer(proto, str(path))
     named = read_named_tokens(path.parent)
-    if named == NamedTokens(None, None, (), None, None, {}):
+    if named == NamedTokens(None, None, {}, None, None, {}):
         return tokenizer
     own = tokenizer.vocab_size
     pieces = [Piece(text, 0, CONTROL if control else USER_DEFINED) for text, control in _beyond(named, own, path)]
@@ -146,4 +147,4 @@ def _is_index(path: Path) -> bool:
 
 def _is_gguf(path: Path) -> bool:
     with path.open("rb") as stream:
-        return stream.read(4) == b"GGUF" or path.suffix.lower() == ".gguf"
+        return stream.read(len(file_keys.GGUF_MAGIC)) == file_keys.GGUF_MAGIC or path.suffix.lower() == ".gguf"

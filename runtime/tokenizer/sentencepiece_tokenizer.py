@@ -12,6 +12,8 @@ from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecod
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
+# A status code, and perhaps a line of the library's source.
+_INTERNAL = re.compile(r"^[A-Z_]+: (src/.*)?", re.DOTALL)
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
 
 
@@ -45,8 +47,10 @@ class SentencepieceTokenizer(Tokenizer):
             self.unknown_text: str = self._model.decode([self._model.unk_id()])
             """What an unknown token decodes to."""
         except (RuntimeError, ValueError, IndexError) as error:
+            reason = _INTERNAL.sub("", str(error).strip().rstrip("."))
+            because = f" ({reason})" if reason else ""
             raise TokenizerError(
-                f"{source}: corrupt, or not a sentencepiece model ({str(error).strip()}); get the file again"
+                f"{source}: corrupt, or not a sentencepiece model{because}; get the file again"
             ) from error
         super().__init__(source, size, required_size)
         bos_id = self._model.bos_id() if special.bos_id is None else special.bos_id

@@ -6,8 +6,8 @@ TokenizerErrors is raised.
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
@@ -21,14 +21,14 @@ class SpecialTokens:
     Attributes:
         bos_id: the id that begins a text.
         eos_id: the id that ends a text.
-        end_ids: other ids that end an answer.
+        end_ids: other ids that end an answer, each with the file that names it.
         add_bos: whether the BOS is added to a text.
         add_eos: whether the EOS is added to a text.
     """
 
     bos_id: int | None = None
     eos_id: int | None = None
-    end_ids: tuple[int, ...] = ()
+    end_ids: Mapping[int, str] = field(default_factory=dict)
     add_bos: bool | None = None
     add_eos: bool | None = None
 
@@ -57,7 +57,7 @@ class Tokenizer(ABC):
         self._before: list[int] = []
         self._after: list[int] = []
 
-    def _set_special(self, bos_id: int | None, eos_id: int | None, end_ids: Iterable[int]) -> None:
+    def _set_special(self, bos_id: int | None, eos_id: int | None, end_ids: Mapping[int, str]) -> None:
         """Sets the special tokens.
 
         Raises:
@@ -65,7 +65,7 @@ class Tokenizer(ABC):
         """
         self.bos_id = None if bos_id is None else self.check_id(bos_id)
         self.eos_id = None if eos_id is None else self.check_id(eos_id)
-        ends = [self.check_id(token_id) for token_id in end_ids]
+        ends = [self.check_id(token_id, source) for token_id, source in end_ids.items()]
         self.eos_ids = frozenset(ends if self.eos_id is None else [self.eos_id, *ends])
 
     def _set_added(self, before: Sequence[int], after: Sequence[int]) -> None:
@@ -137,8 +137,12 @@ class Tokenizer(ABC):
             TokenizerError: the id is outside the vocabulary.
         """
 
-    def check_id(self, token_id: int) -> int:
+    def check_id(self, token_id: int, source: str | None = None) -> int:
         """`token_id` as a Python integer.
+
+        Args:
+            token_id: the id.
+            source: the file that names it, for messages; None: the tokenizer's own.
 
         Raises:
             TokenizerError: it is not an integer, or outside the vocabulary.
@@ -146,7 +150,9 @@ class Tokenizer(ABC):
         try:
             value = operator.index(token_id)
         except TypeError as error:
-            raise TokenizerError(f"{self.source}: expected a token id, got {token_id!r}") from error
+            raise TokenizerError(f"{source or self.source}: expected a token id, got {token_id!r}") from error
         if not 0 <= value < self.vocab_size:
-            raise TokenizerError(f"{self.source}: token id {value} is outside the vocabulary of {self.vocab_size}")
+            raise TokenizerError(
+                f"{source or self.source}: token id {value} is outside the vocabulary of {self.vocab_size}"
+            )
         return value

@@ -43,18 +43,18 @@ def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequ
         extra = _extra(file, used, ignored)
         also = f"; it holds, without use for the model: {_listed(extra)}" if extra else ""
         raise WeightsError(
-            f"{file.path}: {len(missing)} of {len(wanted)} tensors are missing: {_listed(names)}{also}{hint}"
+            f"{file.path}: lacks {len(missing)} of the model's {len(wanted)} tensors: {_listed(names)}{also}{hint}"
         )
     if wrong:
         raise WeightsError(
-            f"{file.path}: {len(wrong)} tensors have another shape or type than the model's: {_listed(wrong)}"
+            f"{file.path}: these tensors have another shape or type than the model's: {_listed(wrong)}"
             f"{hint or f'; {compile_command(file)}'}"
         )
     _check_formats(file, tensors, wanted)
     _check_coverage(file, tensors)
     if extra := _extra(file, used, ignored):
         raise WeightsError(
-            f"{file.path}: holds {len(extra)} tensors that the model has no use for: {_listed(extra)}; "
+            f"{file.path}: holds tensors that the model has no use for: {_listed(extra)}; "
             "the spec may lack something that these weights have, such as biases or an untied output; "
             f"{compile_command(file)}"
         )
@@ -78,7 +78,7 @@ def _check_formats(file: WeightFile, tensors: Iterable[TensorRows], wanted: dict
     ]
     if other:
         raise WeightsError(
-            f"{file.path}: {len(other)} tensors are in other formats than the artifact's: {_listed(other)}; quantised "
+            f"{file.path}: these tensors have another format than the artifact's: {_listed(other)}; quantised "
             f"weights are read in the very format that the spec says: {compile_command(file)}"
         )
 
@@ -97,7 +97,7 @@ def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
     wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
     if wrong:
         raise WeightsError(
-            f"{file.path}: {len(wrong)} tensors have the wrong shape: {_listed(wrong)}; {compile_command(file)}"
+            f"{file.path}: these tensors have the wrong shape: {_listed(wrong)}; {compile_command(file)}"
         )
 
 

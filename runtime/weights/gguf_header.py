@@ -23,7 +23,6 @@ from mlxr.runtime.weights.element_types import gguf_type
 from mlxr.runtime.weights.gguf_cursor import GgufCursor, GgufFault
 from mlxr.runtime.weights.stored_tensor import StoredTensor, is_possible, quoted
 
-MAGIC = b"GGUF"
 Scalar = bool | int | float | str
 MetadataValue = Scalar | list[bool] | list[int] | list[float] | list[str]
 
@@ -97,8 +96,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 def _scan(cursor: GgufCursor, path: Path, file_bytes: int) -> GgufHeader:
     magic = cursor.take(4, "the magic number")
-    if magic != MAGIC:
-        raise GgufFault(f"it begins with {magic!r}, expected {MAGIC!r}")
+    if magic != file_keys.GGUF_MAGIC:
+        raise GgufFault(f"it begins with {magic!r}, expected {file_keys.GGUF_MAGIC!r}")
     (version,) = cursor.unpack("I", "the version")
     if version & 0xFFFF == 0 and version:
         raise GgufFault("it is big-endian; only little-endian files can be read, convert it again on such a machine")

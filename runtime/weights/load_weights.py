@@ -114,17 +114,17 @@ def _load(
     plan_weights = [weight for weight, _ in jobs]
     check_tensors(file, plan_weights, [re.compile(pattern) for pattern in ignored_tensors])
     sizes = [weight.size_bytes if t == "u8" else prod(weight.shape) * t.size_bytes for weight, t in jobs]
-    mapped, told, end = MappedWeights(file), _Told(progress, sum(sizes)), 0
+    mapped, counter, end = MappedWeights(file), _ByteCounter(progress, sum(sizes)), 0
     loaded: dict[str, mx.array] = {}
     with ThreadPoolExecutor(min(usable_cpus(), _MOST_THREADS), "load weights") as pool:
         for (weight, dtype), size in zip(jobs, sizes, strict=True):
-            loaded[weight.name] = _load_one(weight, dtype, mapped, pool, told.add, make)
+            loaded[weight.name] = _load_one(weight, dtype, mapped, pool, counter.add, make)
             end += size
-            told.reach(end)  # a buffer may have gaps between its planes
+            counter.reach(end)  # a buffer may have gaps between its planes
     return loaded
 
 
-class _Told:
+class _ByteCounter:
     """Counts the bytes that are loaded, and reports them."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:

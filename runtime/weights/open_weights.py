@@ -6,8 +6,8 @@ with one of these, as Hugging Face has it. Pickled checkpoints are refused, beca
 
 from pathlib import Path
 
+from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
-from mlxr.runtime.weights.gguf_header import MAGIC
 from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
@@ -15,7 +15,6 @@ from mlxr.runtime.weights.weight_file import WeightFile
 
 INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def open_weights(path: str | Path) -> WeightFile:
@@ -26,9 +25,9 @@ def open_weights(path: str | Path) -> WeightFile:
     """
     path = _find_file(Path(path))
     suffix = path.suffix.lower()
-    if suffix in _PICKLE_SUFFIXES:
+    if suffix in file_keys.PICKLE_ENDINGS:
         raise WeightsError(_pickle_refusal(path))
-    if suffix == ".gguf" or _first_bytes(path) == MAGIC:
+    if suffix == ".gguf" or _first_bytes(path) == file_keys.GGUF_MAGIC:
         header = read_gguf_model(path)
         return WeightFile(path, "gguf", header.tensors, header.metadata)
     if suffix == ".safetensors":
@@ -73,7 +72,7 @@ def _find_in_folder(folder: Path) -> Path:
             raise WeightsError(
                 f"{folder}: holds {len(matching)} {suffix} files and no {INDEX_NAME}; name the one to load: {names}"
             )
-    pickles = [file for file in files if file.suffix.lower() in _PICKLE_SUFFIXES]
+    pickles = [file for file in files if file.suffix.lower() in file_keys.PICKLE_ENDINGS]
     if pickles:
         raise WeightsError(_pickle_refusal(pickles[0]))
     raise WeightsError(f"{folder}: holds no weights; expected {_SINGLE_NAME}, {INDEX_NAME} or a .gguf file")
@@ -91,6 +90,6 @@ def _pickle_refusal(path: Path) -> str:
 def _first_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
-            return stream.read(len(MAGIC))
+            return stream.read(len(file_keys.GGUF_MAGIC))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error

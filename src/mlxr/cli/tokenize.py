@@ -8,6 +8,7 @@ from pathlib import Path
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.text.plural import counted
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         for token_id in ids:
             print(f"{token_id:>7}  {tokenizer.token_text(token_id)!r}")
     if not args.json:
-        print(f"{len(ids)} tokens of {len(text)} characters", file=sys.stderr)
+        print(f"{counted(len(ids), 'token')} of {counted(len(text), 'character')}", file=sys.stderr)
     return 0
 
 

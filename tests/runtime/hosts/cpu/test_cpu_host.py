@@ -259,7 +259,7 @@ def test_files_and_memory_give_the_same_bits(tmp_path: Path, attention: str) -> 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, artifact_of(**MIXED))
     other = artifact_of(**MIXED | {"model__vocab_size": 62})
-    with pytest.raises(WeightsError, match="tensors have another shape or type"):
+    with pytest.raises(WeightsError, match="these tensors have another shape or type"):
         CpuHost.from_file(other, open_weights(file), Arena(other.plan.arena))
 
 
