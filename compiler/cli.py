@@ -6,20 +6,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxr.compiler.artifact.artifact import Artifact
+from mlxr.compiler.artifact.c_library import CLibrary
+from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Program
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import launches_of
-from mlxr.compiler.artifact.target_types import TARGETS, Target
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.command.guard import guarded
 from mlxr.compiler.command.parser import CommandParser
 from mlxr.compiler.command.type_options import add_type_arguments, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
-from mlxr.compiler.passes.pipeline import STEPS
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
+from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 from mlxr.compiler.version import VERSION
@@ -73,7 +76,7 @@ def run(argv: Sequence[str] | None) -> int:
     return 0
 
 
-def _targets(text: str) -> tuple[Target, ...]:
+def _targets(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in TARGETS]
     if unknown:
@@ -84,26 +87,18 @@ def _targets(text: str) -> tuple[Target, ...]:
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     """The summary for programs."""
     plan = compilation.artifact.plan
+    metal, cpu = plan.programs.get("metal"), plan.programs.get("cpu")  # the keys of this JSON are of these two
     return {
         "name": compilation.artifact.spec.name,
         "artifact": str(output) if output else None,
         "digest": compilation.artifact.digest,
         "targets": list(plan.targets),
         "chip": compilation.artifact.chip.name,
-        "kernels": [kernel.name for kernel in plan.kernels],
-        "launches": {step.name: launches_of(plan, step) for step in plan.steps},
-        "memory": _memory(plan.memory),
+        "kernels": [kernel.name for kernel in metal.kernels] if metal else [],
+        "launches": _launches(plan, metal) if metal else {},
+        "memory": _memory(plan.first.memory),
         "needed_bytes": plan.largest_memory.total_bytes,
-        "cpu": {
-            "file": plan.cpu.file,
-            "compute": plan.cpu.compute,
-            "kernels": [kernel.name for kernel in plan.cpu.kernels],
-            "launches": {step.name: len(step.launches) for step in plan.cpu.steps},
-            "memory": _memory(plan.cpu.memory),
-            "bytes_per_thread": plan.cpu.thread_bytes,
-        }
-        if plan.cpu
-        else None,
+        "cpu": _c_program(plan, cpu, cpu.library) if cpu and cpu.library else None,
         "arena": {
             "mode": plan.arena.mode,
             "layout": plan.arena.layout,
@@ -116,6 +111,22 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     }
 
 
+def _c_program(plan: Plan, program: Program, library: CLibrary) -> dict[str, object]:
+    (file,) = program.files
+    return {
+        "file": file,
+        "compute": library.compute,
+        "kernels": [kernel.name for kernel in program.kernels],
+        "launches": _launches(plan, program),
+        "memory": _memory(program.memory),
+        "bytes_per_thread": library.thread_bytes,
+    }
+
+
+def _launches(plan: Plan, program: Program) -> dict[str, int]:
+    return {phase.name: launches_of(plan, phase) for phase in program.phases}
+
+
 def _memory(memory: MemoryPlan) -> dict[str, object]:
     return memory.model_dump() | {"total_bytes": memory.total_bytes}
 
@@ -123,27 +134,22 @@ def _memory(memory: MemoryPlan) -> dict[str, object]:
 def describe(compilation: Compilation, output: Path | None) -> str:
     """The summary for people."""
     artifact, plan = compilation.artifact, compilation.artifact.plan
-    model, arena, memory = artifact.spec.model, plan.arena, plan.memory
+    model, arena, memory = artifact.spec.model, plan.arena, plan.first.memory
     attention = model.attention
-    ops = {name: len(artifact.graph(name)) for name in ("source", *STEPS)}
+    ops = {name: len(artifact.graph(name)) for name in ("source", *PHASES)}
     sequences = counted(arena.max_sequences, "sequence")
     whole = arena.num_blocks // arena.max_blocks_per_sequence
     few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
     formats = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
-    caches = {str(types.cache): types for types in plan.types}
-    cache = ", ".join(f"{name} ({types.target})" if len(caches) > 1 else name for name, types in caches.items())
+    caches = {str(program.types.cache): target for target, program in plan.programs.items()}
+    cache = ", ".join(f"{name} ({target})" if len(caches) > 1 else name for name, target in caches.items())
     lines = [
         f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
         f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
         f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
     ]
-    if "metal" in plan.targets:
-        lines.append(f"  metal    {len(plan.kernels)} kernels, geometry for {artifact.chip.title}")
-    if plan.cpu:
-        lines.append(
-            f"  cpu      {len(plan.cpu.kernels)} functions of C in {plan.cpu.file}, compute {plan.cpu.compute}"
-        )
+    lines += [f"  {target:<8} {_sources(artifact, program)}" for target, program in plan.programs.items()]
     lines += [
         f"  weights  {size(memory.weights_bytes)}, {formats}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
@@ -155,18 +161,25 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     return "\n".join(lines)
 
 
+def _sources(artifact: Artifact, program: Program) -> str:
+    """What was generated for a target."""
+    if program.library is None:
+        return f"{len(program.kernels)} kernels, geometry for {artifact.chip.title}"
+    return f"{len(program.kernels)} functions of C in {program.files[0]}, compute {program.library.compute}"
+
+
 def _totals(plan: Plan) -> str:
     """The memory that each target needs; a budget counts the largest."""
-    texts = [f"{size(plan.memory.total_bytes)} (metal)"] if "metal" in plan.targets else []
-    return ", ".join([*texts, f"{size(plan.cpu.memory.total_bytes)} (cpu)"] if plan.cpu else texts)
+    return ", ".join(f"{size(program.memory.total_bytes)} ({target})" for target, program in plan.programs.items())
 
 
 def _scratch(plan: Plan) -> str:
     """The activations of each target, whose hosts differ in how they hold them."""
-    texts = [f"{size(plan.memory.activation_bytes)} of activations (metal)"] if "metal" in plan.targets else []
-    if plan.cpu:
-        first = plan.cpu.memory.activation_bytes
-        texts.append(f"{size(first)} (cpu, and {size(plan.cpu.thread_bytes)} more for each thread after the first)")
+    texts = []
+    for target, program in plan.programs.items():
+        activations, library = size(program.memory.activation_bytes), program.library
+        threads = f", and {size(library.thread_bytes)} more for each thread after the first" if library else ""
+        texts.append(f"{activations}{'' if library else ' of activations'} ({target}{threads})")
     return ", ".join(texts)
 
 

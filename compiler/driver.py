@@ -12,23 +12,23 @@ from pydantic import ValidationError
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.manifest import CHIP, PLAN, SPEC
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.target_types import TARGETS, Target, TargetTypes
+from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.passes.pipeline import STEPS, PassRecord, passes_of, run_passes
-from mlxr.compiler.passes.pipeline import Step as StepName
+from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
-from mlxr.compiler.schedule.make_plan import make_plan
 from mlxr.compiler.schedule.memory import arena_geometry
-from mlxr.compiler.schedule.target_types import target_types
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.targets.metal.render import Provenance
+from mlxr.compiler.targets.make_plan import make_plan
+from mlxr.compiler.targets.provenance import Provenance
+from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.version import VERSION
 
@@ -40,14 +40,14 @@ class Compilation:
     """An artifact and how it came about."""
 
     artifact: Artifact
-    passes: dict[StepName, list[PassRecord]]
+    passes: dict[PhaseName, list[PassRecord]]
     time_us: float
 
 
 def compile_spec(
     spec: ModelSpec,
     geometry: Geometry | None = None,
-    targets: Sequence[Target] | None = None,
+    targets: Sequence[str] | None = None,
     chip: Chip | None = None,
 ) -> Compilation:
     """Compiles a spec.
@@ -66,10 +66,10 @@ def compile_spec(
     start = time.perf_counter()
     chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
     table = GeometryTable(geometry or Geometry(), chip.geometry)
-    types = target_types(spec, chip.half, targets)
+    types = [TARGETS[target].types(spec, chip.half) for target in targets]
     plan, sources, graphs, records = _plan(spec, table, types)
     _check_budget(spec, plan, table)
-    files = {SPEC: dump_spec(spec), PLAN: plan.model_dump_json(indent=1) + "\n"}
+    files = {SPEC: dump_spec(spec), PLAN: plan.model_dump_json(indent=1, exclude_defaults=True) + "\n"}
     files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     for name, graph in graphs.items():
         files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"
@@ -80,36 +80,37 @@ def compile_spec(
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
 
 
-def choose_targets(wanted: Sequence[Target] | None) -> tuple[Target, ...]:
+def choose_targets(wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The targets to generate code for, in order: those wanted, or all."""
     return tuple(target for target in TARGETS if wanted is None or target in wanted)
 
 
 def _plan(
     spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
-) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[StepName, list[PassRecord]]]:
+) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[PhaseName, list[PassRecord]]]:
     first = types[0]
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
     cache = spec.cache.model_copy(update={"dtype": str(first.cache)})
     spec = spec.model_copy(update={"activation_dtype": str(first.activations), "cache": cache})
     arena = arena_geometry(spec, table, [one.cache for one in types])
     source = build_graph(spec, arena)
-    graphs: dict[StepName, OpGraph] = {}
-    records: dict[StepName, list[PassRecord]] = {}
-    for step in STEPS:
-        graphs[step], records[step] = run_passes(source, passes_of(step))
+    graphs: dict[PhaseName, OpGraph] = {}
+    records: dict[PhaseName, list[PassRecord]] = {}
+    for phase in PHASES:
+        graphs[phase], records[phase] = run_passes(source, passes_of(phase))
     plan, sources = make_plan(spec, arena, source, graphs, table, types, origin)
-    return plan, sources, {"source": source} | {str(step): graph for step, graph in graphs.items()}, records
+    return plan, sources, {"source": source} | {str(phase): graph for phase, graph in graphs.items()}, records
 
 
 def _check_budget(spec: ModelSpec, plan: Plan, table: GeometryTable) -> None:
     memory, budget = plan.largest_memory, spec.memory_budget
     if budget is None or memory.total_bytes <= budget:
         return
+    types = [program.types for program in plan.programs.values()]
     raise BudgetError(
         f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
         f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, plan.types)}"
+        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, types)}"
     )
 
 

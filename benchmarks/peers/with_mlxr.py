@@ -34,8 +34,7 @@ class Mlxr(Engine):
         self._model = Model(artifact, source, host="cpu", threads=options["threads"])
         self._sequences: dict[int, Sequences] = {}
         plan = artifact.plan
-        assert plan.cpu is not None, "host cpu runs it"
-        memory = plan.cpu.memory
+        memory = plan.programs["cpu"].memory
         return {"version": f"mlxr {VERSION}", "planned_bytes": memory.weights_bytes + memory.arena_bytes}
 
     def _of(self, batch: int) -> Sequences:

@@ -3,7 +3,7 @@
     manifest.json           format, version, and the SHA-256 of every other file
     spec.yaml               the spec as resolved
     graph.source.json/.txt  the op graph as built; graph.decode and graph.prefill: after the passes
-    plan.json               launches, buffers, weights, arena geometry, memory
+    plan.json               a program for each target: launches, buffers, arena, memory; and the weights
     chip.json               the chip that launch geometry was chosen for: its figures and rules
     tuning.json             where the rules were measured: by `mlxr tune`, with the times of all candidates
     kernels/NAME.metal      one complete Metal file per kernel (target metal)
@@ -14,17 +14,19 @@ Same spec, same bytes. An artifact appears whole or not at all; one that was cha
 """
 
 from mlxr.compiler.artifact.artifact import Artifact
-from mlxr.compiler.artifact.c_program import CpuLaunch, CpuProgram, CpuStep, CpuTensor
+from mlxr.compiler.artifact.c_library import CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
-from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, StepKernelEntry, StepsAsLaunches
-from mlxr.compiler.artifact.target_types import TARGETS, Target, TargetTypes
+from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys
@@ -44,19 +46,17 @@ __all__ = [
     "K_ARENA",
     "LAYERS",
     "PANEL_ROWS",
-    "TARGETS",
+    "PHASES",
     "TUNING",
     "V_ARENA",
     "Affine",
     "ArenaGeometry",
     "Artifact",
     "BatchDim",
+    "CLibrary",
+    "CTensor",
     "Chip",
     "Condition",
-    "CpuLaunch",
-    "CpuProgram",
-    "CpuStep",
-    "CpuTensor",
     "DType",
     "Extent",
     "KernelEntry",
@@ -65,14 +65,15 @@ __all__ = [
     "ModelSpec",
     "Op",
     "OpGraph",
+    "Phase",
+    "PhaseName",
     "Plan",
+    "Program",
     "Recipe",
     "Rows",
     "Segment",
-    "Step",
     "StepKernelEntry",
     "StepsAsLaunches",
-    "Target",
     "TargetTypes",
     "TensorSource",
     "Value",

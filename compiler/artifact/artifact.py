@@ -1,6 +1,5 @@
 """An artifact in memory."""
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PLAN, SPEC, digest_o
 from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.writer import write_files
-from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -48,46 +46,36 @@ class Artifact:
         """The op graph `source`, `decode` or `prefill`."""
         return OpGraph.from_json(json.loads(self.files[f"graph.{name}.json"]))
 
-    def kernel_text(self, name: str) -> str:
-        """The complete Metal text of a kernel.
+    def source(self, target: str) -> str:
+        """The text of a program that is one file, as that of target cpu.
 
         Raises:
-            ArtifactError: there is no kernel of that name.
+            ArtifactError: the artifact was compiled without that target.
         """
-        return self.files[self.kernel_entry(name).file]
+        (file,) = self.plan.program(target).files
+        return self.files[file]
+
+    def kernel_text(self, name: str, target: str | None = None) -> str:
+        """The text of the file that holds a kernel; see `kernel_entry`."""
+        return self.files[self.kernel_entry(name, target).file]
 
     def kernel_sections(self, name: str) -> tuple[str, str]:
-        """Header and body of a kernel, as MLX's `metal_kernel` takes them."""
+        """Header and body of a kernel in Metal, as MLX's `metal_kernel` takes them; see `kernel_entry`."""
         text = self.kernel_text(name)
         return header_of(text), body_of(text)
 
-    @property
-    def cpu_source(self) -> str:
-        """The C text.
+    def kernel_entry(self, name: str, target: str | None = None) -> KernelEntry:
+        """The plan's entry of a kernel.
+
+        Args:
+            name: its full name, or its label where only one kernel of the program has that.
+            target: whose program it is of; None: the first.
 
         Raises:
-            ArtifactError: the artifact was compiled without the cpu target.
+            ArtifactError: there is no such program or kernel, or there are several.
         """
-        if self.plan.cpu is None:
-            raise ArtifactError("the artifact has no target cpu; compile it with mlxr-compile --target cpu")
-        return self.files[self.plan.cpu.file]
-
-    def kernel_entry(self, name: str) -> KernelEntry:
-        """The plan's entry of a kernel, by its full name or by its label when only one kernel has it.
-
-        Raises:
-            ArtifactError: there is no such kernel, or several.
-        """
-        found = [k for k in self.plan.kernels if name in (k.name, k.label)]
-        if len(found) > 1:
-            names = ", ".join(k.name for k in found)
-            raise ArtifactError(f"the artifact has several kernels named {name!r}; give one's full name: {names}")
-        if not found:
-            labels = list(dict.fromkeys(k.label for k in self.plan.kernels))
-            like = difflib.get_close_matches(name, [*labels, *(k.name for k in self.plan.kernels)], 1)
-            hint = f"; did you mean {like[0]!r}?" if like else "."
-            raise ArtifactError(f"the artifact has no kernel named {name!r}{hint} It has {', '.join(labels)}")
-        return found[0]
+        program = self.plan.first if target is None else self.plan.program(target)
+        return program.find_kernel(name)
 
     @cached_property
     def digest(self) -> str:

@@ -13,9 +13,15 @@ class KernelPort(Record):
 
 
 class KernelEntry(Record):
-    """A generated kernel: its file holds the complete Metal text.
+    """A generated kernel.
 
     Attributes:
+        name: unique; its label and a hash of its text.
+        label: what it is for, for people.
+        file: the source that holds it; of target metal the kernel's own.
+        inputs, outputs: its buffer parameters, in order.
+        threads: threads of a threadgroup; 0 where the host chooses how many threads run it.
+        threadgroup_bytes: memory that the threads of a threadgroup share.
         chosen: its launch geometry; None of kernels that have none to choose.
     """
 
@@ -24,6 +30,6 @@ class KernelEntry(Record):
     file: str
     inputs: tuple[KernelPort, ...]
     outputs: tuple[KernelPort, ...]
-    threads: int
-    threadgroup_bytes: int
+    threads: int = 0
+    threadgroup_bytes: int = 0
     chosen: ChosenGeometry | None = None

@@ -55,12 +55,19 @@ class Condition(Record):
         return f"{self.dim} <= {self.maximum}" if not self.minimum else f"{self.minimum}..{self.maximum} {self.dim}"
 
 
+ONE = Extent()
+ROWS_WANTED = Condition(dim="rows", minimum=1)
+"""Of launches that only logits need: the batch asks for some."""
+
+
 class Launch(Record):
     """One launch of a kernel.
 
     Attributes:
         op: the graph's op that it computes, wholly or in part; of one that feeds several ops the first of them.
+        layer: the layer that the op belongs to; None outside of the layers.
         inputs, outputs: buffers for the kernel's ports, in order.
+        threadgroups: the grid; one threadgroup of kernels that all threads of a host share.
         when: runs only if it holds.
         mlx: when all of these hold, hosts whose kernels MLX launches run the op as MLX ops instead (large matmuls and
             attention of long chunks, where MLX's matrix kernels win); empty: always the kernel.
@@ -70,9 +77,10 @@ class Launch(Record):
 
     op: str
     kernel: str
+    layer: int | None = None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    threadgroups: tuple[Extent, Extent, Extent]
+    threadgroups: tuple[Extent, Extent, Extent] = (ONE, ONE, ONE)
     when: Condition | None = None
     mlx: tuple[Condition, ...] = ()
     mlx_inputs: tuple[tuple[str, str], ...] = ()

@@ -50,9 +50,7 @@ def _load(folder: Path) -> Artifact:
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
-        plan = artifact.plan
-        named = [kernel.file for kernel in plan.kernels] + [kernel.file for kernel in plan.step_kernels]
-        named += [plan.cpu.file] if plan.cpu else []
+        named = [name for program in artifact.plan.programs.values() for name in program.files]
         absent = [name for name in named if name not in artifact.files]
     except ValidationError as error:
         raise ArtifactError(

@@ -1,4 +1,4 @@
-"""Records that every target's part of the plan is made of."""
+"""The base of the plan's records, and the smallest of them."""
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.record import Record
@@ -7,7 +7,7 @@ __all__ = ["Buffer", "MemoryPlan", "Record"]
 
 
 class Buffer(Record):
-    """An activation of a step; `offset_bytes` is its place in the step's activation memory."""
+    """What passes between launches of a phase; `offset_bytes` is its place in the phase's activation memory."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -17,7 +17,7 @@ class Buffer(Record):
 
 
 class MemoryPlan(Record):
-    """Bytes needed before anything is loaded. Activations are the larger of the two steps."""
+    """Bytes needed before anything is loaded. Activations are those of the larger phase."""
 
     weights_bytes: int
     arena_bytes: int

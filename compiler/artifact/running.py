@@ -1,9 +1,10 @@
-"""Which launches of a step run for a batch: some have conditions, and some are MLX's on hosts that have it."""
+"""Which launches of a phase run for a batch: some have conditions, and some are MLX's on hosts that have it."""
 
 from collections.abc import Mapping
 
 from mlxr.compiler.artifact.launch import BatchDim, Launch
-from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Phase
 
 
 def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:
@@ -24,7 +25,7 @@ def runs(launch: Launch, dims: Mapping[BatchDim, int]) -> bool:
     return not launch.feeds_mlx and (launch.when is None or launch.when.holds(dims))
 
 
-def launches_of(plan: Plan, step: Step) -> int:
-    """How many launches one sequence's step has: of decode one token, of prefill the largest chunk."""
-    dims = decode_dims(1, plan.whole_context) if step.name == "decode" else chunk_dims(plan)
-    return sum(runs(launch, dims) for launch in step.launches)
+def launches_of(plan: Plan, phase: Phase) -> int:
+    """How many launches a step of one sequence has: of decode one token, of prefill the largest chunk."""
+    dims = decode_dims(1, plan.whole_context) if phase.name == "decode" else chunk_dims(plan)
+    return sum(runs(launch, dims) for launch in phase.launches)

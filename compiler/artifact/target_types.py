@@ -1,25 +1,20 @@
 """The element types of a target's activations and cache, with the reasons."""
 
-from typing import Literal
-
 from mlxr.compiler.artifact.record import Record
 from mlxr.compiler.formats.dtypes import DType
-
-Target = Literal["metal", "cpu"]
-TARGETS: tuple[Target, ...] = ("metal", "cpu")
 
 
 class TargetTypes(Record):
     """The types of one target.
 
     Attributes:
-        target: `metal` (hosts metal, cuda, sim and reference) or `cpu`.
+        target: its name: `metal` (hosts metal, cuda and sim), `cpu`, ...
         activations: of what passes between kernels; sums are in f32.
         cache: of keys and values.
         activations_because, cache_because: why, for people.
     """
 
-    target: Target
+    target: str
     activations: DType
     cache: DType
     activations_because: str

@@ -4,8 +4,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.verify import verify
@@ -23,9 +23,6 @@ from mlxr.compiler.passes.merge_qkv import MergeQkv
 from mlxr.compiler.passes.order_arena import OrderArena
 from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
 
-Step = Literal["decode", "prefill"]
-STEPS: tuple[Step, ...] = ("decode", "prefill")
-
 
 @dataclass(frozen=True)
 class PassRecord:
@@ -37,8 +34,8 @@ class PassRecord:
     time_us: float
 
 
-def passes_of(step: Step) -> list[Pass]:
-    """The passes of a step's pipeline, in order."""
+def passes_of(phase: PhaseName) -> list[Pass]:
+    """The passes of a phase's pipeline, in order."""
     return [
         LastTokenLogits(),
         MergeQkv(),  # before FuseNorm: one consumer of the norm instead of three
@@ -49,7 +46,7 @@ def passes_of(step: Step) -> list[Pass]:
         FuseExperts(),  # before FuseResidual
         FuseResidual(),
         FuseQkNorm(),  # needs MergeQkv's split
-        FuseAttention(step),  # likewise, and what FuseQkNorm leaves between it and the attention
+        FuseAttention(phase),  # likewise, and what FuseQkNorm leaves between it and the attention
         RemoveDeadOps(),
         OrderArena(),  # last: it chains the accesses that are left, in their final order
     ]

@@ -1,46 +1,52 @@
-"""The plan's verifier: what must hold of the launches, whatever made them."""
+"""The verifier of programs: what must hold of the launches of any target."""
 
 from itertools import product
 
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Launch
-from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.ir.buffers import ARENA_TOKEN
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, layer_buffer
 
-_ARENAS = ("k_arena", "v_arena")
 _BATCH = frozenset(
     ("token_ids", "positions", "slots", "query_start", "context_lens", "block_tables", "logit_rows", "query_tiles")
 )
+_TOKEN_OUT = "token_out"
+"""The port of a kernel that makes the arena's next token, which has no place in activation memory."""
 
 
 def check_plan(plan: Plan) -> None:
-    """Checks buffers, conditions and arena order of both steps.
+    """Checks buffers, conditions and arena order of each program.
 
-    1. A launch binds as many buffers as its kernel has, reads only what was made, and binds the arena once.
+    1. A launch binds as many buffers as its kernel has, reads only what was made before it, makes only what has a place
+       or is returned, and binds the arena once.
     2. Launches that make one buffer exclude each other and together run for every batch; all that is made is used.
-    3. Every launch that accesses the arena binds the token of the access before it, and makes the next one.
+    3. Every launch that binds the arena binds the token of the access before it, and makes the next one.
     4. What MLX ops take instead of a launch is made before it by one launch that feeds them, under the same conditions,
        and which makes nothing else, save what the launch makes too. All launches of an op under these conditions take
        the same; and what they take for a weight is unpacked from that weight.
 
     Raises:
-        PlanError: naming the step, the launch and the rule.
+        PlanError: naming the target, the phase, the launch and the rule.
     """
-    kernels = {kernel.name: kernel for kernel in plan.kernels}
-    known = {w.name for w in plan.weights} | _BATCH | {"dims", ARENA_TOKEN, *_ARENAS}
-    known |= {f"layer.{i}" for i in range(plan.num_layers)}
-    for step in plan.steps:
-        try:
-            _check_step(step, kernels, known)
-        except PlanError as error:
-            raise PlanError(f"{error} [step {step.name}]") from None
+    known = _BATCH | {"dims", ARENA_TOKEN, *ARENAS} | {layer_buffer(i) for i in range(plan.num_layers)}
+    weights = {weight.name for weight in plan.weights}
+    for target, program in plan.programs.items():
+        own = {tensor.name for tensor in program.library.tensors} if program.library else weights
+        for phase in program.phases:
+            try:
+                _check_phase(phase, program, known | own)
+            except PlanError as error:
+                raise PlanError(f"{error} [target {target}, phase {phase.name}]") from None
 
 
-def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) -> None:
+def _check_phase(phase: Phase, program: Program, known: frozenset[str]) -> None:
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    placed = {buffer.name for buffer in phase.buffers}.union(phase.outputs)
     made: dict[str, list[Launch]] = {}
     last, before, last_op = ARENA_TOKEN, ARENA_TOKEN, ""
-    for launch in step.launches:
+    for launch in phase.launches:
         kernel = kernels[launch.kernel]
         who = f"launch of {launch.kernel} for {launch.op}"
         if len(launch.inputs) != len(kernel.inputs) or len(launch.outputs) != len(kernel.outputs):
@@ -48,7 +54,11 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
         for name in launch.inputs:
             if name not in known and name not in made:
                 raise PlanError(f"{who} reads {name!r}, which nothing made")
-        arenas = [name for name in launch.inputs if name in _ARENAS]
+        makes = dict(zip((port.name for port in kernel.outputs), launch.outputs, strict=True))
+        for port, name in makes.items():
+            if port != _TOKEN_OUT and name not in placed:
+                raise PlanError(f"{who} makes {name!r}, which has no place")
+        arenas = [name for name in launch.inputs if name in ARENAS]
         if len(arenas) != len(set(arenas)):
             raise PlanError(f"{who} binds an arena twice")
         if arenas:
@@ -57,37 +67,36 @@ def _check_step(step: Step, kernels: dict[str, KernelEntry], known: set[str]) ->
             bound = dict(zip((port.name for port in kernel.inputs), launch.inputs, strict=True)).get("token")
             if bound != before:
                 raise PlanError(f"{who} accesses the arena with token {bound!r}; the last access made {before!r}")
-            makes = dict(zip((port.name for port in kernel.outputs), launch.outputs, strict=True))
-            if "token_out" not in makes:
+            if _TOKEN_OUT not in makes:
                 raise PlanError(f"{who} accesses the arena but makes no token")
-            last = makes["token_out"]
+            last = makes[_TOKEN_OUT]
         if launch.feeds_mlx:
             continue
         for name in launch.outputs:
             made.setdefault(name, []).append(launch)
-    _check_feeds(step, kernels)
-    for name in step.outputs:
+    _check_feeds(phase, kernels)
+    for name in phase.outputs:
         if name not in made:
-            raise PlanError(f"the step returns {name!r}, which no launch makes")
-    if last != ARENA_TOKEN and last not in step.outputs:
-        raise PlanError(f"the step does not return its last arena token {last!r}")
+            raise PlanError(f"the phase returns {name!r}, which no launch makes")
+    if last != ARENA_TOKEN and last not in phase.outputs:
+        raise PlanError(f"the phase does not return its last arena token {last!r}")
     readers: dict[str, list[Launch]] = {}
-    for launch in step.launches:
+    for launch in phase.launches:
         for name in launch.inputs:
             readers.setdefault(name, []).append(launch)
     for name, makers in made.items():
-        if name not in readers and name not in step.outputs:
+        if name not in readers and name not in phase.outputs:
             raise PlanError(f"launch of {makers[0].kernel} makes {name!r}, which nothing reads")
         _check_makers(name, makers, readers.get(name, []))
 
 
-def _check_feeds(step: Step, kernels: dict[str, KernelEntry]) -> None:
+def _check_feeds(phase: Phase, kernels: dict[str, KernelEntry]) -> None:
     """Raises PlanError unless rule 4 holds."""
     unpacked: dict[tuple[tuple[Condition, ...], str], str] = {}
     made: dict[tuple[Condition, ...], set[str]] = {}
     used: dict[tuple[Condition, ...], set[str]] = {}
     taken: dict[tuple[str, tuple[Condition, ...]], set[str]] = {}
-    for launch in step.launches:
+    for launch in phase.launches:
         who = f"launch of {launch.kernel} for {launch.op}"
         if launch.feeds_mlx:
             if not launch.mlx or launch.when is not None:

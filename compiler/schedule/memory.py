@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.artifact.record import Buffer
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import BudgetError
@@ -14,6 +14,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import ArenaSizes, ChunkSizes
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.spec.fields import INT32_MAX
 from mlxr.compiler.spec.model import ModelSpec
 
@@ -87,27 +88,21 @@ def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
     return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
 
 
+def batch_limits(spec: ModelSpec, phase: PhaseName, max_tokens: int, max_rows: int) -> dict[str, int]:
+    """The largest batch of a phase, by symbolic dim; of decode one token and one row of each sequence."""
+    seqs = spec.cache.max_sequences
+    tokens = seqs if phase == "decode" else max_tokens
+    rows = seqs if phase == "decode" else max_rows
+    return {"tokens": tokens, "seqs": seqs, "seqs+1": seqs + 1, "rows": rows}
+
+
 def size_bytes(shape: Shape, dtype: DType, limits: Mapping[str, int]) -> int:
     """Bytes of a buffer at the largest batch."""
     return math.prod(limits[d] if isinstance(d, str) else d for d in shape) * dtype.size_bytes
 
 
-class Binding(Protocol):
-    """What binds buffers: a launch of any target."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Buffers that it reads."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Buffers that it makes."""
-        ...
-
-
 def place_activations(
-    drafts: Sequence[Binding],
+    launches: Sequence[PendingLaunch],
     shapes: Mapping[str, tuple[Shape, DType]],
     limits: Mapping[str, int],
     kept: Sequence[str],
@@ -122,16 +117,16 @@ def place_activations(
     """
     births: dict[str, int] = {}
     deaths: dict[str, int] = {}
-    for index, draft in enumerate(drafts):
-        for name in draft.outputs:
+    for index, launch in enumerate(launches):
+        for name in launch.outputs:
             if name in shapes:
                 births.setdefault(name, index)
                 deaths[name] = index
-        for name in draft.inputs:
+        for name in launch.reads:
             if name in births:
                 deaths[name] = index
     for name in kept:
-        deaths[name] = len(drafts)
+        deaths[name] = len(launches)
     buffers: list[Buffer] = []
     alive: list[tuple[int, Buffer]] = []
     total = 0

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact, Target, file_keys
+from mlxr.compiler.artifact import Artifact, file_keys
 from mlxr.compiler.errors import HostError, RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
@@ -88,8 +88,8 @@ class Model:
         said = GgufTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
         self._template_places.append(said if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
-        self.types = plan.types_of(target)
-        self.arena = Arena(plan.arena_of(self.types.target))
+        self.types = plan.programs[target].types
+        self.arena = Arena(plan.programs[target].arena)
         self.pager = Pager.from_geometry(plan.arena)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         if self.host.builds_late:
@@ -283,11 +283,10 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
         ) from error
 
 
-def _check_memory(artifact: Artifact, target: Target) -> None:
+def _check_memory(artifact: Artifact, target: str) -> None:
     """Refuses a model that does not fit into this machine's memory, before anything is loaded."""
     machine_bytes = device_memory_bytes()
-    plan = artifact.plan
-    memory = plan.cpu.memory if target == "cpu" and plan.cpu else plan.memory
+    memory = artifact.plan.programs[target].memory
     if memory.total_bytes > machine_bytes:
         raise HostError(
             f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "

@@ -9,7 +9,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Plan
+from mlxr.compiler.artifact import Plan, Program
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.pipeline import Samples, launch_step
 from mlxr.runtime.engine.sampling import Sampler, Sampling
@@ -31,7 +31,7 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
         HostError: a step cannot be built, or fails.
     """
     plan, counted = host.plan, host.launches.copy()
-    sizes = prompt_sizes(plan)
+    sizes = prompt_sizes(plan, host.program)
     contexts = decode_contexts(plan)
     total = len(sizes) + len(contexts)
     # The largest first: shorter prompts are more frequent, and what MLX caches for them should be the newest.
@@ -51,7 +51,7 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
     host.launches.update(counted)
 
 
-def prompt_sizes(plan: Plan) -> list[int]:
+def prompt_sizes(plan: Plan, program: Program) -> list[int]:
     """Lengths of prompts for which different things are built: all padded sizes, else one for each set of launches."""
     most = min(plan.max_tokens, plan.arena.context)
     if plan.padded_sizes:
@@ -59,7 +59,7 @@ def prompt_sizes(plan: Plan) -> list[int]:
         sizes = {size for size in plan.padded_sizes if size < plan.padded_tokens(most)} | {most}
     else:
         borders = {2, most}
-        for launch in plan.step("prefill").launches:
+        for launch in program.phase("prefill").launches:
             conditions = [*(launch.when.parts if launch.when else ()), *launch.mlx]
             for condition in (condition for condition in conditions if condition.dim == "tokens"):
                 borders |= {condition.minimum, (condition.maximum or 0) + 1}

@@ -1,13 +1,12 @@
-"""What the hosts that launch kernels share: a batch's arrays and dims, and which launches of a step run."""
+"""What the hosts that launch kernels share: a batch's arrays and dims, and which launches of a phase run."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import BatchDim, Launch, Plan, Step
+from mlxr.compiler.artifact import BatchDim, Launch, PhaseName, Plan
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.hosts.batch import Batch
 
@@ -15,8 +14,8 @@ Dims = Mapping[BatchDim, int]
 BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.array]
 
 
-def step_name(plan: Plan, batch: Batch) -> Literal["decode", "prefill"]:
-    """Which of the plan's two programs runs a batch.
+def phase_of(plan: Plan, batch: Batch) -> PhaseName:
+    """The phase that runs a batch.
 
     Raises:
         RequestError: the batch is larger than the plan's activation memory allows.
@@ -29,15 +28,6 @@ def step_name(plan: Plan, batch: Batch) -> Literal["decode", "prefill"]:
             + "; the plan's limits are {}, {} and {}".format(*limits)
         )
     return "decode" if batch.is_decode and batch.num_rows else "prefill"
-
-
-def step_of(plan: Plan, batch: Batch) -> Step:
-    """The launches that run a batch.
-
-    Raises:
-        RequestError: as `step_name`.
-    """
-    return plan.step(step_name(plan, batch))
 
 
 def batch_dims(batch: Batch) -> Dims:

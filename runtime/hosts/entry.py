@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlxr.compiler.artifact import Target
     from mlxr.runtime.hosts.host import Host
 
 
@@ -32,7 +31,7 @@ class HostEntry:
 
     name: str
     summary: str
-    target: "Target | None"
+    target: str | None
     load: "Callable[[], type[Host]]"
     check: Callable[[], None] = lambda: None
     rank: int = 100
@@ -42,10 +41,10 @@ class HostEntry:
     gpu_name: Callable[[], str] = lambda: ""
     cached: str = ""
 
-    def runs(self, targets: "Collection[Target]") -> bool:
+    def runs(self, targets: Collection[str]) -> bool:
         """Whether the host runs artifacts that have these targets."""
         return self.target is None or self.target in targets
 
-    def target_among(self, targets: "Collection[Target]") -> "Target":
+    def target_among(self, targets: Collection[str]) -> str:
         """The target whose types the host computes with: its own, or the first one of an artifact if it has none."""
         return next(iter(targets)) if self.target is None else self.target

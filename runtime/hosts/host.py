@@ -32,6 +32,8 @@ class Host(ABC):
     """
 
     name: ClassVar[str]
+    target: ClassVar[str | None] = None
+    """The target whose program it runs; None: it interprets the graph."""
     pipelines: ClassVar[bool] = False
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
     builds_late: ClassVar[bool] = False
@@ -46,6 +48,7 @@ class Host(ABC):
         """
         self.artifact = artifact
         self.plan = artifact.plan
+        self.program = self.plan.first if self.target is None else self.plan.program(self.target)
         self.arena = arena
         self.launches: Counter[str] = Counter()
         self.notes: tuple[str, ...] = ()

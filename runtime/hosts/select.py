@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from mlxr.compiler.artifact import TARGETS, Artifact, Target
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.entry import HostEntry
@@ -12,32 +12,32 @@ from mlxr.runtime.threads import num_threads
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
-def resolve_host(name: str, targets: Collection[Target] = TARGETS) -> HostEntry:
+def resolve_host(name: str, targets: Collection[str] | None = None) -> HostEntry:
     """The host of a name. `auto` is the first host in the list that runs the artifact and can run on this machine.
 
     Where no host can, `auto` is the last one that it may choose (cpu), whose check then says what is missing.
 
     Args:
         name: `auto` or the name of a host.
-        targets: the targets that the artifact has code for.
+        targets: the targets that the artifact has code for; None: every target.
 
     Raises:
         HostError: there is no host of that name.
     """
     if name == AUTO:
         *preferred, last = [entry for entry in hosts().values() if entry.auto]
-        return next((entry for entry in preferred if entry.runs(targets) and _can_run(entry)), last)
+        return next((entry for entry in preferred if _runs(entry, targets) and _can_run(entry)), last)
     if name not in hosts():
         raise HostError(f"there is no host {name!r}; hosts are {', '.join((AUTO, *hosts()))}")
     return hosts()[name]
 
 
-def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | None = None) -> HostEntry:
+def check_host(name: str, targets: Collection[str] | None = None, threads: int | None = None) -> HostEntry:
     """The host of a name, once it is certain, before anything is loaded, that it can run here.
 
     Args:
         name: `auto` or the name of a host.
-        targets: the targets that the artifact has code for.
+        targets: the targets that the artifact has code for; None: every target.
         threads: how many threads the user wants; None: the host's own choice.
 
     Raises:
@@ -45,7 +45,7 @@ def check_host(name: str, targets: Collection[Target] = TARGETS, threads: int | 
             threads.
     """
     entry = resolve_host(name, targets)
-    if not entry.runs(targets):
+    if targets is not None and not entry.runs(targets):
         raise HostError(
             f"host {entry.name} needs an artifact with target {entry.target}; this one has {', '.join(targets)}: "
             f"compile the spec with --target {entry.target}" + ("" if name == AUTO else ", or use --host auto")
@@ -107,3 +107,7 @@ def _can_run(entry: HostEntry) -> bool:
     except HostError:
         return False
     return True
+
+
+def _runs(entry: HostEntry, targets: Collection[str] | None) -> bool:
+    return targets is None or entry.runs(targets)

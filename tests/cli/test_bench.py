@@ -103,9 +103,8 @@ def test_on_the_cpu_host(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"model": "tiny-Q4_K_M", "host": "cpu", "threads": 1, "compute": "exact", "weights": "q4_k", "batch": 2}
     assert told.items() <= shown.items()
     assert shown["cache"] == "f16, paged", "two sequences share an arena"
-    program = mlxr.compile("storyteller").plan.cpu
-    assert program is not None
-    assert shown["launches_per_decode_step"] == len(program.step("decode").launches) - 4 * 5, "two layers, not six"
+    program = mlxr.compile("storyteller").plan.programs["cpu"]
+    assert shown["launches_per_decode_step"] == len(program.phase("decode").launches) - 4 * 5, "two layers, not six"
 
 
 @pytest.mark.long
@@ -261,7 +260,7 @@ def test_traffic_counts_each_weight_once_and_of_the_table_only_rows() -> None:
 
 def test_a_tied_table_is_read_whole() -> None:
     artifact = mlxr.compile("storyteller")
-    assert weight_bytes(artifact, "metal") == artifact.plan.memory.weights_bytes
+    assert weight_bytes(artifact, "metal") == artifact.plan.first.memory.weights_bytes
 
 
 def test_of_experts_only_the_chosen_are_read() -> None:

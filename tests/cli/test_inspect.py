@@ -35,7 +35,7 @@ def folder(artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_row_for_every_launch(folder: str, artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", folder, "--all-launches"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for step in artifact.plan.steps:
+    for step in artifact.plan.first.phases:
         for index, launch in enumerate(step.launches):
             row = [str(index), launch.op, launch.kernel, *" x ".join(map(str, launch.threadgroups)).split()]
             assert any(line.split()[: len(row)] == row for line in lines), f"{step.name} {index}: {launch.op}"
@@ -64,19 +64,19 @@ def test_json_has_every_launch_and_stable_keys(
         *("types", "chunk"),
     }
     plan = artifact.plan
-    steps = {step.name: [launch.op for launch in step.launches] for step in plan.steps}
+    steps = {step.name: [launch.op for launch in step.launches] for step in plan.first.phases}
     for name, ops in steps.items():
         assert [launch["op"] for launch in data["launches"] if launch["step"] == name] == ops
     assert set(data["launches"][0]) == {
         *("step", "index", "layer", "op", "op_kind", "kernel", "grid", "threads", "threadgroup_bytes", "when"),
         *("mlx", "feeds_mlx", "inputs", "outputs", "weight_bytes", "weight_bytes_per"),
     }
-    assert data["memory"]["total_bytes"] == plan.memory.total_bytes
+    assert data["memory"]["total_bytes"] == plan.first.memory.total_bytes
     assert data["launches_per_decode_token"] == [
         {"batch": "1 sequence", "launches": 12},
         {"batch": "3 sequences", "launches": 12},
     ]
-    assert [kernel["name"] for kernel in data["kernels"]] == [kernel.name for kernel in plan.kernels]
+    assert [kernel["name"] for kernel in data["kernels"]] == [kernel.name for kernel in plan.first.kernels]
     assert all(kernel["num_launches"] for kernel in data["kernels"])
     qkv = next(launch for launch in data["launches"] if launch["op"] == "layers.1.attention.qkv_projected")
     assert qkv["layer"] == 1
@@ -87,7 +87,7 @@ def test_json_has_every_launch_and_stable_keys(
 def test_a_kernel_is_shown_as_it_is(
     by: str, folder: str, artifact: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = artifact.plan.kernels[0]
+    entry = artifact.plan.first.kernels[0]
     assert main(["inspect", folder, "--kernel", getattr(entry, by)]) == 0
     assert capsys.readouterr().out == artifact.kernel_text(entry.name)
     assert main(["inspect", folder, "--kernel", entry.name, "--json"]) == 0

@@ -98,6 +98,6 @@ def test_big_things_print_as_a_line() -> None:
     artifact = mlxr.compile("storyteller")
     plan = artifact.plan
     assert str(artifact).startswith("<Artifact storyteller: ")
-    for one in (artifact, plan, plan.steps[0], plan.cpu):
+    for one in (artifact, plan, plan.first, plan.first.phases[0], plan.programs["cpu"]):
         for text in (str(one), repr(one)):
             assert len(text) < 100, text

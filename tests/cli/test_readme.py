@@ -40,7 +40,7 @@ def test_help_is_the_commands_own(
 def test_the_spec_in_the_readme_compiles() -> None:
     found = re.search(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
     assert found
-    assert mlxr.compile(parse_spec(found[1], "README.md")).plan.kernels
+    assert mlxr.compile(parse_spec(found[1], "README.md")).plan.first.kernels
 
 
 def test_the_python_in_the_readme_runs(

@@ -44,7 +44,7 @@ def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], art
     assert shown["prompt_tokens"] == len(golden["ids"])
     assert shown["finish_reason"] == "length"
     plan = load_artifact(artifact).plan
-    kernels = {"metal": plan.kernels, "cpu": plan.cpu.kernels if plan.cpu else ()}[shown["host"]]
+    kernels = plan.programs[shown["host"]].kernels
     assert set(shown["launches"]) == {kernel.name for kernel in kernels}
     assert shown["prefill_tokens_per_second"] > 0
     assert shown["decode_tokens_per_second"] > 0

@@ -56,7 +56,7 @@ def test_same_spec_same_bytes_for_any_hash_seed_and_folder(artifact: Artifact, t
 
 
 def test_a_kernel_file_holds_what_mlx_gets(artifact: Artifact) -> None:
-    for kernel in artifact.plan.kernels:
+    for kernel in artifact.plan.first.kernels:
         text = artifact.kernel_text(kernel.name)
         header, body = artifact.kernel_sections(kernel.name)
         assert (header, body) == (header_of(text), body_of(text))
@@ -203,12 +203,12 @@ def test_a_failure_half_way_keeps_the_old_artifact(
 
 
 def test_kernels_are_found_by_name_or_label(artifact: Artifact) -> None:
-    kernel = artifact.plan.kernels[0]
+    kernel = artifact.plan.first.kernels[0]
     assert artifact.kernel_entry(kernel.name) == artifact.kernel_entry(kernel.label) == kernel
     with pytest.raises(ArtifactError, match=f"no kernel named 'nope'. It has {kernel.label}"):
         artifact.kernel_text("nope")
     twin = kernel.model_copy(update={"name": f"{kernel.name}0"})
-    plan = artifact.plan.model_copy(update={"kernels": (*artifact.plan.kernels, twin)})
+    plan = artifact.plan.with_program("metal", kernels=(*artifact.plan.first.kernels, twin))
     several = Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
     assert several.kernel_entry(kernel.name) == kernel
     with pytest.raises(ArtifactError, match=f"several kernels named .*full name: {kernel.name}, {twin.name}"):

@@ -19,22 +19,22 @@ from mlxr_tests.storyteller import storyteller_spec
 def test_every_bundled_spec_compiles_within_its_budget(name: str) -> None:
     spec = load_spec(find_spec(name))
     plan = compile_spec(spec).artifact.plan
-    assert plan.memory.weights_bytes > 0
+    assert plan.first.memory.weights_bytes > 0
     if spec.memory_budget is not None:
-        assert plan.memory.total_bytes <= spec.memory_budget
+        assert plan.first.memory.total_bytes <= spec.memory_budget
 
 
 def test_memory_is_what_the_dims_say() -> None:
     plan = compile_spec(storyteller_spec(cache={"max_sequences": 4})).artifact.plan
     parameters = 17_832_448
-    assert plan.memory.weights_bytes == parameters * 4
-    assert plan.memory.arena_bytes == 2 * 6 * (4 * 1024) * 2 * 64 * 4
+    assert plan.first.memory.weights_bytes == parameters * 4
+    assert plan.first.memory.arena_bytes == 2 * 6 * (4 * 1024) * 2 * 64 * 4
     assert plan.arena.num_blocks == 4 * 1024 // 16
 
 
 def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
     four = {"max_sequences": 4}
-    whole = compile_spec(storyteller_spec(cache=four)).artifact.plan.memory
+    whole = compile_spec(storyteller_spec(cache=four)).artifact.plan.first.memory
     budget = whole.total_bytes - whole.arena_bytes // 2
     with pytest.raises(BudgetError) as error:
         compile_spec(storyteller_spec(cache=four, memory_budget=budget))
@@ -90,7 +90,7 @@ def test_an_arena_smaller_than_all_sequences_is_allowed() -> None:
 def test_auto_is_contiguous_for_one_short_sequence(cache: dict[str, Any], context: int, mode: str) -> None:
     artifact = compile_spec(storyteller_spec(cache=cache, model={"context": context})).artifact
     assert artifact.plan.arena.mode == mode
-    tables = [k.name for k in artifact.plan.kernels if any(p.name == "block_tables" for p in k.inputs)]
+    tables = [k.name for k in artifact.plan.first.kernels if any(p.name == "block_tables" for p in k.inputs)]
     assert bool(tables) == (mode == "paged")
 
 
@@ -121,7 +121,7 @@ def test_every_gqa_ratio_and_head_dim_has_kernels(ratio: int, head_dim: int, dty
     attention = {"num_heads": ratio, "num_kv_heads": 1, "head_dim": head_dim}
     whole = load_spec(find_spec("storyteller")).model.attention.model_dump() | attention
     spec = storyteller_spec(model={"attention": whole, "num_layers": 1}, cache={"dtype": dtype})
-    kernels = compile_spec(spec).artifact.plan.kernels
+    kernels = compile_spec(spec).artifact.plan.first.kernels
     assert max(kernel.threadgroup_bytes for kernel in kernels) <= 32768
     assert max(kernel.threads for kernel in kernels) <= 1024
 

@@ -37,7 +37,7 @@ def launched(model: mlxr.Model) -> set[str]:
     seq_id = model.pager.add_sequence()
     for start, tokens in ((0, PROMPT), (len(PROMPT), [7])):
         model.host.read(launch_step(model.host, model.pager, [BatchRequest(seq_id, tokens, start)]))
-    labels = {kernel.name: kernel.label for kernel in model.artifact.plan.kernels}
+    labels = {kernel.name: kernel.label for kernel in model.artifact.plan.first.kernels}
     return {labels.get(name, name) for name in model.host.launches}
 
 
@@ -52,7 +52,7 @@ def test_cuda_takes_the_16_bit_path(monkeypatch: pytest.MonkeyPatch, model: Path
     assert loaded.artifact.plan.max_tokens >= 512 and loaded.artifact.plan.padded_sizes
     found = launched(loaded)
     assert "mlx.projection" in found, "MLX multiplies 16-bit matrices alone: f32 activations would not reach it"
-    ports = {port.dtype for kernel in loaded.artifact.plan.kernels for port in kernel.inputs if port.name == "x"}
+    ports = {port.dtype for kernel in loaded.artifact.plan.first.kernels for port in kernel.inputs if port.name == "x"}
     assert {str(dtype) for dtype in ports} == {half}
 
 
@@ -70,7 +70,7 @@ def test_cuda_computes_in_f32_where_the_user_asks_for_it(monkeypatch: pytest.Mon
 )
 def test_metal_takes_the_16_bits_of_its_chip(chip: str, model: Path, half: str) -> None:
     artifact, _ = resolve_artifact(str(model), chip=find_chip(chip))
-    types = artifact.plan.types_of("metal")
+    types = artifact.plan.programs["metal"].types
     assert (str(types.activations), str(types.cache)) == (half, half)
 
 

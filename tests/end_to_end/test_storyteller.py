@@ -101,11 +101,13 @@ def test_quantised_files_run_as_they_are(
     spec = spec.model_copy(update={"cache": storyteller_spec(cache={"max_sequences": 3}).cache})
     artifact = compile_spec(spec, targets=("metal",)).artifact
     assert {str(part.format) for weight in artifact.plan.weights for part in weight.parts} == formats
-    assert artifact.plan.memory.weights_bytes == pytest.approx(path.stat().st_size, rel=0.02), "no number is widened"
+    assert artifact.plan.first.memory.weights_bytes == pytest.approx(path.stat().st_size, rel=0.02), (
+        "no number is widened"
+    )
     model = mlxr.load(artifact, path, host="sim", tokenizer=TOKENIZER)
     answers = model.start([g["ids"] for g in golden[:2]], max_tokens=4, ignore_eos=True).finish()
     assert [answer.token_ids for answer in answers] == [g[recorded]["greedy"][:4] for g in golden[:2]]
-    labels = {artifact.plan.kernel(kernel).label for kernel in model.host.launches}
+    labels = {artifact.plan.first.kernel(kernel).label for kernel in model.host.launches}
     assert {"qkv_gemm", "qkv_rows", "gate_up_gemm", "gate_up_rows", "logits_rows"} <= labels
 
 
@@ -142,7 +144,7 @@ def test_a_generate_call_launches_every_kernel_of_the_bundled_artifact() -> None
         expected[label] = layers * decoded
     for label in ("qkv_rows", "rope_cache_write", "attend_prefill", "o_rows", "gate_up_rows", "down_rows"):
         expected[label] = layers
-    labels = {kernel.name: kernel.label for kernel in artifact.plan.kernels}
+    labels = {kernel.name: kernel.label for kernel in artifact.plan.first.kernels}
     assert {labels[name]: count for name, count in model.host.launches.items()} == expected
     # One prompt asks for one row of logits; several rows are those of several sequences.
     assert set(labels.values()) - {"logits_rows"} == set(expected)

@@ -5,7 +5,7 @@ import pytest
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.inspect.launches import programs
+from mlxr.inspect.launches import phase_rows
 from mlxr.inspect.report import report
 from mlxr.inspect.text_table import Ink
 from mlxr_tests.specs import compiled, small_spec
@@ -45,8 +45,8 @@ def test_storyteller_in_120_columns(storyteller: Artifact) -> None:
 
 
 def test_rows_times_what_they_stand_for_are_all_launches(storyteller: Artifact) -> None:
-    for program in programs(storyteller):
-        assert sum(block.times * len(block.rows) for block in program.blocks) == len(program.rows)
+    for phase in phase_rows(storyteller, "metal"):
+        assert sum(block.times * len(block.rows) for block in phase.blocks) == len(phase.rows)
 
 
 def test_long_contexts_are_counted_apart() -> None:

@@ -157,7 +157,7 @@ def test_measured_times_are_shown_beside_the_limits() -> None:
     assert "measured on host metal, Toy" in text
     assert ": 50 % of the limit" in text
     assert text.count("50 %") == 2 + sum(
-        len([row for row in block.rows if row.runs(step.dims)]) for step in limits for block in step.program.blocks
+        len([row for row in block.rows if row.runs(step.dims)]) for step in limits for block in step.rows.blocks
     )
 
 

@@ -13,7 +13,7 @@ from mlxr_tests.specs import compiled, random_weights, small_spec
 
 def only_copies(artifact):
     """The artifact without its other kernels, which would take time to build."""
-    plan = artifact.plan.model_copy(update={"kernels": (artifact.kernel_entry("copy_blocks"),)})
+    plan = artifact.plan.with_program("metal", kernels=(artifact.kernel_entry("copy_blocks"),))
     return Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
 
 
@@ -52,9 +52,9 @@ def test_copies(layout, dtype, block_size, head_dim):
             assert (after[name] == expected.reshape(after[name].shape)).all(), name
             assert (want[name] == after[name]).all(), f"reference: {name}"
     assert np.array(arena.token).tolist() == [2] * 8
-    (label,) = (artifact.plan.kernel(kernel).label for kernel in sim.launches)
+    (label,) = (artifact.plan.first.kernel(kernel).label for kernel in sim.launches)
     assert label == "copy_blocks" and sim.launches.total() == 2
 
 
 def test_one_sequence_needs_no_copies():
-    assert compiled(small_spec(cache__max_sequences=1)).plan.copy_blocks is None
+    assert compiled(small_spec(cache__max_sequences=1)).plan.first.copy_blocks is None

@@ -59,7 +59,7 @@ def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
     cache = {"dtype": "bf16", "max_sequences": 20}
     spec = small_spec(activation_dtype="bf16", cache=cache, weights={"default": "bf16"}, **WIDE)
     artifact = compiled(spec, Geometry.of(partition=16, mma_min_rows=2, mma_max_rows=16, attend_many=16))
-    classes = step_classes(artifact.plan, 20)
+    classes = step_classes(artifact.plan.first, 20)
     assert len(classes) > 3
     for counts in classes:
         text = cuda_text(artifact, 512, 1, 0, counts)
@@ -86,7 +86,9 @@ def test_what_is_asked_for_ahead_is_whole_weights() -> None:
     text = cuda_text(artifact, 512, 1, 32)
     table = text[text.index("const uint spans[") :]
     found = [tuple(map(int, row)) for row in re.findall(r"\{ (\d+)u, (\d+)u, (\d+)u\}", table[: table.index("};")])]
-    operands = [place.argument for launch in make_step_program(artifact.plan).launches for place in launch.operands]
+    operands = [
+        place.argument for launch in make_step_program(artifact.plan.first).launches for place in launch.operands
+    ]
     wanted = {weight.name: weight.size_bytes for weight in artifact.plan.weights}
     del wanted["embedding"]  # one row, and nobody knows which
     lines = dict.fromkeys(wanted, 0)
@@ -116,9 +118,9 @@ def test_projections_stay_in_registers(weights: str, most: int, heads: int, kv_h
         "weights": {"default": weights},
     }
     artifact = compile_spec(small_spec(**changes), targets=("metal",), chip=find_chip("h200")).artifact
-    chosen = artifact.plan.step("decode").chosen
+    chosen = artifact.plan.first.phase("decode").chosen
     assert chosen is not None and chosen.sizes["step_sequences"] > 1
-    (entry,) = artifact.plan.step_kernels
+    (entry,) = artifact.plan.first.step_kernels
     _, said = nvrtc.compile_and_tell("step", with_prelude(artifact.files[entry.file]), SM_90A)
     spills = {found[1]: int(bytes_) for name, bytes_ in SPILLS.findall(said) if (found := NAME.match(name))}
     assert {"qkv", "attend", "attend_partition", "attend_reduce", "o", "gate_up", "down", "logits"} <= set(spills)

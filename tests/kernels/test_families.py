@@ -37,13 +37,13 @@ def generate(pair):
 def test_family(name):
     pair = HostPair(compiled(family_spec(name), SPLIT))
     generate(pair)
-    idle = {k.name for k in pair.plan.kernels} - set(pair.host.launches)
+    idle = {k.name for k in pair.plan.first.kernels} - set(pair.host.launches)
     assert not idle, f"never launched: {idle}"
 
 
 def planted(artifact, label="", old="", new=""):
     """With `new` for `old` in every kernel of this label that has it."""
-    texts = {k.file: artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label == label}
+    texts = {k.file: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels if k.label == label}
     mistaken = {file: text.replace(old, new) for file, text in texts.items() if old in text}
     assert mistaken or not label, "the mistake must be possible"
     return Artifact({**artifact.files, **mistaken})

@@ -100,15 +100,15 @@ def test_ops(op, case, rows):
     artifact = compiled(small_spec(**changes), Geometry.of(gemm_mma=1, gemm_min_rows=2))
     bench = OpBench(artifact, sum_error=8e-3)
     if op == "logits":
-        launches = artifact.plan.step("prefill").launches
-        logits = next(one.op for one in launches if artifact.plan.kernel(one.kernel).label == "logits")
+        launches = artifact.plan.first.phase("prefill").launches
+        logits = next(one.op for one in launches if artifact.plan.first.kernel(one.kernel).label == "logits")
         bench.run("prefill", [logits], bench.batch([(bench.sequences(0)[0], rows)], "all"))
         assert "logits_gemm_mma" in bench.launches
     else:
         bench.run("prefill", [f"layers.0.{op}"], bench.batch([(bench.sequences(0)[0], rows)]))
         labels = set(bench.launches)
         assert len(labels) == 1 + ("normalise" in labels) and any(label.endswith("_gemm_mma") for label in labels)
-    texts = [artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label.endswith("_gemm_mma")]
+    texts = [artifact.kernel_text(k.name) for k in artifact.plan.first.kernels if k.label.endswith("_gemm_mma")]
     assert len(texts) == 5 and all("mma_" in text for text in texts)
 
 
@@ -116,14 +116,14 @@ def test_mlx_takes_what_it_takes_without_a_norm_before():
     """Rows from its threshold on have the kernel without matrix instructions, where there is no MLX."""
     spec = small_spec(**SIZES, activation_dtype="bf16", weights={"default": "q4_0"})
     plan = compiled(spec, Geometry.of(gemm_mma=1, mlx_quantised_min_rows=48)).plan
-    of_qkv = [one for one in plan.step("prefill").launches if one.op == "layers.0.attention.qkv_projected"]
+    of_qkv = [one for one in plan.first.phase("prefill").launches if one.op == "layers.0.attention.qkv_projected"]
 
     def running(tokens, has_mlx):
         dims = {"tokens": tokens, "rows": 1, "seqs": 1, "tiles": 9, "context": tokens}
         running = [one for one in of_qkv if one.when is None or one.when.holds(dims)]
         as_mlx = [has_mlx and one.runs_as_mlx(dims) for one in running]
         return [
-            ("mlx " if mlx and not one.feeds_mlx else "") + plan.kernel(one.kernel).label
+            ("mlx " if mlx and not one.feeds_mlx else "") + plan.first.kernel(one.kernel).label
             for one, mlx in zip(running, as_mlx, strict=True)
             if mlx or not one.feeds_mlx
         ]
@@ -138,7 +138,7 @@ def test_numbers_of_32_bits_have_no_such_kernel():
     with_them, without = (
         compiled(small_spec(**SIZES, weights={"default": "q4_0"}), Geometry.of(gemm_mma=mma)).plan for mma in (1, 0)
     )
-    assert {kernel.name for kernel in with_them.kernels} == {kernel.name for kernel in without.kernels}
+    assert {kernel.name for kernel in with_them.first.kernels} == {kernel.name for kernel in without.first.kernels}
     with pytest.raises(PlanError, match="gemm_mma is 2; expected 0 or 1"):
         Geometry.of(gemm_mma=2)
 
@@ -172,6 +172,8 @@ def test_as_many_columns_at_once_as_divide_the_rows():
     spec = small_spec(**SIZES, activation_dtype="bf16", weights={"default": "q4_0"})
     artifact = compiled(spec, Geometry.of(gemm_mma=1))
     sizes = {
-        k.label: k.threadgroup_bytes for k in artifact.plan.kernels if k.label in ("qkv_gemm_mma", "down_gemm_mma")
+        k.label: k.threadgroup_bytes
+        for k in artifact.plan.first.kernels
+        if k.label in ("qkv_gemm_mma", "down_gemm_mma")
     }
     assert sizes == {"qkv_gemm_mma": 4 * 128 * 64, "down_gemm_mma": 128 * 64}, "480 columns are 15 times 32"

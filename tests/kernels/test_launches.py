@@ -37,14 +37,14 @@ def model(weights_file) -> Model:
 
 
 def by_label(model):
-    return Counter({model.artifact.plan.kernel(name).label: n for name, n in model.host.launches.items()})
+    return Counter({model.artifact.plan.first.kernel(name).label: n for name, n in model.host.launches.items()})
 
 
 def test_every_kernel_is_launched_as_often_as_planned(model):
     generation = model.start([list(range(9))], max_tokens=12, num_samples=2)
     answers = generation.finish()
     assert [len(a.token_ids) for a in answers] == [12, 12]
-    assert set(model.host.launches) == {k.name for k in model.artifact.plan.kernels}
+    assert set(model.host.launches) == {k.name for k in model.artifact.plan.first.kernels}
 
     # The prompt: a chunk of 8, then one token alone; then 11 steps of both samples, at contexts of 10 to 20.
     prefills, alone, both, long = 1, 1, 11, 4
@@ -125,7 +125,7 @@ def test_launches_run_in_the_order_of_the_plan(model, monkeypatch):
 
     monkeypatch.setattr(SimHost, "_launch", record)
     model.start([list(range(5))], max_tokens=1).finish()
-    step = model.artifact.plan.step("prefill")
+    step = model.artifact.plan.first.phase("prefill")
     one_row = [one for one in step.launches if one.when is None or one.when.holds({"rows": 1})]
     assert order == [(one.op, one.kernel) for one in one_row] and len(step.launches) == len(one_row) + 1
 
@@ -136,7 +136,7 @@ def test_fused_decode_layer_is_five_launches():
     for layer in range(LAYERS):
         names = [
             one.op
-            for one in plan.step("decode").launches
+            for one in plan.first.phase("decode").launches
             if one.op.startswith(f"layers.{layer}.") and (one.when is None or one.when.holds(dims))
         ]
         assert len(names) == 5, names

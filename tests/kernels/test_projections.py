@@ -113,7 +113,7 @@ def test_projections(case):
 def test_projections_without_bias_have_none_and_with_one_use_it():
     plain, biased = (compiled(small_spec(**c)).plan for c in ({}, {**BIASES, "model__mlp__bias": True}))
     for plan, expected in ((plain, set()), (biased, {"qkv", "o", "gate_up", "down"})):
-        assert {k.label for k in plan.kernels if any(p.name == "bias" for p in k.inputs)} == (
+        assert {k.label for k in plan.first.kernels if any(p.name == "bias" for p in k.inputs)} == (
             expected | {f"{label}_rows" for label in expected}
         )
 
@@ -173,7 +173,7 @@ def test_matrix_instructions(kernel_host, op, format, geometry):
     changes = FORMATS | {"model__mlp": {"intermediate_size": 1280}, "weights": {"default": format}}
     artifact = compiled(small_spec(**changes), MMA[geometry])
     run_rows(mma_bench(artifact, kernel_host), "decode", op, 1)
-    assert all("mma_f16(" in artifact.kernel_text(k.name) for k in artifact.plan.kernels if k.label in MMA_LABELS)
+    assert all("mma_f16(" in artifact.kernel_text(k.name) for k in artifact.plan.first.kernels if k.label in MMA_LABELS)
 
 
 IN_16_BITS = list(itertools.product(MMA_FORMATS, ["f16", "bf16"]))
@@ -208,7 +208,7 @@ def test_several_rows_by_matrix_instructions(op, case, rows):
     """Outputs and rows that are no whole number of tiles. After a norm, x is rounded to 16 bits."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
     artifact = compiled(small_spec(**changes), ROWS_BY_MATRIX)
-    labels = {k.label for k in artifact.plan.kernels}
+    labels = {k.label for k in artifact.plan.first.kernels}
     layer = ("qkv", "o", "gate_up", "down")
     assert {f"{label}_mma{tile}" for label in layer for tile in (8, 16, 32, 64)} | {"normalise"} <= labels
     if op in (OUT, DOWN):
@@ -235,7 +235,7 @@ def test_several_rows_of_quantised_weights_by_matrix_instructions(op, case, rows
     outputs = 64 if case == "affine" else 16
     geometry = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=3, mma_outputs=outputs)
     bench = OpBench(compiled(small_spec(**changes), geometry), sum_error=4e-3)
-    labels = {k.label for k in bench.plan.kernels}
+    labels = {k.label for k in bench.plan.first.kernels}
     assert {f"{label}_mma{tile}" for label in ("qkv", "o", "gate_up", "down", "logits") for tile in (8, 64)} <= labels
     run_rows(bench, "prefill", op, rows, "all" if op == LOGITS else "last")
 
@@ -244,7 +244,7 @@ def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions(
     weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
     changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}
     plan = compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_max_rows=90)).plan
-    labels = {kernel.label for kernel in plan.kernels}
+    labels = {kernel.label for kernel in plan.first.kernels}
     assert "gate_up_rows" in labels and "gate_up_mma8" not in labels and "down_mma8" in labels
 
 
@@ -252,7 +252,7 @@ def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions(
 def test_more_simdgroups_than_columns_for_them(rows):
     changes = FORMATS | types("bf16", "bf16", hidden=64, intermediate=96)
     bench = OpBench(compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_simdgroups=12)), sum_error=4e-3)
-    assert {"o_mma8", "down_mma32"} <= {kernel.label for kernel in bench.plan.kernels}
+    assert {"o_mma8", "down_mma32"} <= {kernel.label for kernel in bench.plan.first.kernels}
     for op in (QKV, OUT, GATED, DOWN):
         run_rows(bench, "prefill", op, rows)
 
@@ -261,8 +261,8 @@ def test_matrix_instructions_take_only_their_rows():
     plan = compiled(small_spec(**FORMATS | MATRIX_CASES["bf16"]), Geometry.of(mma_min_rows=4, mma_max_rows=6)).plan
     taken = {
         rows: [
-            plan.kernel(one.kernel).label
-            for one in plan.step("prefill").launches
+            plan.first.kernel(one.kernel).label
+            for one in plan.first.phase("prefill").launches
             if one.op == DOWN and (one.when is None or one.when.holds({"tokens": rows}))
         ]
         for rows in (3, 4, 6, 7)
@@ -294,7 +294,7 @@ def test_formats_side_by_side_by_matrix_instructions(kernel_host, op, case, geom
     changes = {"model__hidden_size": 256, "model__attention": attention, "model__mlp": {"intermediate_size": 768}}
     spec = small_spec(**changes | {"model__vocab_size": 131, "weights": MIXED} | MIXED_CASES[case])
     artifact = compiled(spec, MMA[geometry])
-    bench, step = mma_bench(artifact, kernel_host), artifact.plan.step("decode")
+    bench, step = mma_bench(artifact, kernel_host), artifact.plan.first.phase("decode")
     if op == LOGITS:
-        op = next(one.op for one in step.launches if artifact.plan.kernel(one.kernel).label == "logits")
+        op = next(one.op for one in step.launches if artifact.plan.first.kernel(one.kernel).label == "logits")
     run_rows(bench, "decode", op, 1)

@@ -50,7 +50,7 @@ def check_same(text, printed):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_mlx_generates_the_same(name, tmp_path, capfd):
     artifact = variant(name)
-    for entry in artifact.plan.kernels:
+    for entry in artifact.plan.first.kernels:
         printed = printed_by_mlx(artifact, entry, tmp_path / "k.mlxfn", capfd)
         assert f"[[kernel]] void {entry.name}(" in printed
         check_same(artifact.kernel_text(entry.name), printed)
@@ -60,7 +60,7 @@ def test_mlx_generates_the_same(name, tmp_path, capfd):
 def test_ports_match_the_text(name):
     """The plan's ports are the buffers of the text, in order."""
     artifact = variant(name)
-    for entry in artifact.plan.kernels:
+    for entry in artifact.plan.first.kernels:
         found = re.findall(r"(const )?device (\w+)\* (\w+) \[\[buffer\((\d+)\)\]\]", artifact.kernel_text(entry.name))
         ports = [*(("const ", p) for p in entry.inputs), *(("", p) for p in entry.outputs)]
         expected = [(const, p.dtype.metal, p.name, str(i)) for i, (const, p) in enumerate(ports)]

@@ -96,8 +96,8 @@ def test_short_contexts_are_not_split():
     plan = compiled(CASES[0][1].spec, Geometry.of(partition=16)).plan
     labels = {
         context: [
-            plan.kernel(launch.kernel).label
-            for launch in plan.step("decode").launches
+            plan.first.kernel(launch.kernel).label
+            for launch in plan.first.phase("decode").launches
             if launch.op == OP and (launch.when is None or launch.when.holds({"context": context}))
         ]
         for context in (1, 16, 17, 170)
@@ -141,6 +141,10 @@ def test_many_sequences_are_one_launch(partition, case, heads, unroll):
         attend(bench, *histories)
         dims = {"seqs": len(histories), "context": max(histories) + 1}
         running = [
-            one for one in bench.plan.step("decode").launches if one.op == OP and one.when and one.when.holds(dims)
+            one
+            for one in bench.plan.first.phase("decode").launches
+            if one.op == OP and one.when and one.when.holds(dims)
         ]
-        assert [label for one in running if (label := bench.plan.kernel(one.kernel).label) in attends] == [expected]
+        assert [label for one in running if (label := bench.plan.first.kernel(one.kernel).label) in attends] == [
+            expected
+        ]

@@ -171,10 +171,10 @@ def test_whole_steps(name):
     b = pair.add()
     pair.step([(b, [5, 6, 7]), (a, [8])])
     pair.step([(a, [9]), (b, [4])])
-    labels = {pair.plan.kernel(kernel).label for kernel in pair.host.launches}
+    labels = {pair.plan.first.kernel(kernel).label for kernel in pair.host.launches}
     for label in ("qkv", "o", "gate_up", "down"):
         assert {label, f"{label}_rows", f"{label}_gemm"} <= labels
-    assert sum(weight.size_bytes for weight in pair.plan.weights) == pair.plan.memory.weights_bytes
+    assert sum(weight.size_bytes for weight in pair.plan.weights) == pair.plan.first.memory.weights_bytes
 
 
 def test_weights_take_the_bytes_of_their_blocks():
@@ -195,7 +195,7 @@ def test_many_rows_need_whole_tiles_of_columns():
     for num_tokens in (1, 5, 30):
         bench.run("prefill", ["layers.1.attention.qkv_projected"], bench.batch([(bench.sequences(0)[0], num_tokens)]))
         bench = OpBench(compiled(spec))
-    assert not any(kernel.label == "qkv_gemm" for kernel in bench.plan.kernels)
+    assert not any(kernel.label == "qkv_gemm" for kernel in bench.plan.first.kernels)
 
 
 @pytest.mark.parametrize("gemm_min_rows", few([1, 2, 100], [1]))
@@ -205,5 +205,5 @@ def test_tiles_may_take_fewer_rows_or_never_run(gemm_min_rows):
     a, b = pair.add(), pair.add()
     pair.step([(a, [1, 2, 3])])
     pair.step([(a, [4]), (b, [5])])
-    labels = {pair.plan.kernel(kernel).label for kernel in pair.host.launches}
+    labels = {pair.plan.first.kernel(kernel).label for kernel in pair.host.launches}
     assert ("qkv_gemm" in labels) == (gemm_min_rows < 100) and ("qkv_rows" in labels) == (gemm_min_rows == 100)

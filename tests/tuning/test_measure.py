@@ -73,7 +73,7 @@ def test_ops_whose_weights_one_launch_unpacks() -> None:
     assert found["prefill", unpack.name] == pytest.approx(cost_us(unpack))
     batch = prefill_batch(artifact, 64)
     pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
-    step, graph = artifact.plan.step("prefill"), artifact.graph("prefill")
+    step, graph = artifact.plan.first.phase("prefill"), artifact.graph("prefill")
     for op in ("layers.0.attention.qkv_projected", "layers.0.attention.out", "layers.0.mlp.gated", "layers.0.mlp.out"):
         gpu.launched.clear()
         piece = pieces.piece([one for one in pieces.running if one.op == op])
@@ -139,7 +139,7 @@ def test_weights_are_read_from_more_memory_than_the_cache_holds() -> None:
     cache = 100_000
     batch = decode_batch(artifact, 1, 20)
     pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, cache), batch)
-    launch = next(one for one in pieces.running if artifact.plan.kernel(one.kernel).label == "qkv")
+    launch = next(one for one in pieces.running if artifact.plan.first.kernel(one.kernel).label == "qkv")
     stopwatch(gpu, longest=60).times_us([pieces.piece([launch])])
     weights = {id(inputs["weight"]): inputs["weight"] for inputs in gpu.inputs}
     assert sum(weight.nbytes for weight in weights.values()) >= 3 * cache
@@ -168,11 +168,11 @@ def test_a_kernel_that_cannot_run_is_told_and_others_are_timed() -> None:
     gpu.fails = lambda entry: entry.label == "qkv"
     batch = decode_batch(artifact, 1, 20)
     pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
-    by_label = {artifact.plan.kernel(one.kernel).label: pieces.piece([one]) for one in pieces.running}
+    by_label = {artifact.plan.first.kernel(one.kernel).label: pieces.piece([one]) for one in pieces.running}
     bad, good = stopwatch(gpu).times_us([by_label["qkv"], by_label["down"]])
     assert isinstance(bad, HostError)
     assert "qkv" in str(bad) and "too many resources" in str(bad)
-    assert good == pytest.approx(cost_us(next(k for k in artifact.plan.kernels if k.label == "down")))
+    assert good == pytest.approx(cost_us(next(k for k in artifact.plan.first.kernels if k.label == "down")))
     with pytest.raises(HostError, match="too many resources"):
         measure_launches(artifact, gpu.make_kernels, 1 << 10, 20, 1, stopwatch(gpu))
 

@@ -120,7 +120,7 @@ def test_what_is_not_slower_stays(tuning: Tuning) -> None:
 
 
 def test_the_artifact_has_the_winners_and_their_reasons(tuning: Tuning) -> None:
-    chosen = {kernel.label: kernel.chosen for kernel in tuning.artifact.plan.kernels if kernel.chosen}
+    chosen = {kernel.label: kernel.chosen for kernel in tuning.artifact.plan.first.kernels if kernel.chosen}
     for label, sizes in WANTED.items():
         found = chosen[label]
         assert {name: found.sizes[name] for name in sizes} == sizes
@@ -191,7 +191,7 @@ def test_a_threshold_is_where_the_other_side_wins(gemm_us: float, expected: int)
 
                 return launch
 
-            return {kernel.name: costing(kernel) for kernel in artifact.plan.kernels}
+            return {kernel.name: costing(kernel) for kernel in artifact.plan.first.kernels}
 
     spec = small_spec(
         model__num_layers=1,
@@ -206,8 +206,8 @@ def test_a_threshold_is_where_the_other_side_wins(gemm_us: float, expected: int)
     assert one.best == {"gemm_min_rows": expected}
     plan = found.artifact.plan
     conditions = {
-        plan.kernel(launch.kernel).label: str(launch.when)
-        for launch in plan.step("prefill").launches
+        plan.first.kernel(launch.kernel).label: str(launch.when)
+        for launch in plan.first.phase("prefill").launches
         if launch.op == "layers.0.mlp.gated"
     }
     if expected == 4:
@@ -235,7 +235,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     )
     assert found.chip.name == "m4-pro"
     assert found.plan.targets == start.plan.targets
-    qkv = next(kernel for kernel in found.plan.kernels if kernel.label == "qkv")
+    qkv = next(kernel for kernel in found.plan.first.kernels if kernel.label == "qkv")
     assert qkv.chosen
     assert {name: qkv.chosen.sizes[name] for name in WANTED["qkv"]} == WANTED["qkv"]
     assert main(["inspect", str(tmp_path / "two")]) == 0
@@ -278,9 +278,9 @@ def test_variants_are_tried_with_sizes_of_their_own() -> None:
     one = of(found, "attend", "1 sequence")
     assert one.changed == {"attend_mma": 1} and "attend_heads" not in one.best, "heads mean nothing to it"
     assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 1, "prefill_rows": 64}
-    labels = {kernel.label for kernel in found.artifact.plan.kernels}
+    labels = {kernel.label for kernel in found.artifact.plan.first.kernels}
     assert {"attend_mma", "attend_prefill_mma"} <= labels
-    down = next(kernel.name for kernel in found.artifact.plan.kernels if kernel.label == "down")
+    down = next(kernel.name for kernel in found.artifact.plan.first.kernels if kernel.label == "down")
     assert "mma_f16(" in found.artifact.kernel_text(down)
     plain = tuned(FakeGpu(by_matrix_us, compute=False), ONE_LAYER, candidates=few_values)
     tried = [trial.sizes for one in plain.sites for trials in one.rounds for trial in trials]
@@ -299,7 +299,7 @@ def test_variants_are_left_again() -> None:
     assert of(found, "down", "1 sequence").changed["matvec_mma"] == 0
     assert of(found, "attend", "1 sequence").changed == {"attend_mma": 0, "attend_heads": 2}
     assert of(found, "attend_prefill", "a prompt").changed == {"prefill_mma": 0, "prefill_rows": 32}
-    assert not any("_mma" in kernel.label for kernel in found.artifact.plan.kernels)
+    assert not any("_mma" in kernel.label for kernel in found.artifact.plan.first.kernels)
 
 
 def test_what_matrix_instructions_cannot_take_is_not_tried() -> None:
@@ -328,7 +328,7 @@ def test_a_threshold_of_quantised_weights_is_one_for_all(start: int, unpack_us: 
 
                 return launch
 
-            return {kernel.name: costing(kernel) for kernel in artifact.plan.kernels}
+            return {kernel.name: costing(kernel) for kernel in artifact.plan.first.kernels}
 
     gpu = Counting(lambda entry: 0.0, compute=False)
     found = tuned(gpu, small_spec(**OF_16_BITS), sizes={"mlx_quantised_min_rows": start})
@@ -337,7 +337,9 @@ def test_a_threshold_of_quantised_weights_is_one_for_all(start: int, unpack_us: 
     below, above = one.rounds[0]
     assert (below.time_us, above.time_us) == pytest.approx((2 * 4 * 10 * 2, 2 * unpack_us), abs=0.1)
     assert len(unpacked) == 2
-    minima = {launch.mlx[0].minimum for launch in found.artifact.plan.step("prefill").launches if launch.feeds_mlx}
+    minima = {
+        launch.mlx[0].minimum for launch in found.artifact.plan.first.phase("prefill").launches if launch.feeds_mlx
+    }
     assert minima == {expected}
 
 
@@ -398,7 +400,7 @@ class Steps(StepTimes):
     def times_us(self, artifacts: Sequence[Artifact], context: int) -> list[float | HostError]:
         found: list[float | HostError] = []
         for artifact in artifacts:
-            chosen = artifact.plan.step("decode").chosen
+            chosen = artifact.plan.first.phase("decode").chosen
             assert chosen is not None
             threads = chosen.sizes["step_threads"]
             known = {0: 900.0, 1024: HostError("it does not fit")}
@@ -413,7 +415,7 @@ def test_a_step_becomes_one_kernel_where_that_is_faster() -> None:
     assert one.changed == {"step_threads": 512}
     # The sequence must have room for 32 steps in a context of 40.
     assert one.because == "700.00 us instead of 900.00 us with whole steps of 1 sequence of 8 tokens on Toy"
-    chosen = found.artifact.plan.step("decode").chosen
+    chosen = found.artifact.plan.first.phase("decode").chosen
     assert chosen is not None and chosen.sizes["step_threads"] == 512
 
 
@@ -446,7 +448,7 @@ def test_what_one_site_cannot_have_others_may() -> None:
     make = gpu.make_kernels
 
     def refuse(artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
-        for kernel in artifact.plan.kernels:
+        for kernel in artifact.plan.first.kernels:
             if kernel.label == "down" and kernel.chosen and kernel.chosen.sizes["matvec_outputs"] == 2:
                 raise HostError("no such kernel")
         return make(artifact)

@@ -59,7 +59,7 @@ def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch,
     spec = small_spec(cache={"block_size": 4, "max_sequences": 1})
     artifacts = [compiled(spec, Geometry.of(contiguous_context=context)) for context in (0, 40, 0)]
     assert [artifact.plan.arena.mode for artifact in artifacts] == ["paged", "contiguous", "paged"]
-    texts = {kernel.name: one for one in artifacts for kernel in one.plan.kernels}
+    texts = {kernel.name: one for one in artifacts for kernel in one.plan.first.kernels}
     any_of_them: Any = SimpleNamespace(
         kernel_text=lambda name: texts[name].kernel_text(name),
         kernel_sections=lambda name: texts[name].kernel_sections(name),

@@ -1,13 +1,15 @@
-"""Lowers the ops of one step to calls of C functions."""
+"""Lowers the ops of one phase to calls of C functions."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal, TypedDict
 
+from mlxr.compiler.artifact.launch import ROWS_WANTED
+from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
-from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import GatedKind, NormKind, OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -17,28 +19,17 @@ from mlxr.compiler.ir.ops.norm import Norm, QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.schedule.lowered import LoweringInput
+from mlxr.compiler.schedule.lowering import Lowering, Rule, Scratch
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.cpu.kernels.attention import CpuAttendDecode, CpuAttendPrefill, CpuCacheWrite, CpuRopeTable
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
-from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, CpuKernel
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection, Segment
 from mlxr.compiler.targets.cpu.kernels.rows import MOST_EXPERTS, CpuNorm, CpuQkNorm, CpuRoute
 
 ROPE_TABLE = "rope_table"
 """The buffer of the first table of rotations; a model with several has more, numbered from 2."""
-
-
-@dataclass(frozen=True)
-class CpuDraft:
-    """A call before its function is rendered and named; see `CpuLaunch`."""
-
-    op: str
-    kernel: CpuKernel
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    layer: int | None = None
-    needs_rows: bool = False
 
 
 class _MatrixFields(TypedDict):
@@ -78,16 +69,20 @@ class _AttentionFields(_RotaryFields):
     temperature: tuple[float, int] | None
 
 
-class CpuLowering:
-    """Lowers one step's graph. Rotations are looked up in tables that the step's first calls make."""
+class CpuLowering(Lowering):
+    """Lowers the graph of one phase. Rotations are looked up in tables that the phase's first calls make."""
 
-    def __init__(self, spec: ModelSpec, graph: OpGraph, step: Step, arena: ArenaGeometry, max_tokens: int) -> None:
-        self.spec, self.graph, self.step, self.arena = spec, graph, step, arena
-        self.max_tokens = max_tokens
-        self.shapes = spec.matrix_shapes()
-        self.drafts: list[CpuDraft] = []
+    def __init__(self, given: LoweringInput, phase: PhaseName) -> None:
+        super().__init__(given.graphs[phase], phase)
+        self.spec, self.arena = given.spec, given.arena
+        self.max_tokens = max(limits["tokens"] for limits in given.limits.values())
+        self.shapes = self.spec.matrix_shapes()
         self._tables: dict[CpuRopeTable, str] = {}
-        self._rules: dict[type[OpKind], Callable[[Op], None]] = {
+
+    @property
+    def rules(self) -> Mapping[type[OpKind], Rule]:
+        """See `Lowering.rules`."""
+        return {
             Embed: self._embed,
             Linear: self._projection,
             Projection: self._projection,
@@ -101,19 +96,10 @@ class CpuLowering:
             ExpertCombine: self._expert_combine,
         }
 
-    def run(self) -> list[CpuDraft]:
-        """Lowers every op.
-
-        Raises:
-            PlanError: an op has no function; a pass that should have fused it did not fire.
-        """
-        for op in self.graph.ops:
-            rule = self._rules.get(type(op.attrs))
-            if rule is None:
-                raise PlanError(f"op {op.name!r} ({op.kind}) has no C function in step {self.step}; was it not fused?")
-            rule(op)
-        tables = [CpuDraft(name, table, (), (name,)) for table, name in self._tables.items()]
-        return tables + self.drafts
+    def lower_ops(self) -> None:
+        """Lowers every op; the tables come first."""
+        super().lower_ops()
+        self.pending[:0] = [PendingLaunch(name, table, (), (name,)) for table, name in self._tables.items()]
 
     def _value(self, op: Op, port: str) -> Value:
         return self.graph.value(op.inputs[port])
@@ -124,20 +110,10 @@ class CpuLowering:
         assert isinstance(width, int), "only rows have symbolic dims"
         return width
 
-    def _add(self, op: Op, kernel: CpuKernel, buffers: dict[str, str] | None = None, layer: int | None = None) -> None:
-        """Adds a call. Parameters are bound to the op's ports of their names, or to `buffers`."""
-        places = op.inputs | op.outputs | (buffers or {})
-        bound = [(param.kind in OUTPUTS, places[param.name]) for param in kernel.params if param.kind != "layer"]
-        self.drafts.append(
-            CpuDraft(
-                op.name,
-                kernel,
-                tuple(name for is_output, name in bound if not is_output),
-                tuple(name for is_output, name in bound if is_output),
-                layer,
-                needs_rows="rows" in self.graph.value(next(iter(op.outputs.values()))).shape,
-            )
-        )
+    def _add(self, op: Op, kernel: CpuKernel, buffers: dict[str, str] | None = None) -> None:
+        """Adds a call; of what makes rows of logits, only where the batch asks for some."""
+        rows = "rows" in self.graph.value(next(iter(op.outputs.values()))).shape
+        self.emit(op, kernel, buffers=buffers, when=ROWS_WANTED if rows else None)
 
     def _embed(self, op: Op) -> None:
         table = self._value(op, "table")
@@ -292,8 +268,10 @@ class CpuLowering:
             table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies, scale=scale)
             number = len(self._tables) + 1
             name = self._tables.setdefault(table, ROPE_TABLE if number == 1 else f"{ROPE_TABLE}_{number}")
+            if number == len(self._tables):
+                self.scratch.append(Scratch(name, ("tokens", table.rotary_dim), DType.F32))
             buffers["rope_table"] = name
-        self._add(op, kernel, buffers, op.layer)
+        self._add(op, kernel, buffers)
 
     def _cache_write(self, op: Op) -> None:
         self._rotated(op, CpuCacheWrite(label="cache_write", **self._rotary_fields(op)))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import jinja2
 
-from mlxr.compiler.artifact.c_program import CpuTensor
+from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.render import Provenance
+from mlxr.compiler.targets.provenance import Provenance
 
 _BASE = ("common.h", "simd.h", "math.h", "activations.h")
 _PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h", "experts.h", "rows.h")
@@ -31,8 +31,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Program:
-    """The calls of a step, in order."""
+class Calls:
+    """The calls of a phase, in order."""
 
     name: str
     calls: tuple[Call, ...]
@@ -44,8 +44,8 @@ class Unit:
 
     kernels: tuple[tuple[str, CpuKernel], ...]
     copy_blocks: tuple[str, CpuKernel] | None
-    programs: tuple[Program, ...]
-    tensors: tuple[CpuTensor, ...]
+    programs: tuple[Calls, ...]
+    tensors: tuple[CTensor, ...]
     activation_bytes: int
     shared_bytes: int
     thread_bytes: int
@@ -57,7 +57,7 @@ class Unit:
         return frozenset(tensor.format for tensor in self.tensors)
 
     @property
-    def packed(self) -> tuple[tuple[int, CpuTensor], ...]:
+    def packed(self) -> tuple[tuple[int, CTensor], ...]:
         """The tensors that the library packs, with their indices."""
         return tuple((index, t) for index, t in enumerate(self.tensors) if t.layout == "packed")
 

@@ -2,26 +2,26 @@
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.product import Product
-from mlxr.compiler.schedule.draft import Drafting
+from mlxr.compiler.schedule.lowering import Lowering
 from mlxr.compiler.targets.metal.kernels.projection_kernels import Epilogue, Norm
 
 
-def norm_of(drafting: Drafting, op: Op) -> Norm | None:
+def norm_of(lowering: Lowering, op: Op) -> Norm | None:
     """The norm of a projection's x; None where it has none."""
-    norm, weight = op.attrs_as(Product).norm, drafting.optional_dtype(op, "norm")
+    norm, weight = op.attrs_as(Product).norm, lowering.optional_dtype(op, "norm")
     if norm is None or weight is None:
         return None
-    return Norm(norm.kind, norm.eps, weight, drafting.optional_dtype(op, "norm_bias"))
+    return Norm(norm.kind, norm.eps, weight, lowering.optional_dtype(op, "norm_bias"))
 
 
-def epilogue_of(drafting: Drafting, op: Op) -> Epilogue:
+def epilogue_of(lowering: Lowering, op: Op) -> Epilogue:
     """What a projection does with its finished sums."""
     finish = op.attrs_as(Product).finish
     return Epilogue(
-        out=drafting.graph.value(op.out).dtype,
-        bias=drafting.optional_dtype(op, "bias"),
+        out=lowering.graph.value(op.out).dtype,
+        bias=lowering.optional_dtype(op, "bias"),
         residual="residual" in op.inputs,
-        gate=drafting.optional_dtype(op, "gate"),
+        gate=lowering.optional_dtype(op, "gate"),
         activation_kind=finish.activation,
         gated=finish.gated,
         limit=finish.limit,

@@ -1,28 +1,28 @@
 """Lowers ops to launches: chooses kernels, geometry and conditions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypedDict
 
 from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
-from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection
 from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.passes.pipeline import Step
-from mlxr.compiler.schedule.draft import Draft, Drafting
 from mlxr.compiler.schedule.geometry import OneRow
-from mlxr.compiler.schedule.geometry_rules import Choice, GeometryTable
+from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.schedule.lowered import LoweringInput
+from mlxr.compiler.schedule.lowering import Rule
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import EmbedKernel, Epilogue
 from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
 from mlxr.compiler.targets.metal.lower_projection import ProjectionLowering
-from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
 class _ExpertFields(TypedDict):
@@ -39,47 +39,23 @@ class _ExpertFields(TypedDict):
     top_k: int
 
 
-class Lowering(Drafting):
-    """Lowers the ops of one step's graph, collecting launches and scratch buffers.
+class OpLowering(MetalLowering):
+    """Lowers every op of a phase; attention and projections have rules in files of their own."""
 
-    Attributes:
-        layouts: of the weights, by name.
-        limits: the largest batch.
-    """
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        step: Step,
-        arena: ArenaGeometry,
-        table: GeometryTable,
-        layouts: Mapping[str, WeightLayout],
-        limits: Mapping[str, int],
-        one_kernel: bool = False,
-    ) -> None:
-        super().__init__(graph, step, arena, table, one_kernel)
-        self.layouts = layouts
-        self.limits = limits
-        self._rules: dict[type[OpKind], Callable[[Op], None]] = {
+    def __init__(self, given: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
+        super().__init__(given, phase, one_kernel=one_kernel)
+        self._rules: dict[type[OpKind], Rule] = {
             Embed: self._embed,
             ExpertProjection: self._expert_projection,
             ExpertCombine: self._expert_combine,
-            **ProjectionLowering(self, layouts, limits).rules,
-            **AttentionLowering(self, limits["tokens"]).rules,
+            **ProjectionLowering(self, self.layouts, self.limits).rules,
+            **AttentionLowering(self, self.limits["tokens"]).rules,
         }
 
-    def run(self) -> list[Draft]:
-        """Lowers every op; what unpacks the weights of one layer is one launch (see merge_unpacks.py).
-
-        Raises:
-            PlanError: an op has no kernel; a pass that should have fused it did not fire.
-        """
-        for op in self.graph.ops:
-            rule = self._rules.get(type(op.attrs))
-            if rule is None:
-                raise PlanError(f"op {op.name!r} ({op.kind}) has no kernel in step {self.step}; was it not fused?")
-            rule(op)
-        return merge_unpacks(self.drafts)
+    @property
+    def rules(self) -> Mapping[type[OpKind], Rule]:
+        """See `Lowering.rules`."""
+        return self._rules
 
     def _embed(self, op: Op) -> None:
         layout = self.layouts[op.inputs["table"]]

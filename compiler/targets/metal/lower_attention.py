@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 from typing import TypedDict
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import layer_buffer
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
@@ -18,7 +19,6 @@ from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.ir.ops.norm import Norm, QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
-from mlxr.compiler.schedule.draft import ONE, Draft, Drafting, Scratch, layer_buffer
 from mlxr.compiler.schedule.geometry import (
     AttendPartition,
     AttendTile,
@@ -28,6 +28,8 @@ from mlxr.compiler.schedule.geometry import (
     PrefillAttention,
 )
 from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.schedule.lowering import Scratch
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernels.arena_kernels import CopyBlocksKernel, RopeCacheWriteKernel
 from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputsKernel
 from mlxr.compiler.targets.metal.kernels.attention_kernels import (
@@ -39,6 +41,7 @@ from mlxr.compiler.targets.metal.kernels.attention_kernels import (
 )
 from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel, QkNormKernel, RouteKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 MLX_MOST_HEAD_DIM = 128
 """Largest heads that MLX has attention kernels for, on NVIDIA GPUs and on Apple's."""
@@ -67,11 +70,11 @@ class _AttentionFields(_RopeFields):
 
 
 class AttentionLowering:
-    """The rules of the ops around attention; launches go to a `Drafting`."""
+    """The rules of the ops around attention; launches go to a `MetalLowering`."""
 
-    def __init__(self, drafting: Drafting, most_tokens: int) -> None:
-        self._to, self._most_tokens = drafting, most_tokens
-        self._arena = drafting.arena
+    def __init__(self, lowering: MetalLowering, most_tokens: int) -> None:
+        self._to, self._most_tokens = lowering, most_tokens
+        self._arena = lowering.arena
 
     @property
     def rules(self) -> Mapping[type[OpKind], Callable[[Op], None]]:
@@ -345,10 +348,10 @@ def _rows(value: Value) -> Extent:
     return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
 
 
-def copy_blocks_draft(arena: ArenaGeometry) -> Draft:
+def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
     """The launch that copies blocks before a step writes into shared ones."""
     kernel = CopyBlocksKernel("copy_blocks", arena)
-    return Draft(
+    return PendingLaunch(
         "copy_blocks",
         kernel,
         ("copies", "k_arena", "v_arena", "arena_token"),

@@ -2,31 +2,32 @@
 
 from collections.abc import Callable, Mapping
 
-from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent
+from mlxr.compiler.artifact.launch import ONE, BatchDim, Condition, Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops import linear
-from mlxr.compiler.schedule.draft import ONE, Drafting, Scratch
 from mlxr.compiler.schedule.geometry import MatrixTiles
+from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.projection_variants import Projection, Variant, divided, variants_of
 
 
 class ProjectionLowering:
-    """The rules of projections; launches go to a `Drafting`.
+    """The rules of projections; launches go to a `MetalLowering`.
 
     Attributes:
         layouts: of the weights, by name.
         limits: the largest batch.
     """
 
-    def __init__(self, drafting: Drafting, layouts: Mapping[str, WeightLayout], limits: Mapping[str, int]) -> None:
-        self._to = drafting
+    def __init__(self, lowering: MetalLowering, layouts: Mapping[str, WeightLayout], limits: Mapping[str, int]) -> None:
+        self._to = lowering
         self.layouts = layouts
         self.limits = limits
 
@@ -56,7 +57,7 @@ class ProjectionLowering:
             norm=norm_of(self._to, op),
             epilogue=epilogue_of(self._to, op),
             gather=gather,
-            one_row_alone=self._to.step == "decode" or gather,
+            one_row_alone=self._to.phase == "decode" or gather,
             dim=dim,
             most_rows=self.limits[dim],
             choice=self._to.table.choose(Site.of_weight(label, layout)),
@@ -73,7 +74,7 @@ class ProjectionLowering:
         grid: tuple[Extent, ...] = (Extent(times=kernel.threadgroups), Extent(dim=p.dim, per=kernel.tile))
         if kernel.tile == 1:
             # A step of prompts has one row of logits, or none.
-            grid = (Extent(times=kernel.threadgroups, dim=None if self._to.step == "decode" else p.dim),)
+            grid = (Extent(times=kernel.threadgroups, dim=None if self._to.phase == "decode" else p.dim),)
         x = self._normalised(op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
         sizes: list[type[SizeRecord] | str] = [*variant.sizes]
         library: tuple[Condition, ...] = ()

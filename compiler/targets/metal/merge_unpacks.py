@@ -11,12 +11,11 @@ for each layer are a quarter of the launches of a small model's prefill, in whic
 What is unpacked lives from there to the matmul that reads it. A launch that is alone stays as it is.
 """
 
-import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from mlxr.compiler.artifact.launch import Extent
-from mlxr.compiler.schedule.draft import ONE, Draft
+from mlxr.compiler.artifact.launch import ONE, Extent
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 
 MOST_BYTES = 128 * 2**20
@@ -26,46 +25,44 @@ A layer of a model of a billion parameters has 90 MB of them. Larger weights tak
 a launch (an H200 about 25 us for 100 MB), so that merging them would cost memory and save no time.
 """
 
-_LAYER = re.compile(r"layers\.\d+\.")
 
-
-def merge_unpacks(drafts: Sequence[Draft], most_bytes: int = MOST_BYTES) -> list[Draft]:
-    """The drafts of one step, those that unpack a layer's weights merged.
+def merge_unpacks(launches: Sequence[PendingLaunch], most_bytes: int = MOST_BYTES) -> list[PendingLaunch]:
+    """The launches of one phase, those that unpack a layer's weights merged.
 
     Args:
-        drafts: in order; each that unpacks does so for one weight.
+        launches: in order; each that unpacks does so for one weight.
         most_bytes: that one launch unpacks, unless it is one weight that has more.
     """
-    groups: list[list[Draft]] = []
-    last: dict[Hashable, list[Draft]] = {}
-    for draft in drafts:
-        key = _kind(draft)
+    groups: list[list[PendingLaunch]] = []
+    last: dict[Hashable, list[PendingLaunch]] = {}
+    for launch in launches:
+        key = _kind(launch)
         group = last.get(key, []) if key else []
-        if not group or sum(map(_unpacked_bytes, (*group, draft))) > most_bytes:
+        if not group or sum(map(_unpacked_bytes, (*group, launch))) > most_bytes:
             group = []
             groups.append(group)
             last[key] = group
-        group.append(draft)
+        group.append(launch)
     return [_merged(group) for group in groups]
 
 
-def _kind(draft: Draft) -> Hashable:
-    """What drafts have in common that may be merged; None of those that may not."""
-    kernel, layer = draft.kernel, _LAYER.match(draft.op)
+def _kind(launch: PendingLaunch) -> Hashable:
+    """What launches have in common that may be merged; None of those that may not."""
+    kernel, layer = launch.kernel, launch.layer
     if not isinstance(kernel, UnpackKernel) or layer is None:
         return None
-    assert draft.feeds_mlx and draft.when is None, "only MLX ops take what is unpacked"
-    return layer[0], draft.mlx, kernel.unroll, kernel.activation
+    assert launch.feeds_mlx and launch.when is None, "only MLX ops take what is unpacked"
+    return layer, launch.mlx, kernel.unroll, kernel.activation
 
 
-def _unpacked_bytes(draft: Draft) -> int:
-    assert isinstance(draft.kernel, UnpackKernel), "only these are merged"
-    return sum(one.rows * one.columns for one in draft.kernel.layouts) * draft.kernel.activation.size_bytes
+def _unpacked_bytes(launch: PendingLaunch) -> int:
+    assert isinstance(launch.kernel, UnpackKernel), "only these are merged"
+    return sum(one.rows * one.columns for one in launch.kernel.layouts) * launch.kernel.activation.size_bytes
 
 
-def _merged(group: Sequence[Draft]) -> Draft:
-    """One draft that does what these do."""
-    first, kernels = group[0], [draft.kernel for draft in group if isinstance(draft.kernel, UnpackKernel)]
+def _merged(group: Sequence[PendingLaunch]) -> PendingLaunch:
+    """One launch that does what these do."""
+    first, kernels = group[0], [launch.kernel for launch in group if isinstance(launch.kernel, UnpackKernel)]
     if len(kernels) < 2:
         return first
     layouts = tuple(layout for kernel in kernels for layout in kernel.layouts)
@@ -73,7 +70,7 @@ def _merged(group: Sequence[Draft]) -> Draft:
     return replace(
         first,
         kernel=kernel,
-        inputs=tuple(name for draft in group for name in draft.inputs),
-        outputs=tuple(name for draft in group for name in draft.outputs),
+        inputs=tuple(name for launch in group for name in launch.inputs),
+        outputs=tuple(name for launch in group for name in launch.outputs),
         threadgroups=(Extent(times=kernel.threadgroups), ONE, ONE),
     )

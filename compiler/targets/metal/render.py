@@ -7,8 +7,10 @@ import jinja2
 
 from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.errors import PlanError
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES, Kernel, Port
+from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES, MetalKernel
+from mlxr.compiler.targets.provenance import Provenance
 
 # What MLX appends to a signature when the source holds the name, in MLX's order.
 _ATTRIBUTES = (
@@ -36,15 +38,6 @@ _ATTRIBUTES = (
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """What the head of a kernel says about its origin: no time, host or path."""
-
-    version: str
-    spec_name: str
-    spec_hash: str
-
-
-@dataclass(frozen=True)
 class KernelSource:
     """A rendered kernel: a complete Metal file."""
 
@@ -58,7 +51,7 @@ class _Parameter:
     dtype: object
 
 
-def render(kernel: Kernel, origin: Provenance) -> KernelSource:
+def render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     """Renders a kernel; its name ends in a hash of its code, so that no cache can mistake it for another.
 
     Raises:
@@ -76,7 +69,7 @@ def render(kernel: Kernel, origin: Provenance) -> KernelSource:
         raise PlanError(f"template {where} cannot be rendered: {error.message}") from error
 
 
-def _render(kernel: Kernel, origin: Provenance) -> KernelSource:
+def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     template = environment().get_template(f"metal/{kernel.template}")
     values: dict[str, object] = {
         "k": kernel,

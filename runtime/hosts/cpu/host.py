@@ -8,16 +8,16 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import PHASES, Artifact
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.binding import step_name
+from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
@@ -39,6 +39,7 @@ class CpuHost(Host):
     """
 
     name = "cpu"
+    target: ClassVar[str] = "cpu"
 
     def __init__(
         self,
@@ -66,21 +67,20 @@ class CpuHost(Host):
         """
         super().__init__(artifact, arena)
         self.threads = count = num_threads(threads)
-        text = artifact.cpu_source
-        program = self.plan.cpu
-        assert program is not None, "an artifact with C text has its plan"
+        planned = self.program.library
+        assert planned is not None, "a program in C has a library"
         with _CompilingLine(artifact.spec.name, shown=progress is not None) as line:
-            library = Library(load_library(text, artifact.spec.name, line))
-        if (abi := library.abi()) != program.abi:
+            library = Library(load_library(artifact.source(self.target), artifact.spec.name, line))
+        if (abi := library.abi()) != planned.abi:
             raise HostError(
-                f"cpu: the library's interface is {abi:#x}, the plan's {program.abi:#x}; compile the spec again"
+                f"cpu: the library's interface is {abi:#x}, the plan's {planned.abi:#x}; compile the spec again"
             )
         if progress is not None:
             progress("kernels", 1, 1)
-        placed = place_tensors(program, library, read, count, progress and partial(progress, "weights"))
+        placed = place_tensors(planned.tensors, library, read, count, progress and partial(progress, "weights"))
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
-        self._program = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
-        self._names = [kernel.name for kernel in program.kernels]
+        self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
+        self._names = [kernel.name for kernel in self.program.kernels]
         self._counts = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.vocab_size)
 
@@ -118,9 +118,9 @@ class CpuHost(Host):
             batch.logit_rows,
             logits,
         )
-        program = step_name(self.plan, batch) == "prefill"
-        counts = (program, batch.num_tokens, batch.num_seqs, rows, batch.block_tables.shape[1])
-        self._program.step(CBatch(*counts, *(array.__array_interface__["data"][0] for array in arrays)))
+        phase = PHASES.index(phase_of(self.plan, batch))
+        counts = (phase, batch.num_tokens, batch.num_seqs, rows, batch.block_tables.shape[1])
+        self._running.step(CBatch(*counts, *(array.__array_interface__["data"][0] for array in arrays)))
         self._count_launches()
         return logits
 
@@ -130,16 +130,16 @@ class CpuHost(Host):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies all pairs, in order, in one call."""
-        self._program.copy_blocks(np.array(copies, dtype=np.int32).reshape(-1, 2))
+        self._running.copy_blocks(np.array(copies, dtype=np.int32).reshape(-1, 2))
         self._count_launches()
 
     def close(self) -> None:
         """Ends the threads and frees the weights; the host cannot run afterwards."""
-        self._program.close()
+        self._running.close()
 
     def _count_launches(self) -> None:
         """Adds the launches that the program has counted since the last call."""
-        counts = self._program.launches(len(self._names))
+        counts = self._running.launches(len(self._names))
         for name, now, before in zip(self._names, counts, self._counts, strict=True):
             if now != before:
                 self.count(name, f"x {now - before}", now - before)

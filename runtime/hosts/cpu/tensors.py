@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
-from mlxr.compiler.artifact import PANEL_ROWS, CpuProgram, CpuTensor, TensorSource
+from mlxr.compiler.artifact import PANEL_ROWS, CTensor, TensorSource
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import aligned, reserve
@@ -49,7 +49,7 @@ class Placed:
 
 
 def place_tensors(
-    program: CpuProgram,
+    tensors: Sequence[CTensor],
     library: Library,
     read: TensorReader,
     threads: int,
@@ -58,7 +58,7 @@ def place_tensors(
     """Puts every weight of a program in place.
 
     Args:
-        program: says which tensors it expects, and how.
+        tensors: those that the program expects, in its order.
         library: packs panels.
         read: finds tensors.
         threads: how many threads fill memory.
@@ -69,12 +69,12 @@ def place_tensors(
             be read.
         HostError: there is not enough memory.
     """
-    sources = [[read(part) for part in tensor.parts] for tensor in program.tensors]
-    _check_blocks(program.tensors, sources)
-    total = sum(tensor.size_bytes for tensor in program.tensors)
-    placed = Placed([0] * len(program.tensors))
+    sources = [[read(part) for part in tensor.parts] for tensor in tensors]
+    _check_blocks(tensors, sources)
+    total = sum(tensor.size_bytes for tensor in tensors)
+    placed = Placed([0] * len(tensors))
     offsets: dict[int, int] = {}
-    for index, (tensor, parts) in enumerate(zip(program.tensors, sources, strict=True)):
+    for index, (tensor, parts) in enumerate(zip(tensors, sources, strict=True)):
         rows = _in_place(tensor, parts)
         if rows is not None:
             placed.addresses[index] = rows.ctypes.data
@@ -87,7 +87,7 @@ def place_tensors(
     placed.owners.append(memory)
     tasks: list[Task] = []
     for index, offset in offsets.items():
-        tensor, parts = program.tensors[index], sources[index]
+        tensor, parts = tensors[index], sources[index]
         target = memory[offset : offset + tensor.size_bytes]
         placed.addresses[index] = target.ctypes.data
         if tensor.layout == "packed":
@@ -107,7 +107,7 @@ def place_tensors(
     return placed
 
 
-def _in_place(tensor: CpuTensor, parts: Sequence[TensorRows]) -> Bytes | None:
+def _in_place(tensor: CTensor, parts: Sequence[TensorRows]) -> Bytes | None:
     """A tensor's bytes if the program can read them in place, else None."""
     if tensor.layout != "rows":
         return None
@@ -118,7 +118,7 @@ def _in_place(tensor: CpuTensor, parts: Sequence[TensorRows]) -> Bytes | None:
     return rows if rows.ctypes.data % tensor.format.block_bytes == 0 else None
 
 
-def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[TensorRows]]) -> None:
+def _check_blocks(tensors: Sequence[CTensor], sources: Sequence[Sequence[TensorRows]]) -> None:
     wrong = [
         f"{parts[0].where} is {parts[0].format}, the artifact reads {tensor.format}"
         for tensor, parts in zip(tensors, sources, strict=True)
@@ -132,7 +132,7 @@ def _check_blocks(tensors: Sequence[CpuTensor], sources: Sequence[Sequence[Tenso
         )
 
 
-def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: TensorRows, target: Bytes) -> Iterator[Task]:
+def _pack_tasks(library: Library, index: int, tensor: CTensor, part: TensorRows, target: Bytes) -> Iterator[Task]:
     rows, row_bytes = tensor.shape[0], tensor.format.row_bytes(tensor.shape[1])
     panels, per_task = -(-rows // PANEL_ROWS), max(1, _PIECE_BYTES // (PANEL_ROWS * row_bytes))
 
@@ -148,7 +148,7 @@ def _pack_tasks(library: Library, index: int, tensor: CpuTensor, part: TensorRow
     return tasks_of(pack, panels, per_task)
 
 
-def _convert_tasks(tensor: CpuTensor, parts: Sequence[TensorRows], target: Bytes) -> Iterator[Task]:
+def _convert_tasks(tensor: CTensor, parts: Sequence[TensorRows], target: Bytes) -> Iterator[Task]:
     width = prod(tensor.shape[1:])
     numbers = target.view(STORAGE[str(tensor.format)]).reshape(tensor.shape)
     row = 0

@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Phase
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
@@ -87,11 +87,14 @@ class CudaHost(MlxHost):
         self._as_launches = [counts for counts, _ in failures]
         self.notes = tuple(_notes_of(failures))
         self._first_notes = self.notes
-        decode = self.plan.step("decode")
+        decode = self.program.phase("decode")
         self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
         self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
         self._context_matters = any(
-            "context" in buffer.shape for step in self.plan.steps if step.name == "prefill" for buffer in step.buffers
+            "context" in buffer.shape
+            for phase in self.program.phases
+            if phase.name == "prefill"
+            for buffer in phase.buffers
         )
         self._inputs = DecodeInputs()
         self._decodes: _Recent[_Trace] = _Recent()
@@ -108,7 +111,9 @@ class CudaHost(MlxHost):
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Launcher]:
         """See `MlxHost.make_kernels`; all are compiled, or taken from the cache, before this returns."""
-        sources = {k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.kernels}
+        sources = {
+            k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.program(cls.target).kernels
+        }
         cubins = build_cubins(sources, architecture(), progress)
         return {name: launcher(name, cubin) for name, cubin in cubins.items()}
 
@@ -125,20 +130,20 @@ class CudaHost(MlxHost):
         """A kernel as MLX launches it; inputs are never copied."""
         return launcher(name, image)
 
-    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
-        if step.name == "decode" and not self._tell:  # who is told of launches shall be told of each
-            return self._decode(step, dims, arrays, others)
+        if phase.name == "decode" and not self._tell:  # who is told of launches shall be told of each
+            return self._decode(phase, dims, arrays, others)
         packed = Packed.of(arrays)
         uploaded = packed.upload()
-        key = (*self._prefill_key(step, dims), *(place.start for place in packed.places.values()), len(others))
+        key = (*self._prefill_key(phase, dims), *(place.start for place in packed.places.values()), len(others))
         parts = self._prefills.get(key)
         if parts is None:
             # Steps that are filled up have few sizes. The first of another is not traced: it may be the only one.
             again = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
-            parts = self._parts(step, dims, traced=again)
+            parts = self._parts(phase, dims, traced=again)
             self._prefills.keep(key, parts if again else None)
         else:
             self._prefills.keep(key, parts)
@@ -154,30 +159,30 @@ class CudaHost(MlxHost):
                 if new := [made[name] for name in made.keys() - before.keys()]:
                     started.append(min(new, key=lambda array: array.nbytes))
                 self.launches.update(part.launches)
-        return self.results_of(step, dims, made)
+        return self.results_of(phase, dims, made)
 
     def _has_few_sizes(self, dims: Dims) -> bool:
         return bool(self.plan.padded_sizes) and dims["seqs"] == 1 and dims["rows"] <= 1
 
-    def _prefill_key(self, step: Step, dims: Dims) -> _Key:
+    def _prefill_key(self, phase: Phase, dims: Dims) -> _Key:
         """What a trace of a step of prompts depends on; the context only where launches have its size."""
         sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
-        conditions = (one.when.holds(dims) for one in step.launches if one.when is not None)
-        return (step.name, *sizes.values(), *conditions)
+        conditions = (one.when.holds(dims) for one in phase.launches if one.when is not None)
+        return (phase.name, *sizes.values(), *conditions)
 
     def _decode(
-        self, step: Step, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
+        self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
     ) -> tuple[mx.array, mx.array]:
         tokens = others.get("token_ids")
         tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
         (moving, moved), (steady, held) = self._inputs.bind(arrays)
         key = (
-            step.name,
+            phase.name,
             *(dims["tokens"], dims["seqs"], dims["rows"]),
             *(dims[dim] for dim in self._grid_dims),
             *(one.holds(dims) for one in self._conditions),
         )
-        trace = self._decodes.get(key) or self._trace(step, dims, moving, steady)
+        trace = self._decodes.get(key) or self._trace(phase, dims, moving, steady)
         self._decodes.keep(key, trace)
         if self._step_kernel(dims) is not None:
             with StepKernel.order:
@@ -203,9 +208,9 @@ class CudaHost(MlxHost):
         with StepKernel.order:
             StepKernel.turn = None
 
-    def _trace(self, step: Step, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
+    def _trace(self, phase: Phase, dims: Dims, moving: Packed, steady: Packed) -> _Trace:
         """The step as a function of tokens, the packed arrays, the arena's token and a step kernel's turn."""
-        self._keep_unpacked(step, dims)
+        self._keep_unpacked(phase, dims)
 
         def run(
             tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array, *turn: mx.array
@@ -215,25 +220,25 @@ class CudaHost(MlxHost):
                 self.launches.update(kernel.counts(dims))
                 logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
                 return logits, token, moved + 1, *turns
-            logits, token = self.run(step, dims, inputs)
+            logits, token = self.run(phase, dims, inputs)
             if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):
                 self.launches[AS_LAUNCHES] += 1
             return logits, token, moved + 1
 
         return self._compiled(run)
 
-    def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+    def _run(self, phase: Phase, launch: Launch, arrays: Arrays, dims: Dims) -> None:
         if not self._kept.has(launch):
-            super()._run(step, launch, arrays, dims)
+            super()._run(phase, launch, arrays, dims)
 
-    def _keep_unpacked(self, step: Step, dims: Dims) -> None:
+    def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:
         """Unpacks what the step takes of weights unpacked, and keeps it, as far as there is memory to spare."""
-        shapes = self._shapes[step.name]
+        shapes = self._shapes[phase.name]
         self._kept.keep(
-            [one for one in step.launches if self._reads_weights_alone(one) and grid_of(one, dims) is not None],
-            self.plan.kernel,
+            [one for one in phase.launches if self._reads_weights_alone(one) and grid_of(one, dims) is not None],
+            self.program.kernel,
             lambda name: shape_of(shapes[name], dims),
-            lambda launches: self.run_launches(step, launches, dims, {}),
+            lambda launches: self.run_launches(phase, launches, dims, {}),
         )
         self._fixed |= self._kept.arrays
         self.notes = (*self._first_notes, self._kept.note) if self._kept.note else self._first_notes
@@ -241,22 +246,24 @@ class CudaHost(MlxHost):
     def _reads_weights_alone(self, launch: Launch) -> bool:
         return launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
 
-    def _parts(self, step: Step, dims: Dims, traced: bool) -> list[_Trace]:
+    def _parts(self, phase: Phase, dims: Dims, traced: bool) -> list[_Trace]:
         """The step as functions of all arrays that the launches of a part and later ones read."""
-        self._keep_unpacked(step, dims)
-        launches = [one for one in step.launches if grid_of(one, dims) is not None and not self._kept.has(one)]
+        self._keep_unpacked(phase, dims)
+        launches = [one for one in phase.launches if grid_of(one, dims) is not None and not self._kept.has(one)]
         cuts = [*range(0, len(launches), _PART), len(launches)]
-        parts, needed = [], set(step.outputs)
+        parts, needed = [], set(phase.outputs)
         for start, end in reversed(list(pairwise(cuts))):
-            parts.append(self._part(step, launches[start:end], dims, frozenset(needed), traced))
-            needed.update(*(self.names_read(step, launch) for launch in launches[start:end]))
+            parts.append(self._part(phase, launches[start:end], dims, frozenset(needed), traced))
+            needed.update(*(self.names_read(phase, launch) for launch in launches[start:end]))
         return parts[::-1]
 
-    def _part(self, step: Step, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool) -> _Trace:
+    def _part(
+        self, phase: Phase, launches: Sequence[Launch], dims: Dims, needed: frozenset[str], traced: bool
+    ) -> _Trace:
         passed = [name for name in needed if name not in self._fixed]
 
         def run(arrays: Arrays) -> Arrays:
-            made = self.run_launches(step, launches, dims, arrays)
+            made = self.run_launches(phase, launches, dims, arrays)
             return {name: made[name] for name in passed if name in made}
 
         return self._compiled(run) if traced else _Trace(run, Counter())

@@ -62,7 +62,7 @@ class StepKernel:
             blocks: of its grid, all of which are on the GPU at once.
         """
         self.entry = entry
-        self._launches, self._vocab = plan.step("decode").launches, plan.vocab_size
+        self._launches, self._vocab = plan.program("metal").phase("decode").launches, plan.vocab_size
         self._launch, self._blocks = launch, blocks
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
@@ -159,19 +159,19 @@ def build_steps(artifact: Artifact, architecture: str) -> StepImages:
     Raises:
         HostError: a text does not compile.
     """
-    plan = artifact.plan
+    program = artifact.plan.program("metal")
     if int(architecture.removeprefix("sm_").rstrip("a")) < OLDEST:
         why = NoStepKernelError(f"the GPU is {architecture}, and the step kernel is made for sm_{OLDEST} and newer")
         return StepImages(
-            failures=tuple((steps.counts, why) for steps in (*plan.step_kernels, *plan.steps_as_launches))
+            failures=tuple((steps.counts, why) for steps in (*program.step_kernels, *program.steps_as_launches))
         )
     with ThreadPoolExecutor() as pool:
         building = [
             pool.submit(build_cubin, entry.name, with_prelude(artifact.files[entry.file]), architecture)
-            for entry in plan.step_kernels
+            for entry in program.step_kernels
         ]
-        images = [StepImage(entry, cubin.result()) for entry, cubin in zip(plan.step_kernels, building, strict=True)]
-    failures = [(steps.counts, NoStepKernelError(steps.because)) for steps in plan.steps_as_launches]
+        images = [StepImage(entry, cubin.result()) for entry, cubin in zip(program.step_kernels, building, strict=True)]
+    failures = [(steps.counts, NoStepKernelError(steps.because)) for steps in program.steps_as_launches]
     return StepImages(tuple(images), tuple(failures))
 
 

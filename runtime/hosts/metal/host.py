@@ -32,4 +32,4 @@ class MetalHost(MlxHost):
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Launcher]:
         """See `MlxHost.make_kernels`; nothing is compiled yet."""
-        return {kernel.name: metal_kernel(artifact, kernel) for kernel in artifact.plan.kernels}
+        return {kernel.name: metal_kernel(artifact, kernel) for kernel in artifact.plan.program(cls.target).kernels}

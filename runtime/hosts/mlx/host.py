@@ -14,11 +14,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Phase
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, kernel_input
-from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
 from mlxr.runtime.hosts.mlx.padding import padded_batch
@@ -35,6 +35,7 @@ Launcher = Callable[..., list[mx.array]]
 class MlxHost(ArrayHost):
     """Runs the plan on the GPU that MLX computes on."""
 
+    target: ClassVar[str] = "metal"
     pipelines = True
     builds_late = True
     has_step_kernels: ClassVar[bool] = False
@@ -57,10 +58,12 @@ class MlxHost(ArrayHost):
         """
         super().__init__(artifact, weights, arena)
         launchers = self.make_kernels(artifact, progress)
-        self._kernels = {k.name: (k, launchers[k.name]) for k in self.plan.kernels}
-        self._graphs = {step.name: artifact.graph(step.name) for step in self.plan.steps}
-        self._shapes = {step.name: {b.name: b.shape for b in step.buffers} for step in self.plan.steps}
-        self._read = {s.name: {name for one in s.launches for name in one.inputs} for s in self.plan.steps}
+        self._kernels = {k.name: (k, launchers[k.name]) for k in self.program.kernels}
+        self._graphs = {phase.name: artifact.graph(phase.name) for phase in self.program.phases}
+        self._shapes = {phase.name: {b.name: b.shape for b in phase.buffers} for phase in self.program.phases}
+        self._read = {
+            phase.name: {name for launch in phase.launches for name in launch.inputs} for phase in self.program.phases
+        }
         self._fixed: Arrays = {
             f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
@@ -101,22 +104,22 @@ class MlxHost(ArrayHost):
 
     def step(self, batch: Batch) -> mx.array:
         """Builds one step; the result and the arena's new token are lazy."""
-        step = step_of(self.plan, batch)
-        if step.name == "prefill":
+        phase = self.program.phase(phase_of(self.plan, batch))
+        if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
         dims = batch_dims(batch)
-        arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[step.name]}
-        logits, self.arena.token = self.launch_step(step, dims, arrays)
+        arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[phase.name]}
+        logits, self.arena.token = self.launch_step(phase, dims, arrays)
         if not dims["rows"]:
             with self.failures():
                 mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
         return logits
 
-    def launch_step(self, step: Step, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
+    def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """Launches a step after the last access of the arena.
 
         Args:
-            step: of the plan.
+            phase: of the program.
             dims: the batch's.
             batch: what the step reads of the batch's metadata, by the plan's buffer names.
 
@@ -124,26 +127,26 @@ class MlxHost(ArrayHost):
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
         inputs = {name: kernel_input(array) for name, array in batch.items()}
-        return self.run(step, dims, inputs | {ARENA_TOKEN: self.arena.token})
+        return self.run(phase, dims, inputs | {ARENA_TOKEN: self.arena.token})
 
-    def run(self, step: Step, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
+    def run(self, phase: Phase, dims: Dims, inputs: Arrays) -> tuple[mx.array, mx.array]:
         """Launches a step's kernels.
 
         Args:
-            step: of the plan.
+            phase: of the program.
             dims: the batch's.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
-        return self.results_of(step, dims, self.run_launches(step, step.launches, dims, inputs))
+        return self.results_of(phase, dims, self.run_launches(phase, phase.launches, dims, inputs))
 
-    def run_launches(self, step: Step, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+    def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
         """Launches some of a step's kernels.
 
         Args:
-            step: of the plan.
+            phase: of the program.
             launches: of the step, in order.
             dims: the batch's.
             inputs: what these launches read, save weights and the arena, by the plan's buffer names.
@@ -153,18 +156,18 @@ class MlxHost(ArrayHost):
         """
         arrays = {**self._fixed, **inputs}
         for launch in launches:
-            self._run(step, launch, arrays, dims)
+            self._run(phase, launch, arrays, dims)
         return arrays
 
-    def results_of(self, step: Step, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
+    def results_of(self, phase: Phase, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
         """Logits [rows, vocab] f32 and the arena's new token, of all that a step made."""
-        name, token_name = step.outputs
+        name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.vocab_size)
         return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
-    def names_read(self, step: Step, launch: Launch) -> set[str]:
+    def names_read(self, phase: Phase, launch: Launch) -> set[str]:
         """The buffers that a launch reads, as a kernel or as MLX ops."""
-        op = self._graphs[step.name].op(launch.op)
+        op = self._graphs[phase.name].op(launch.op)
         return {*launch.inputs, *op.inputs.values(), *(name for _, name in launch.mlx_inputs)}
 
     def start(self, *results: mx.array) -> None:
@@ -200,7 +203,7 @@ class MlxHost(ArrayHost):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
-        launch = self.plan.copy_blocks
+        launch = self.program.copy_blocks
         assert launch is not None, "the pager forks only when the plan has the kernel"
         pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
         pairs[: len(copies)] = copies
@@ -211,16 +214,16 @@ class MlxHost(ArrayHost):
         self._launch(launch, arrays, grid, {})
         self.arena.token = arrays[launch.outputs[0]]
 
-    def _run(self, step: Step, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+    def _run(self, phase: Phase, launch: Launch, arrays: Arrays, dims: Dims) -> None:
         grid = grid_of(launch, dims)
         if grid is None:
             return
-        buffers = self._shapes[step.name]
+        buffers = self._shapes[phase.name]
         if launch.runs_as_mlx(dims) and not launch.feeds_mlx:
-            op = self._graphs[step.name].op(launch.op)
+            op = self._graphs[phase.name].op(launch.op)
             names = {**op.inputs, **dict(launch.mlx_inputs)}
             inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
-            inputs |= self._norms.get((step.name, launch.op), {})
+            inputs |= self._norms.get((phase.name, launch.op), {})
             arrays[op.out] = _bindable(evaluate_large(op.attrs, inputs))
             self.count(f"mlx.{op.kind}", launch.op)
             return

@@ -26,17 +26,17 @@ def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[t
     """
     cast: dict[tuple[str, mx.Dtype], mx.array] = {}
     found: dict[tuple[str, str], dict[str, mx.array]] = {}
-    for step in artifact.plan.steps:
-        graph = artifact.graph(step.name)
-        types = {buffer.name: MLX_DTYPES[str(buffer.dtype)] for buffer in step.buffers}
+    for phase in artifact.plan.program("metal").phases:
+        graph = artifact.graph(phase.name)
+        types = {buffer.name: MLX_DTYPES[str(buffer.dtype)] for buffer in phase.buffers}
         types |= {name: weight.dtype for name, weight in weights.items()}
-        for launch in step.launches:
+        for launch in phase.launches:
             op = graph.op(launch.op)
             names = {**op.inputs, **dict(launch.mlx_inputs)}
             if not launch.mlx or launch.feeds_mlx or "norm" not in names:
                 continue
             dtype = compute_type(types[names["x"]], types[names["weight"]], MLX_DTYPES[str(graph.value(op.out).dtype)])
-            norms = found.setdefault((step.name, launch.op), {})
+            norms = found.setdefault((phase.name, launch.op), {})
             for port in (port for port in NORM_PORTS if port in names):
                 key = (names[port], dtype)
                 norms[port] = cast.setdefault(key, weights[names[port]].astype(dtype))

@@ -6,15 +6,15 @@ wrong lifetime shows. The arena is the same MLX arrays as on the GPU, written in
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, BatchDim, Launch, Step
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, BatchDim, Launch, Phase
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -27,6 +27,7 @@ class SimHost(ArrayHost):
     """Runs the plan's kernels one after another, and waits for each."""
 
     name = "sim"
+    target: ClassVar[str] = "metal"
 
     def __init__(
         self,
@@ -44,10 +45,10 @@ class SimHost(ArrayHost):
             progress: called with (kernels ready, all kernels).
         """
         super().__init__(artifact, weights, arena)
-        texts = {k.name: artifact.kernel_text(k.name) for k in self.plan.kernels}
+        texts = {k.name: artifact.kernel_text(k.name) for k in self.program.kernels}
         self._kernels = prepare(texts, progress)
-        self._threads = {k.name: (k.threads, 1, 1) for k in self.plan.kernels}
-        memory = max(step.activation_bytes for step in self.plan.steps)
+        self._threads = {k.name: (k.threads, 1, 1) for k in self.program.kernels}
+        memory = max(phase.activation_bytes for phase in self.program.phases)
         self._memory = np.zeros(memory + 256, dtype=np.uint8)
         self._base = -(-self._memory.ctypes.data // 256) * 256
         self._tokens: dict[str, np.ndarray] = {}
@@ -61,8 +62,8 @@ class SimHost(ArrayHost):
             self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
         # The dims that the sizes of a step's activations depend on.
         self._sizes: dict[str, list[BatchDim]] = {
-            step.name: sorted({d for b in step.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
-            for step in self.plan.steps
+            phase.name: sorted({d for b in phase.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
+            for phase in self.program.phases
         }
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
@@ -84,17 +85,17 @@ class SimHost(ArrayHost):
 
     def step(self, batch: Batch) -> mx.array:
         """Runs one batch and waits for it."""
-        step, dims = step_of(self.plan, batch), batch_dims(batch)
+        phase, dims = self.program.phase(phase_of(self.plan, batch)), batch_dims(batch)
         self._memory.fill(0xFF)
         self._begin()
         arrays = batch_arrays(batch)
-        buffers = self._fixed | self._layout(step, dims)
+        buffers = self._fixed | self._layout(phase, dims)
         buffers |= {n: SimBuffer.of(array, writable=False, name=n) for n, array in arrays.items()}
-        for launch in step.launches:
+        for launch in phase.launches:
             grid = grid_of(launch, dims)
             if grid is not None:
                 self._launch(launch, buffers, grid)
-        logits, token = step.outputs
+        logits, token = phase.outputs
         self._finish(token)
         rows = batch.num_rows
         if not rows:
@@ -105,7 +106,7 @@ class SimHost(ArrayHost):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
-        launch = self.plan.copy_blocks
+        launch = self.program.copy_blocks
         assert launch is not None, "the pager forks only when the plan has the kernel"
         pairs = np.array(copies, dtype=np.int32)
         grid = grid_of(launch, {"copies": len(copies)})
@@ -151,15 +152,15 @@ class SimHost(ArrayHost):
             self._fix(name, np.zeros(8, dtype=np.uint32), writable=True)
         return self._fixed[name]
 
-    def _layout(self, step: Step, dims: Dims) -> dict[str, SimBuffer]:
+    def _layout(self, phase: Phase, dims: Dims) -> dict[str, SimBuffer]:
         """The step's activations, each exactly as large as this batch makes it."""
-        key = (step.name, *(dims[dim] for dim in self._sizes[step.name]))
+        key = (phase.name, *(dims[dim] for dim in self._sizes[phase.name]))
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             layout = {}
-            for b in step.buffers:
+            for b in phase.buffers:
                 size = int(np.prod(shape_of(b.shape, dims), dtype=np.int64)) * b.dtype.size_bytes
                 layout[b.name] = SimBuffer(self._base + b.offset_bytes, size, True, b.name)
             self._layouts[key] = layout

@@ -125,7 +125,7 @@ def measure(model: Model, work: Workload) -> Measurement:
     plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
     read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
-    memory = plan.cpu.memory if target == "cpu" and plan.cpu else plan.memory
+    memory = plan.programs[target].memory
     return Measurement(
         prefill_tokens_per_second=statistics.median(rates),
         decode_tokens_per_second=work.batch * work.decode_tokens / sum(steps),

@@ -2,12 +2,12 @@
 
 import re
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec, Target
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec
 
 _EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.")
 
 
-def weight_bytes(artifact: Artifact, target: Target, rows: int = 1) -> int:
+def weight_bytes(artifact: Artifact, target: str, rows: int = 1) -> int:
     """Bytes of weights that a decode step reads, each once, on a host of a target.
 
     Args:
@@ -16,15 +16,10 @@ def weight_bytes(artifact: Artifact, target: Target, rows: int = 1) -> int:
         rows: sequences of the step; of the embedding table it reads their rows alone, unless it is the output too, and
             of experts those that they choose, taken to be different ones.
     """
-    plan = artifact.plan
-    if target == "cpu" and plan.cpu is not None:
-        sizes = {tensor.name: (tensor.size_bytes, tensor.shape[0]) for tensor in plan.cpu.tensors}
-        launches = [(launch.kernel, launch.inputs) for launch in plan.cpu.step("decode").launches]
-    elif plan.steps:
-        sizes = {weight.name: (weight.size_bytes, weight.shape[0]) for weight in plan.weights}
-        launches = [(launch.kernel, launch.inputs) for launch in plan.step("decode").launches]
-    else:
-        return plan.memory.weights_bytes
+    program = artifact.plan.program(target)
+    weights = program.library.tensors if program.library else artifact.plan.weights
+    sizes = {weight.name: (weight.size_bytes, weight.shape[0]) for weight in weights}
+    launches = [(launch.kernel, launch.inputs) for launch in program.phase("decode").launches]
     whole = {name for kernel, inputs in launches if not kernel.startswith("embed_") for name in inputs}
     table = {name for kernel, inputs in launches if kernel.startswith("embed_") for name in inputs} - whole
     read = sum(int(sizes[name][0] * _share(artifact.spec, name, rows)) for name in whole if name in sizes)

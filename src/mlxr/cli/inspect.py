@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_key_argument
-from mlxr.compiler.artifact import TARGETS
 from mlxr.compiler.command.type_options import add_type_arguments
+from mlxr.compiler.targets.registry import TARGETS
 from mlxr.model_source import MODEL_HELP
 
 

@@ -88,8 +88,7 @@ def _launches(model: Model) -> dict[str, int]:
     """A count for each kernel that was launched, in the order of the plan."""
     counts = model.host.launches
     plan = model.artifact.plan
-    order = [kernel.name for kernel in plan.kernels]
-    order += [kernel.name for kernel in plan.cpu.kernels] if plan.cpu else []
+    order = [kernel.name for program in plan.programs.values() for kernel in program.kernels]
     return {name: counts[name] for name in [*order, *sorted(set(counts) - set(order))] if counts[name]}
 
 

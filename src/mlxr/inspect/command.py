@@ -11,7 +11,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
-from mlxr.inspect.cpu_report import cpu_function, cpu_json, cpu_report
+from mlxr.inspect.c_report import c_function, c_json, c_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
 from mlxr.inspect.report import report
@@ -42,6 +42,7 @@ def show(args: argparse.Namespace) -> int:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
     if target == "cpu" and args.activations not in (None, "f32"):
         raise RequestError(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
+    in_c = artifact.plan.program(target).library is not None
     if args.chip or args.measure:
         _show_roofline(artifact, args, target)
     elif args.context is not None or args.batch is not None:
@@ -55,11 +56,11 @@ def show(args: argparse.Namespace) -> int:
         else:
             print(f"wrote {args.graph}", file=sys.stderr)
     elif args.json:
-        print(json.dumps(report_json(artifact) if target == "metal" else cpu_json(artifact), indent=1))
+        print(json.dumps(c_json(artifact, target) if in_c else report_json(artifact, target), indent=1))
     else:
         width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
-        show = report if target == "metal" else cpu_report
-        sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches))
+        show = c_report if in_c else report
+        sys.stdout.write(show(artifact, width, Ink(_colour()), args.all_launches, target))
     return 0
 
 
@@ -106,11 +107,11 @@ def _measured(artifact: Artifact, name: str | None, context: int, batch: int) ->
 
 
 def _kernel(artifact: Artifact, name: str, target: str, as_json: bool) -> str:
-    if target == "cpu":
-        entry_json, text = cpu_function(artifact, name)
+    if artifact.plan.program(target).library is not None:
+        entry_json, text = c_function(artifact, name, target)
         return json.dumps(entry_json | {"source": text}, indent=1) + "\n" if as_json else text
-    entry = artifact.kernel_entry(name)
-    text = artifact.kernel_text(entry.name)
+    entry = artifact.kernel_entry(name, target)
+    text = artifact.files[entry.file]
     if as_json:
         return json.dumps(kernel_json(entry) | {"source": text}, indent=1) + "\n"
     return highlight(text) if _colour() else text

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Plan, Step, layer_buffer
+from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Phase, Plan, Program, layer_buffer
 from mlxr.compiler.artifact.running import runs
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.rows import Embed
@@ -18,16 +18,14 @@ class LaunchRow:
     """A launch, with what the table says about it.
 
     Attributes:
-        step: `decode`, `prefill` or `copy_blocks`.
-        index: its place in the step.
-        layer: the layer it belongs to; None for one outside of the layers.
+        phase: `decode`, `prefill` or `copy_blocks`.
+        index: its place in the phase.
         op_kind: kind of the graph's op it computes.
         weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
     """
 
-    step: str
+    phase: str
     index: int
-    layer: int | None
     launch: Launch
     kernel: KernelEntry
     op_kind: str
@@ -35,6 +33,11 @@ class LaunchRow:
     per_token: bool
     reads: str
     writes: str
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to; None for one outside of the layers."""
+        return self.launch.layer
 
     @property
     def grid(self) -> str:
@@ -72,8 +75,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Program:
-    """The rows of one step, in launch order."""
+class PhaseRows:
+    """The rows of one phase, in launch order."""
 
     name: str
     rows: tuple[LaunchRow, ...]
@@ -104,34 +107,33 @@ class Program:
         return [row for row in self.rows if row.runs(dims)]
 
 
-def programs(artifact: Artifact) -> list[Program]:
-    """Every launch of an artifact: decode, prefill, and the copy of shared blocks if there is one."""
-    plan = artifact.plan
-    steps = [_program(plan, step, artifact.graph(step.name)) for step in plan.steps]
-    if plan.copy_blocks is not None:
-        launch = plan.copy_blocks
+def phase_rows(artifact: Artifact, target: str) -> list[PhaseRows]:
+    """Every launch of a target's program: decode, prefill, and the copy of shared blocks where there is one."""
+    plan, program = artifact.plan, artifact.plan.program(target)
+    phases = [_rows(plan, program, phase, artifact.graph(phase.name)) for phase in program.phases]
+    if program.copy_blocks is not None:
+        launch = program.copy_blocks
         row = LaunchRow(
-            step=_ARENA_ONLY,
+            phase=_ARENA_ONLY,
             index=0,
-            layer=None,
             launch=launch,
-            kernel=plan.kernel(launch.kernel),
+            kernel=program.kernel(launch.kernel),
             op_kind=_ARENA_ONLY,
             weight_bytes=0,
             per_token=False,
             reads="copies, arena, token",
             writes="token",
         )
-        steps.append(Program(_ARENA_ONLY, (row,)))
-    return steps
+        phases.append(PhaseRows(_ARENA_ONLY, (row,)))
+    return phases
 
 
-def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
+def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRows:
     sizes = {w.name: w.size_bytes for w in plan.weights}
     rows_of = {w.name: w.shape[0] for w in plan.weights}
-    kernels = {kernel.name: kernel for kernel in plan.kernels}
+    kernels = {kernel.name: kernel for kernel in program.kernels}
     rows = []
-    for index, launch in enumerate(step.launches):
+    for index, launch in enumerate(phase.launches):
         op = graph.op(launch.op)
         weights = [name for name in launch.inputs if name in sizes]
         gathers = isinstance(op.attrs, Embed | ExpertProduct)
@@ -141,9 +143,8 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
             read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
         rows.append(
             LaunchRow(
-                step=step.name,
+                phase=phase.name,
                 index=index,
-                layer=op.layer,
                 launch=launch,
                 kernel=kernels[launch.kernel],
                 op_kind=op.kind,
@@ -153,7 +154,7 @@ def _program(plan: Plan, step: Step, graph: OpGraph) -> Program:
                 writes=_short_list(launch.outputs, op.layer, graph),
             )
         )
-    return Program(step.name, tuple(rows))
+    return PhaseRows(phase.name, tuple(rows))
 
 
 def _signature(row: LaunchRow, written: set[str]) -> tuple[object, ...]:

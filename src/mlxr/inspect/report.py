@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mlxr.compiler.artifact import Artifact, BatchDim
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.inspect.launches import Block, LaunchRow, Program, programs
+from mlxr.inspect.launches import Block, LaunchRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
@@ -30,7 +30,7 @@ def scenarios(artifact: Artifact) -> dict[str, dict[BatchDim, int]]:
     return batches
 
 
-def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False) -> str:
+def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False, target: str = "metal") -> str:
     """The whole text, ending in a newline.
 
     Args:
@@ -38,12 +38,13 @@ def report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = False)
         width: columns of the terminal.
         ink: whether to use escape codes.
         all_launches: one row for each launch instead of one for each launch of a representative layer.
+        target: whose program.
     """
-    lines = list(_head(artifact, width, ink))
-    for program in programs(artifact):
+    lines = list(_head(artifact, target, width, ink))
+    for phase in phase_rows(artifact, target):
         lines.append("")
-        lines += _section(artifact, program, width, ink, all_launches)
-    lines += _choices(artifact, width, ink)
+        lines += _section(artifact, phase, width, ink, all_launches)
+    lines += _choices(artifact, target, width, ink)
     return "\n".join(lines) + "\n"
 
 
@@ -60,9 +61,9 @@ def count(number: int) -> str:
     return str(number)
 
 
-def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
-    spec, plan = artifact.spec, artifact.plan
-    model, memory, arena = spec.model, plan.memory, plan.arena
+def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str]:
+    spec, plan, program = artifact.spec, artifact.plan, artifact.plan.program(target)
+    model, memory, arena = spec.model, program.memory, program.arena
     attention = model.attention
     about = (
         f"{count(parameters(artifact))} parameters, {model.num_layers} layers, hidden size {model.hidden_size}, "
@@ -76,17 +77,17 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
     names = (*axes, "tokens", "KV heads", "head dim")
     shape = " x ".join(f"{n} {name}" for n, name in zip(arena.shape, names, strict=True))
     dtypes = sorted({str(part.format) for weight in plan.weights for part in weight.parts})
-    steps = ", ".join(f"{step.name} {size(step.activation_bytes)}" for step in plan.steps)
+    phases = ", ".join(f"{phase.name} {size(phase.activation_bytes)}" for phase in program.phases)
     budget = "no budget" if memory.budget_bytes is None else f"of a budget of {size(memory.budget_bytes)}"
-    if plan.cpu:
-        budget = f"target cpu: {size(plan.cpu.memory.total_bytes)}; {budget}"
+    others = {name: other.memory for name, other in plan.programs.items() if name != target}
+    totals = [f"target {name}: {size(memory.total_bytes)}" for name, memory in others.items()]
     for name, value, text in (
         ("weights", size(memory.weights_bytes), f"{len(plan.weights)} tensors, {', '.join(dtypes)}"),
         ("arena", size(memory.arena_bytes), f"{arena.mode}; K and V, each {shape}, {arena.dtype}"),
-        ("activations", size(memory.activation_bytes), f"the larger of {steps}"),
-        ("total", size(memory.total_bytes), budget),
-        *(("types", types.target, str(types)) for types in plan.types),
-        ("kernels", str(len(plan.kernels)), "show one with --kernel NAME"),
+        ("activations", size(memory.activation_bytes), f"the larger of {phases}"),
+        ("total", size(memory.total_bytes), "; ".join((*totals, budget))),
+        *(("types", name, str(each.types)) for name, each in plan.programs.items()),
+        ("kernels", str(len(program.kernels)), "show one with --kernel NAME"),
         ("geometry", artifact.chip.name, f"chosen for {artifact.chip.title}"),
     ):
         label = f"  {name:<11}  {value:>9}  "
@@ -95,11 +96,11 @@ def _head(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
         )
 
 
-def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_launches: bool) -> Iterator[str]:
-    head = f"{program.name}: {_ABOUT[program.name]}"
+def _section(artifact: Artifact, phase: PhaseRows, width: int, ink: Ink, all_launches: bool) -> Iterator[str]:
+    head = f"{phase.name}: {_ABOUT[phase.name]}"
     for number, line in enumerate(textwrap.wrap(head, max(width, NARROWEST), subsequent_indent="  ")):
         yield ink.bold(line) if number == 0 else line
-    for total in _totals(artifact, program):
+    for total in _totals(artifact, phase):
         yield from textwrap.wrap(f"  {total}", max(width, NARROWEST), subsequent_indent="    ")
     columns = (
         Column("#" if all_launches else "n", 9, right=True),
@@ -114,21 +115,22 @@ def _section(artifact: Artifact, program: Program, width: int, ink: Ink, all_lau
     )
     rows: list[Row] = []
     if all_launches:
-        rows += [_cells(row, str(row.index), row.launch.op) for row in program.rows]
+        rows += [_cells(row, str(row.index), row.launch.op) for row in phase.rows]
     else:
-        for block in program.blocks:
-            rows += _block(block, len(program.blocks) > 1)
+        for block in phase.blocks:
+            rows += _block(block, len(phase.blocks) > 1)
     yield from render_table(columns, rows, width, ink)
-    if any(row.per_token for row in program.rows):
+    if any(row.per_token for row in phase.rows):
         yield ink.dim("* for each token"[: max(width, NARROWEST)])
 
 
-def _choices(artifact: Artifact, width: int, ink: Ink) -> Iterator[str]:
+def _choices(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str]:
     """What rules chose for each kind of launch, with their reasons; sizes that no rule sets are left out."""
-    of_steps = [step.chosen for step in artifact.plan.steps if step.chosen]
+    program = artifact.plan.program(target)
+    of_phases = [phase.chosen for phase in program.phases if phase.chosen]
     of_arena = [artifact.plan.arena_chosen] if artifact.plan.arena_chosen else []
     of_arena.append(artifact.plan.chunk)
-    chosen = [kernel.chosen for kernel in artifact.plan.kernels if kernel.chosen] + of_steps + of_arena
+    chosen = [kernel.chosen for kernel in program.kernels if kernel.chosen] + of_phases + of_arena
     order = {choice.site: index for index, choice in reversed(list(enumerate(chosen)))}
     lines = {
         (order[choice.site], choice.site, f"{name} {choice.sizes[name]}", why)
@@ -157,17 +159,17 @@ def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:
     return (number, op, row.launch.kernel, row.grid, str(row.kernel.threads), row.when, memory, weights, row.flow)
 
 
-def _totals(artifact: Artifact, program: Program) -> Iterator[str]:
-    if program.name == "copy_blocks":
+def _totals(artifact: Artifact, phase: PhaseRows) -> Iterator[str]:
+    if phase.name == "copy_blocks":
         yield "1 launch"
         return
-    if program.name == "prefill":
-        rows = program.running(chunk_dims(artifact.plan))
+    if phase.name == "prefill":
+        rows = phase.running(chunk_dims(artifact.plan))
         yield f"{_split(rows)}, for up to {artifact.plan.max_tokens} tokens a chunk"
         return
     texts: dict[str, list[str]] = {}
     for name, dims in scenarios(artifact).items():
-        rows = program.running(dims)
+        rows = phase.running(dims)
         read = sum(row.weight_bytes for row in rows if not row.per_token)
         texts.setdefault(f"{_split(rows)}, reading {size(read)} of weights and embedding rows", []).append(name)
     for text, names in texts.items():

@@ -3,36 +3,37 @@
 import dataclasses
 from typing import Any
 
-from mlxr.compiler.artifact import Artifact, KernelEntry
+from mlxr.compiler.artifact import PHASES, Artifact, KernelEntry
 from mlxr.compiler.artifact.running import chunk_dims
-from mlxr.inspect.launches import LaunchRow, programs
+from mlxr.inspect.launches import LaunchRow, phase_rows
 from mlxr.inspect.report import parameters, scenarios
 
 
-def report_json(artifact: Artifact) -> dict[str, Any]:
+def report_json(artifact: Artifact, target: str = "metal") -> dict[str, Any]:
     """Model, memory, arena, kernels and launches as plain data."""
-    plan = artifact.plan
-    steps = programs(artifact)
-    rows = [row for program in steps for row in program.rows]
-    decode = next(program for program in steps if program.name == "decode")
+    plan, program = artifact.plan, artifact.plan.program(target)
+    phases = phase_rows(artifact, target)
+    rows = [row for phase in phases for row in phase.rows]
+    decode, prefill = (next(phase for phase in phases if phase.name == name) for name in PHASES)
     per_token = [{"batch": name, "launches": len(decode.running(dims))} for name, dims in scenarios(artifact).items()]
-    arena = {name: value for name, value in dataclasses.asdict(plan.arena).items() if name != "dtype"}
+    arena = {name: value for name, value in dataclasses.asdict(program.arena).items() if name != "dtype"}
     return {
         "name": artifact.spec.name,
         "digest": artifact.digest,
         "chip": artifact.chip.name,
         "parameters": parameters(artifact),
         "num_layers": plan.num_layers,
-        "memory": plan.memory.model_dump() | {"total_bytes": plan.memory.total_bytes},
-        "arena": arena | {"dtype": str(plan.arena.dtype), "shape": list(plan.arena.shape)},
-        "types": [types.model_dump(mode="json") for types in plan.types],
+        "memory": program.memory.model_dump() | {"total_bytes": program.memory.total_bytes},
+        "arena": arena | {"dtype": str(program.arena.dtype), "shape": list(program.arena.shape)},
+        "types": [each.types.model_dump(mode="json") for each in plan.programs.values()],
         "chunk": plan.chunk.model_dump() | {"max_tokens": plan.max_tokens},
         "arena_chosen": plan.arena_chosen.model_dump() if plan.arena_chosen else None,
         "launches_per_decode_token": per_token,
-        "launches_per_prefill_chunk": next(len(p.running(chunk_dims(plan))) for p in steps if p.name == "prefill"),
-        "decode_step": next((step.chosen.model_dump() for step in plan.steps if step.chosen), None),
+        "launches_per_prefill_chunk": len(prefill.running(chunk_dims(plan))),
+        "decode_step": next((phase.chosen.model_dump() for phase in program.phases if phase.chosen), None),
         "kernels": [
-            kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)} for kernel in plan.kernels
+            kernel_json(kernel) | {"num_launches": sum(row.kernel == kernel for row in rows)}
+            for kernel in program.kernels
         ],
         "launches": [_launch(row) for row in rows],
     }
@@ -46,7 +47,7 @@ def kernel_json(kernel: KernelEntry) -> dict[str, Any]:
 def _launch(row: LaunchRow) -> dict[str, Any]:
     launch = row.launch
     return {
-        "step": row.step,
+        "step": row.phase,
         "index": row.index,
         "layer": row.layer,
         "op": launch.op,

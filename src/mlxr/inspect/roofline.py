@@ -20,17 +20,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxr.compiler.artifact import K_ARENA, Artifact, BatchDim, Chip, Op, Plan, Step
+from mlxr.compiler.artifact import K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
-from mlxr.inspect.launches import LaunchRow, Program, programs
+from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
 
 Bound = Literal["memory", "compute", "launch"]
 Dims = Mapping[BatchDim, int]
 MLX = "MLX matmul"
+_TARGET = "metal"
+"""The target of GPUs, whose launches this is about."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class StepLimits:
         name: `decode` or `prefill`.
         about: the batch, for people.
         tokens: new tokens of the batch.
-        program: all launches of the step.
+        rows: all launches of the phase.
         dims: the batch's dims.
         launches: the launches that run.
     """
@@ -93,7 +95,7 @@ class StepLimits:
     name: str
     about: str
     tokens: int
-    program: Program
+    rows: PhaseRows
     dims: Dims
     launches: tuple[LaunchLimit, ...]
 
@@ -122,17 +124,17 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
         ArtifactError: it has no code for GPUs, or the chip's speed is not known.
     """
     plan = artifact.plan
-    if "metal" not in plan.targets:
+    if _TARGET not in plan.targets:
         raise ArtifactError("the artifact has no code for GPUs; compile it with mlxr-compile --target metal")
     for name, value, most in (("context", context, plan.arena.context), ("batch", batch, plan.arena.max_sequences)):
         if not 1 <= value <= most:
             raise RequestError(f"--{name} is {value}; the artifact holds 1 to {most}")
     chunk = min(plan.max_tokens, plan.arena.context)
     sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
-    steps = {program.name: program for program in programs(artifact)}
+    rows = {phase.name: phase for phase in phase_rows(artifact, _TARGET)}
     return (
-        _limits(artifact, chip, steps["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
-        _limits(artifact, chip, steps["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
+        _limits(artifact, chip, rows["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
+        _limits(artifact, chip, rows["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
     )
 
 
@@ -151,18 +153,19 @@ def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
     return row.launch.runs_as_mlx(dims) and not row.launch.feeds_mlx
 
 
-def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about: str) -> StepLimits:
+def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
     figures = chip.figures
     if figures is None:
         raise ArtifactError(f"it is not known how fast {chip.title} is; name a chip with --chip")
-    graph, step = artifact.graph(program.name), artifact.plan.step(program.name)
+    phase = next(phase for phase in artifact.plan.program(_TARGET).phases if phase.name == rows.name)
+    graph = artifact.graph(phase.name)
     launches = []
-    for row in program.running(dims):
+    for row in rows.running(dims):
         op = graph.op(row.launch.op)
         on_mlx = runs_on_mlx(row, dims)
         halves = on_mlx and row.kernel.inputs[0].dtype.size_bytes == 2
         rate = figures.matmul_tflops.value if halves else figures.f32_tflops.value
-        work = _work(artifact.plan, step, row, op, dims)
+        work = _work(artifact.plan, phase, row, op, dims)
         launches.append(
             LaunchLimit(
                 row=row,
@@ -173,11 +176,11 @@ def _limits(artifact: Artifact, chip: Chip, program: Program, dims: Dims, about:
                 launch_us=figures.launch_us.value,
             )
         )
-    return StepLimits(program.name, about, dims["tokens"], program, dims, tuple(launches))
+    return StepLimits(rows.name, about, dims["tokens"], rows, dims, tuple(launches))
 
 
-def _work(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> Work:
-    size = _weight_bytes(row, op, dims) + _activation_bytes(plan, step, row, op, dims)
+def _work(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Dims) -> Work:
+    size = _weight_bytes(row, op, dims) + _activation_bytes(plan, phase, row, op, dims)
     if K_ARENA not in row.launch.inputs:
         return Work(size, _projection_flops(plan, row, op, dims))
     arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
@@ -203,8 +206,8 @@ def _weight_bytes(row: LaunchRow, op: Op, dims: Dims) -> int:
     return min(every, row.weight_bytes * op.attrs.num_experts // op.attrs.top_k)
 
 
-def _activation_bytes(plan: Plan, step: Step, row: LaunchRow, op: Op, dims: Dims) -> int:
-    buffers = {buffer.name: buffer for buffer in step.buffers}
+def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Dims) -> int:
+    buffers = {buffer.name: buffer for buffer in phase.buffers}
     total = 0
     for name in dict.fromkeys((*row.launch.inputs, *row.launch.outputs)):
         if name not in buffers:

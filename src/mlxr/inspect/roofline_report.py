@@ -91,7 +91,7 @@ def _rate(tokens: int, time_us: float) -> str:
 
 def _rows(roofline: Roofline, step: StepLimits) -> Iterator[Row]:
     limits = {launch.row.index: launch for launch in step.launches}
-    blocks = step.program.blocks
+    blocks = step.rows.blocks
     for number, block in enumerate(blocks):
         if block.layers:
             many = f"each row is {block.times} launches" if block.times > 1 else "each row is 1 launch"

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Step
+from mlxr.compiler.artifact import Artifact, DType, Launch, Op, Phase, Program
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, shape_of, step_of
+from mlxr.runtime.hosts.binding import Dims, batch_dims, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.norms import NORM_PORTS
 from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES, evaluate_large
@@ -65,15 +65,24 @@ def device_name() -> str:
 def running(artifact: Artifact, batch: Batch) -> list[Launch]:
     """The launches of a batch, in order."""
     dims = batch_dims(batch)
-    return [launch for launch in step_of(artifact.plan, batch).launches if grid_of(launch, dims) is not None]
+    return [launch for launch in _phase(artifact, batch).launches if grid_of(launch, dims) is not None]
 
 
 def with_kernels_of(artifact: Artifact, launches: Sequence[Launch]) -> Artifact:
     """The artifact with no other kernels than those of these launches, so that no others are built."""
     names = {launch.kernel for launch in launches}
-    kernels = tuple(kernel for kernel in artifact.plan.kernels if kernel.name in names)
-    plan = artifact.plan.model_copy(update={"kernels": kernels})
+    kernels = tuple(kernel for kernel in _program(artifact).kernels if kernel.name in names)
+    plan = artifact.plan.with_program("metal", kernels=kernels)
     return Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
+
+
+def _program(artifact: Artifact) -> Program:
+    """What the hosts run whose launches are timed."""
+    return artifact.plan.program("metal")
+
+
+def _phase(artifact: Artifact, batch: Batch) -> Phase:
+    return _program(artifact).phase(phase_of(artifact.plan, batch))
 
 
 class Pieces:
@@ -90,11 +99,11 @@ class Pieces:
         """
         self._artifact = artifact
         self._kernels, self._inputs, self._batch = kernels, inputs, batch
-        self._step: Step = step_of(artifact.plan, batch)
+        self._phase = _phase(artifact, batch)
         self._dims: Dims = batch_dims(batch)
-        self._entries = {kernel.name: kernel for kernel in artifact.plan.kernels}
-        self._shapes = {buffer.name: buffer.shape for buffer in self._step.buffers}
-        self._graph = artifact.graph(self._step.name)
+        self._entries = {kernel.name: kernel for kernel in _program(artifact).kernels}
+        self._shapes = {buffer.name: buffer.shape for buffer in self._phase.buffers}
+        self._graph = artifact.graph(self._phase.name)
 
     @property
     def running(self) -> list[Launch]:
@@ -108,7 +117,7 @@ class Pieces:
         for launch in launches:
             for name, dtype in self._read(launch):
                 if name not in made and name not in inputs:
-                    inputs[name] = self._inputs.input(self._step, self._batch, name, dtype)
+                    inputs[name] = self._inputs.input(self._phase, self._batch, name, dtype)
             inputs |= self._norms(launch, inputs)
         # What stands for the step before is no weight: those take turns, and are too large to be made anew.
         names = [name for launch in launches for name in launch.inputs if name in inputs]
@@ -125,7 +134,7 @@ class Pieces:
     def _read(self, launch: Launch) -> list[tuple[str, DType]]:
         """The buffers that a launch reads, those that only MLX's ops take among them."""
         ports = self._entries[launch.kernel].inputs
-        dtypes = {buffer.name: buffer.dtype for buffer in self._step.buffers}
+        dtypes = {buffer.name: buffer.dtype for buffer in self._phase.buffers}
         for_mlx = [(name, dtypes[name]) for _, name in launch.mlx_inputs]
         return [(name, port.dtype) for name, port in zip(launch.inputs, ports, strict=True)] + for_mlx
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, DType, Step, Value, layer_buffer
+from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, DType, Phase, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache.arena import Arena
@@ -78,7 +78,7 @@ class RandomInputs:
         self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
         self._weights = {weight.name: weight for weight in artifact.plan.weights}
         self._made: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
-        graphs = [artifact.graph(step.name) for step in artifact.plan.steps]
+        graphs = [artifact.graph(phase.name) for phase in artifact.plan.program("metal").phases]
         self._experts = {
             op.outputs["experts"]: _columns(graph.value(op.inputs["x"]))
             for graph in graphs
@@ -90,17 +90,17 @@ class RandomInputs:
         """Whether the plan has a weight of this name."""
         return name in self._weights
 
-    def input(self, step: Step, batch: Batch, name: str, dtype: DType) -> Input:
+    def input(self, phase: Phase, batch: Batch, name: str, dtype: DType) -> Input:
         """An input by the plan's name for it.
 
         Args:
-            step: whose launch reads it.
+            phase: whose launch reads it.
             batch: what the step runs.
             name: of a weight, of the batch's metadata, of the arena, or of an activation.
             dtype: of the kernel's port.
         """
         arena, metadata = {K_ARENA: self._arena.k, V_ARENA: self._arena.v}, batch_arrays(batch)
-        shapes = {buffer.name: buffer.shape for buffer in step.buffers}
+        shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
         if name in self._weights:
             layout = self._weights[name].layout
             shape = (layout.size_bytes,) if layout.dtype is DType.U8 else self._weights[name].shape

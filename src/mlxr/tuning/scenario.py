@@ -80,7 +80,7 @@ class LaunchKind:
 
 def kinds_of(artifact: Artifact, batch: Batch, wanted: Collection[str]) -> dict[str, LaunchKind]:
     """The kinds of launch in a batch that have some of the wanted sizes, by the site that geometry rules name."""
-    chosen_of = {kernel.name: kernel.chosen for kernel in artifact.plan.kernels}
+    chosen_of = {kernel.name: kernel.chosen for kernel in artifact.plan.program("metal").kernels}
     kernels_of: dict[str, list[str]] = {}
     for launch in running(artifact, batch):
         kernels_of.setdefault(launch.op, []).append(launch.kernel)

@@ -33,7 +33,7 @@ class StepSearch:
 
     def search_step_kernel(self) -> list[SiteTuning]:
         """Whether a step of one token is one kernel, and of how many threads."""
-        chosen = self._bench.artifacts.compiled().plan.step("decode").chosen
+        chosen = self._bench.artifacts.compiled().plan.program("metal").phase("decode").chosen
         if chosen is None:
             return []
         changes = self._bench.candidates.changes_of("step_threads")

@@ -79,7 +79,7 @@ def _kind_of_all_weights(bench: Workbench, base: Artifact, name: str) -> dict[st
     always = bench.artifacts.compiled({EVERYWHERE: {name: 1}})
     decided, graph = _values(always, name), always.graph("prefill")
     layers: dict[int | None, list[tuple[str, str]]] = {}
-    for launch in always.plan.step("prefill").launches:
+    for launch in always.plan.program("metal").phase("prefill").launches:
         if launch.kernel in decided:
             layers.setdefault(graph.op(launch.op).layer, []).append((launch.op, launch.kernel))
     # Layers with the same kernels are of one kind, of which the first layer stays.
@@ -90,7 +90,7 @@ def _kind_of_all_weights(bench: Workbench, base: Artifact, name: str) -> dict[st
 
 def _values(artifact: Artifact, name: str) -> dict[str, int]:
     """The value of a size for each kernel that has it, by the kernel's name."""
-    chosen_of = {kernel.name: kernel.chosen for kernel in artifact.plan.kernels}
+    chosen_of = {kernel.name: kernel.chosen for kernel in artifact.plan.program("metal").kernels}
     return {kernel: chosen.sizes[name] for kernel, chosen in chosen_of.items() if chosen and name in chosen.sizes}
 
 

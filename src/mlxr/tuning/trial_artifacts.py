@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from mlxr.compiler.artifact import Artifact, Chip, Target
+from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.driver import compile_spec
 from mlxr.tuning.site_tuning import SiteTuning, Sizes
@@ -49,7 +49,7 @@ class TrialArtifacts:
         rules = [_rule(tuning.site, tuning.changed, tuning.because) for tuning in tunings if tuning.changed]
         return self._with_rules(rules, self._targets)
 
-    def _with_rules(self, rules: Sequence[GeometryRule], targets: Sequence[Target]) -> Artifact:
+    def _with_rules(self, rules: Sequence[GeometryRule], targets: Sequence[str]) -> Artifact:
         chip = self._chip.model_copy(update={"geometry": (*self._chip.geometry, *rules)})
         return compile_spec(self._spec, targets=targets, chip=chip).artifact
 

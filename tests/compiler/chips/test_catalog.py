@@ -23,7 +23,7 @@ def test_every_chip_has_kernels_for_every_kind_of_launch(name: str) -> None:
     for spec in (small_spec(), family_spec("experts-shared-gate")):
         artifact = compile_spec(spec, targets=("metal",), chip=find_chip(name)).artifact
         assert artifact.chip == find_chip(name)
-        assert any(kernel.chosen for kernel in artifact.plan.kernels)
+        assert any(kernel.chosen for kernel in artifact.plan.first.kernels)
 
 
 def test_the_generic_chip_changes_nothing() -> None:
@@ -114,7 +114,7 @@ def test_geometry_that_a_caller_gives_is_what_rules_change() -> None:
     plan = compile_spec(
         small_spec(), Geometry.of(matvec_simdgroups=4, matvec_outputs=8), ("metal",), chip
     ).artifact.plan
-    qkv = next(kernel for kernel in plan.kernels if kernel.label == "qkv")
+    qkv = next(kernel for kernel in plan.first.kernels if kernel.label == "qkv")
     assert qkv.threads == 4 * 32
     assert qkv.chosen
     assert dict(qkv.chosen.sizes)["matvec_outputs"] == 2

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.elementwise import Activation, Add
-from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr.compiler.passes.pipeline import passes_of, run_passes
 from mlxr_tests.graphs import kinds, small_graph, source_graph
 from mlxr_tests.specs import small_spec
 
@@ -84,12 +85,12 @@ def test_rewrite_keeps_inputs() -> None:
     assert "x" in diamond().rewrite({"left": [], "right": []}, outputs=[])
 
 
-@pytest.mark.parametrize("step", [None, *STEPS])
-def test_json_round_trip(step: Step | None) -> None:
+@pytest.mark.parametrize("phase", [None, *PHASES])
+def test_json_round_trip(phase: PhaseName | None) -> None:
     spec = small_spec(model__attention__sliding_window=5, model__attention__qkv_bias=True)
     graph = source_graph(spec)
-    if step:
-        graph, _ = run_passes(graph, passes_of(step))
+    if phase:
+        graph, _ = run_passes(graph, passes_of(phase))
     again = OpGraph.from_json(json.loads(json.dumps(graph.to_json())))
     assert list(again.values) == list(graph.values)
     assert list(again.ops) == list(graph.ops)
@@ -117,9 +118,10 @@ import json
 from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
 from mlxr.compiler.ir.ops.elementwise import Activation, Add
-from mlxr.compiler.passes.pipeline import STEPS, passes_of, run_passes
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.passes.pipeline import passes_of, run_passes
 graph = source_graph(small_spec(model__attention__qkv_bias=True))
-for one in (graph, *(run_passes(graph, passes_of(step))[0] for step in STEPS)):
+for one in (graph, *(run_passes(graph, passes_of(phase))[0] for phase in PHASES)):
     print(one.dump(), json.dumps(one.to_json()))
 """
 

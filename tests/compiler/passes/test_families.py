@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import OpGraph
-from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.passes.pipeline import passes_of, run_passes
 from mlxr_tests.family_specs import ALL_SPECS, NEIGHBOURS, family_spec
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph, trace
 
@@ -12,18 +13,18 @@ LAUNCHED = {"embed", "norm", "linear", "projection", "qk_norm", "route", "expert
 ATTENTION = {"decode": {"rope_write_attention"}, "prefill": {"rope_cache_write", "rope_attention"}}
 
 
-def fused(name: str, step: Step) -> OpGraph:
-    return run_passes(source_graph(family_spec(name)), passes_of(step))[0]
+def fused(name: str, phase: PhaseName) -> OpGraph:
+    return run_passes(source_graph(family_spec(name)), passes_of(phase))[0]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", ALL_SPECS)
-def test_all_passes_keep_the_numbers(name: str, step: Step) -> None:
+def test_all_passes_keep_the_numbers(name: str, phase: PhaseName) -> None:
     spec = family_spec(name)
     source = source_graph(spec)
-    graph, _ = run_passes(source, passes_of(step))
-    assert set(kinds(graph)) <= LAUNCHED | ATTENTION[step]
-    check_same_numbers(source, graph, spec, decode_only=step == "decode")
+    graph, _ = run_passes(source, passes_of(phase))
+    assert set(kinds(graph)) <= LAUNCHED | ATTENTION[phase]
+    check_same_numbers(source, graph, spec, decode_only=phase == "decode")
 
 
 def layer_launches(name: str, layer: int) -> list[str]:

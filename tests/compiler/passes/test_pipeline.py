@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.errors import GraphError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.base import PassResult
-from mlxr.compiler.passes.pipeline import STEPS, Step, passes_of, run_passes
+from mlxr.compiler.passes.pipeline import passes_of, run_passes
 from mlxr_tests.graphs import check_same_numbers, kinds, source_graph
 from mlxr_tests.specs import small_spec
 
@@ -35,23 +36,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_passes_keep_the_numbers(variant: str, step: Step) -> None:
+def test_all_passes_keep_the_numbers(variant: str, phase: PhaseName) -> None:
     spec = small_spec(**VARIANTS[variant])
     source = source_graph(spec)
     before = source.dump()
-    graph, records = run_passes(source, passes_of(step))
+    graph, records = run_passes(source, passes_of(phase))
     assert source.dump() == before
-    assert [r.name for r in records] == [p.name for p in passes_of(step)]
+    assert [r.name for r in records] == [p.name for p in passes_of(phase)]
     assert all(r.modified for r in records if r.name not in _IDLE)
     assert records[-1].num_ops == len(graph)
-    check_same_numbers(source, graph, spec, decode_only=step == "decode")
+    check_same_numbers(source, graph, spec, decode_only=phase == "decode")
 
 
 def test_what_is_left() -> None:
     source = source_graph(small_spec())
-    graphs = {step: kinds(run_passes(source, passes_of(step))[0]) for step in STEPS}
+    graphs = {phase: kinds(run_passes(source, passes_of(phase))[0]) for phase in PHASES}
     project, attend = "projection", "rope_write_attention"
     assert graphs["decode"] == ["embed", *2 * [project, attend, project, project, project], project]
     layer = [project, "rope_cache_write", "rope_attention", project, project, project]
@@ -68,9 +69,9 @@ class _Sabotage:
         return PassResult(graph.rewrite({op.name: [broken]}), True)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_broken_pass_is_named_with_those_before_it(step: Step) -> None:
-    passes = passes_of(step)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_broken_pass_is_named_with_those_before_it(phase: PhaseName) -> None:
+    passes = passes_of(phase)
     ran = [*(p.name for p in passes[:4]), "sabotage"]
     with pytest.raises(GraphError) as caught:
         run_passes(source_graph(small_spec()), [*passes[:4], _Sabotage(), *passes[4:]])
@@ -78,13 +79,13 @@ def test_a_broken_pass_is_named_with_those_before_it(step: Step) -> None:
     assert str(caught.value).endswith(f"[stage fused, after {', '.join(ran)}]")
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_every_pass_of_a_plain_model_is_needed(step: Step) -> None:
-    whole, _ = run_passes(source_graph(small_spec()), passes_of(step))
-    for left_out in passes_of(step):
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_pass_of_a_plain_model_is_needed(phase: PhaseName) -> None:
+    whole, _ = run_passes(source_graph(small_spec()), passes_of(phase))
+    for left_out in passes_of(phase):
         if left_out.name in _IDLE:
             continue
-        passes = [p for p in passes_of(step) if p.name != left_out.name]
+        passes = [p for p in passes_of(phase) if p.name != left_out.name]
         try:
             graph, _ = run_passes(source_graph(small_spec()), passes)
         except GraphError:

@@ -32,7 +32,7 @@ def plan_for(*rules: GeometryRule, name: str | None = None, **changes: object) -
 
 
 def kernel(plan: Plan, label: str) -> KernelEntry:
-    return next(kernel for kernel in plan.kernels if kernel.label == label)
+    return next(kernel for kernel in plan.first.kernels if kernel.label == label)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,9 @@ def test_each_launch_has_its_own_geometry() -> None:
     assert {label: k.chosen and k.chosen.sizes["matvec_outputs"] for label, k in found.items()} == {
         **{"qkv": 2, "o": 8, "gate_up": 4, "down": 8, "logits": 4}
     }
-    threadgroups = {plan.kernel(la.kernel).label: la.threadgroups[0].times for la in plan.step("decode").launches}
+    threadgroups = {
+        plan.first.kernel(la.kernel).label: la.threadgroups[0].times for la in plan.first.phase("decode").launches
+    }
     for label, one in found.items():
         assert one.chosen
         rows = int(re.findall(r" (\d+)x", one.chosen.site)[0])
@@ -101,7 +103,7 @@ def test_each_launch_has_its_own_geometry() -> None:
 def test_formats_decide_too() -> None:
     changes = {"weights": {"default": "f16", "mlp": "f32"}, "model__hidden_size": 64}
     plan = plan_for(rule(8, formats=("f16",)), rule(16, min_bits=32), **changes)
-    sizes = {k.label: k.chosen.sizes.get("matvec_outputs") for k in plan.kernels if k.chosen}
+    sizes = {k.label: k.chosen.sizes.get("matvec_outputs") for k in plan.first.kernels if k.chosen}
     assert (sizes["qkv"], sizes["o"], sizes["gate_up"], sizes["down"]) == (8, 8, 16, 16)
 
 
@@ -121,7 +123,7 @@ def test_the_partition_is_the_same_for_all_layers() -> None:
     plan = plan_for(short)
     assert plan.whole_context == 16
     assert kernel(plan, "attend_partition").chosen == kernel(plan, "attend").chosen
-    conditions = {str(la.when) for la in plan.step("decode").launches if la.when and la.when.dim == "context"}
+    conditions = {str(la.when) for la in plan.first.phase("decode").launches if la.when and la.when.dim == "context"}
     assert conditions == {"context <= 16", "context >= 17"}
 
 
@@ -131,15 +133,15 @@ def test_a_step_is_a_site_of_all_matrices() -> None:
     assert (str(site), site.bits) == ("step 3x64 bf16+f32", 20)
     one = GeometryRule(sizes={"step_threads": 512}, labels=("step",), because="one", origin="predicted")
     plan = plan_for(one)
-    decode, prefill = plan.step("decode").chosen, plan.step("prefill").chosen
+    decode, prefill = plan.first.phase("decode").chosen, plan.first.phase("prefill").chosen
     assert decode and prefill is None
     assert (dict(decode.sizes), dict(decode.why)) == (
         {"step_threads": 512, "step_sequences": 1, "step_blocks": 1, "step_prefetch": 0},
         {"step_threads": "one (predicted)"},
     )
-    without = plan_for().step("decode").chosen
+    without = plan_for().first.phase("decode").chosen
     assert without and without.sizes["step_threads"] == 0
-    assert plan.kernels == plan_for().kernels, "the same texts either way"
+    assert plan.first.kernels == plan_for().first.kernels, "the same texts either way"
 
 
 @pytest.mark.parametrize(
@@ -180,5 +182,5 @@ def test_kernels_tell_of_matrix_instructions_where_they_are_open(
 ) -> None:
     attention = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}
     spec = small_spec(model__attention=attention, cache={"dtype": dtype, "block_size": 4}, activation_dtype=dtype)
-    chosen = [kernel.chosen for kernel in compiled(spec, geometry).plan.kernels if "attend" in kernel.label]
+    chosen = [kernel.chosen for kernel in compiled(spec, geometry).plan.first.kernels if "attend" in kernel.label]
     assert {name for one in chosen if one for name in one.sizes if name.endswith("_mma")} == names

@@ -8,13 +8,14 @@ import pytest
 
 import mlxr
 from mlxr.compiler.artifact.launch import Condition, Extent, Launch
-from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.check import check_plan
-from mlxr.compiler.schedule.draft import Draft
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.memory import place_activations
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.variants import variant
 
@@ -24,9 +25,9 @@ def plan() -> Plan:
     return mlxr.compile("llama-3.2-1b").plan
 
 
-@pytest.mark.parametrize("step_name", ["decode", "prefill"])
-def test_buffers_alive_together_do_not_overlap(plan: Plan, step_name: str) -> None:
-    step = plan.step(step_name)
+@pytest.mark.parametrize("phase_name", PHASES)
+def test_buffers_alive_together_do_not_overlap(plan: Plan, phase_name: PhaseName) -> None:
+    step = plan.first.phase(phase_name)
     buffers = {b.name: b for b in step.buffers}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -50,8 +51,8 @@ def test_buffers_alive_together_do_not_overlap(plan: Plan, step_name: str) -> No
 
 
 def test_placement_reuses_the_lowest_free_place() -> None:
-    def launch(inputs: str, outputs: str) -> Draft:
-        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+    def launch(inputs: str, outputs: str) -> PendingLaunch:
+        return PendingLaunch("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
 
     drafts = [launch("", "a"), launch("a", "b"), launch("b", "c"), launch("c", "d")]
     shapes = {name: ((64,), DType.F32) for name in "abcd"}
@@ -61,8 +62,8 @@ def test_placement_reuses_the_lowest_free_place() -> None:
 
 
 def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
-    def launch(inputs: str, outputs: str) -> Draft:
-        return Draft("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
+    def launch(inputs: str, outputs: str) -> PendingLaunch:
+        return PendingLaunch("op", None, tuple(inputs), tuple(outputs), (Extent(), Extent(), Extent()))  # type: ignore[arg-type]
 
     drafts = [launch("", "a"), launch("", "b"), launch("b", "c")]
     shapes = {name: ((64,), DType.F32) for name in "abc"}
@@ -72,35 +73,34 @@ def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
 
 def test_a_fused_decode_layer_is_five_launches(plan: Plan) -> None:
     dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": 100}
-    run = [la for la in plan.step("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]
+    run = [la for la in plan.first.phase("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]
     for layer in range(plan.num_layers):
         mine = [la for la in run if la.op.startswith(f"layers.{layer}.")]
-        labels = [plan.kernel(la.kernel).label for la in mine]
+        labels = [plan.first.kernel(la.kernel).label for la in mine]
         assert labels == ["qkv", "attend", "o", "gate_up", "down"]
 
 
 def edited(plan: Plan, change: Callable[[list[Launch]], None]) -> Plan:
-    launches = list(plan.step("decode").launches)
+    launches = list(plan.first.phase("decode").launches)
     change(launches)
-    step = plan.step("decode").model_copy(update={"launches": tuple(launches)})
-    steps: tuple[Step, ...] = (step, plan.step("prefill"))
-    return plan.model_copy(update={"steps": steps})
+    decode = plan.first.phase("decode").model_copy(update={"launches": tuple(launches)})
+    return plan.with_program("metal", phases=(decode, plan.first.phase("prefill")))
 
 
 def first_of(launches: list[Launch], plan: Plan, label: str) -> int:
-    return next(i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label)
+    return next(i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == label)
 
 
 def test_a_plan_without_token_edges_is_refused(plan: Plan) -> None:
     check_plan(plan)
 
     def rewire(launches: list[Launch]) -> None:
-        at = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == "attend"][1]
+        at = [i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == "attend"][1]
         inputs = tuple("arena_token" if name.endswith(".token") else name for name in launches[at].inputs)
         assert inputs != launches[at].inputs
         launches[at] = launches[at].model_copy(update={"inputs": inputs})
 
-    with pytest.raises(PlanError, match=r"accesses the arena with token 'arena_token'; .*\[step decode\]"):
+    with pytest.raises(PlanError, match=r"the arena with token 'arena_token'; .*\[target metal, phase decode\]"):
         check_plan(edited(plan, rewire))
 
 
@@ -138,7 +138,7 @@ def test_doctored_plans_are_refused(
     plan: Plan, label: str, change: dict[str, dict[int, str]] | None, message: str
 ) -> None:
     def doctor(launches: list[Launch]) -> None:
-        found = [i for i, la in enumerate(launches) if plan.kernel(la.kernel).label == label]
+        found = [i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == label]
         at = found[-1 if len(found) == 1 else 1]
         if change is None:
             del launches[at]
@@ -176,7 +176,7 @@ def for_mlx() -> Plan:
 
 
 def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> None:
-    step = for_mlx.step("prefill")
+    step = for_mlx.first.phase("prefill")
     buffers = {b.name: b for b in step.buffers}
     taken = [(la.op, port, buffers[name]) for la in step.launches for port, name in la.mlx_inputs]
     assert {port for _, port, _ in taken} == {"weight", "queries", "keys", "values"}
@@ -192,11 +192,11 @@ def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> No
         for other in (buffers[name] for name in outputs if name in buffers):
             apart = buffer.offset_bytes + buffer.size_bytes <= other.offset_bytes
             assert apart or other.offset_bytes + other.size_bytes <= buffer.offset_bytes
-    assert not any(la.feeds_mlx for la in plan.step("prefill").launches), "no generic artifact has them"
+    assert not any(la.feeds_mlx for la in plan.first.phase("prefill").launches), "no generic artifact has them"
 
 
 def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
-    assert not any(la.feeds_mlx or la.mlx for la in for_mlx.step("decode").launches), "of 2 sequences at most"
+    assert not any(la.feeds_mlx or la.mlx for la in for_mlx.first.phase("decode").launches), "of 2 sequences at most"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
 )
 def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message: str) -> None:
     check_plan(for_mlx)
-    step = for_mlx.step("prefill")
+    step = for_mlx.first.phase("prefill")
     launches = list(step.launches)
     fed = next(i for i, la in enumerate(launches) if la.mlx_inputs)
     feeding = next(i for i, la in enumerate(launches) if la.feeds_mlx)
@@ -242,7 +242,7 @@ def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message:
         launches[fed] = launches[fed].model_copy(update=none)
     doctored = step.model_copy(update={"launches": tuple(launches)})
     with pytest.raises(PlanError, match=message):
-        check_plan(for_mlx.model_copy(update={"steps": (for_mlx.step("decode"), doctored)}))
+        check_plan(for_mlx.with_program("metal", phases=(for_mlx.first.phase("decode"), doctored)))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
         "weights": {"default": "q4_k"},
     }
     plan = compiled(small_spec(**base | changes), Geometry.of(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
-    labels = {plan.kernel(la.kernel).label for la in plan.step("prefill").launches if la.feeds_mlx}
+    labels = {plan.first.kernel(la.kernel).label for la in plan.first.phase("prefill").launches if la.feeds_mlx}
     assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
 
 
@@ -291,13 +291,44 @@ def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[st
     """Where a plan's steps or contexts never get there, nothing is prepared for it."""
     spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
     plan = compiled(spec, Geometry.of(mlx_min_tokens=16, **sizes)).plan
-    found = {"; ".join(map(str, la.mlx)) for la in plan.step("prefill").launches if la.feeds_mlx}
+    found = {"; ".join(map(str, la.mlx)) for la in plan.first.phase("prefill").launches if la.feeds_mlx}
     assert found == ({expected} if expected else set())
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:
-    with pytest.raises(PlanError, match="the step returns 'logits', which no launch makes"):
+    with pytest.raises(PlanError, match="the phase returns 'logits', which no launch makes"):
         check_plan(edited(plan, lambda launches: launches.__delitem__(slice(-2, None))))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("lost", r"the phase returns 'logits', which no launch makes \[target cpu, phase prefill\]"),
+        ("early", "reads 'embedded', which nothing made"),
+        ("twice", "both make 'layers.0.attention.qkv_projected'"),
+        ("nowhere", "makes 'layers.0.attention.qkv_projected', which has no place"),
+        ("fewer", "binds the wrong number of buffers"),
+    ],
+)
+def test_the_same_rules_hold_for_the_c_program(change: str, message: str) -> None:
+    plan = compiled(small_spec(), target="cpu").plan
+    check_plan(plan)
+    decode, prefill = plan.first.phases
+    launches, buffers = list(prefill.launches), prefill.buffers
+    qkv = next(i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == "qkv")
+    if change == "lost":
+        launches.pop()
+    elif change == "early":
+        launches.insert(0, launches.pop(qkv))
+    elif change == "twice":
+        launches.insert(qkv, launches[qkv])
+    elif change == "nowhere":
+        buffers = tuple(b for b in buffers if b.name != launches[qkv].outputs[0])
+    else:
+        launches[qkv] = launches[qkv].model_copy(update={"inputs": launches[qkv].inputs[:-1]})
+    doctored = prefill.model_copy(update={"launches": tuple(launches), "buffers": buffers})
+    with pytest.raises(PlanError, match=message):
+        check_plan(plan.with_program("cpu", phases=(decode, doctored)))
 
 
 def test_grids_and_conditions_read_as_people_write_them() -> None:

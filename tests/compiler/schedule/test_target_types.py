@@ -9,8 +9,9 @@ from mlxr.compiler.artifact.padding import padded
 from mlxr.compiler.chips.catalog import known_chips
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.schedule.target_types import cpu_types, metal_types
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.cpu.types import cpu_types
+from mlxr.compiler.targets.metal.types import metal_types
 from mlxr_tests.specs import small_spec
 
 WIDE = {
@@ -71,12 +72,12 @@ def test_what_the_spec_names_is_taken() -> None:
 
 def test_one_artifact_has_the_types_of_each_target() -> None:
     plan = compile_spec(open_spec({"default": "bf16"})).artifact.plan
-    assert [(types.target, str(types.activations), str(types.cache)) for types in plan.types] == [
+    assert [(p.types.target, str(p.types.activations), str(p.types.cache)) for p in plan.programs.values()] == [
         ("metal", "bf16", "bf16"),
         ("cpu", "f32", "f16"),
     ]
-    assert (plan.arena_of("metal").dtype, plan.arena_of("cpu").dtype) == (DType.BF16, DType.F16)
-    assert plan.arena == plan.arena_of("metal")
+    assert (plan.programs["metal"].arena.dtype, plan.programs["cpu"].arena.dtype) == (DType.BF16, DType.F16)
+    assert plan.arena == plan.programs["metal"].arena
 
 
 def test_chips_before_m3_prefer_f16() -> None:
@@ -102,6 +103,6 @@ def test_no_targets_arena_exceeds_the_budget_of_the_cache() -> None:
     spec = open_spec({"default": "f32"}, cache__memory_budget=budget, cache__max_sequences=64, cache__num_blocks=None)
     spec = spec.model_copy(update={"activation_dtype": "bf16"})
     plan = compile_spec(spec).artifact.plan
-    sizes = {types.target: plan.arena_of(types.target).size_bytes for types in plan.types}
+    sizes = {target: program.arena.size_bytes for target, program in plan.programs.items()}
     assert len(set(sizes.values())) > 1, "the caches are of different types"
     assert budget / 2 < max(sizes.values()) <= budget

@@ -65,15 +65,15 @@ def test_lesser_instruction_sets(monkeypatch: pytest.MonkeyPatch, name: str, mar
 def test_empty_functions_are_noticed() -> None:
     """Each function of the C program in turn returns at once. (No experts: without a choice any would be read.)"""
     whole = artifact("olmo-like", EXACT)
-    assert whole.plan.cpu is not None
-    source = whole.cpu_source
+    (file,) = whole.plan.programs["cpu"].files
+    source = whole.source("cpu")
     functions = re.findall(r"^static void (\w+_[0-9a-f]{8})\(mlxr_worker \*w, [^{;]*\{$", source, re.MULTILINE)
     assert len(functions) >= 8, functions
     for function in functions:
         head = re.search(rf"^static void {function}\([^{{;]*\{{$", source, re.MULTILINE)
         assert head is not None
         text = f"{source[: head.end()]}\n    if (w) return;\n{source[head.end() :]}"
-        pair = HostPair(Artifact({**whole.files, whole.plan.cpu.file: text}), threads=1)
+        pair = HostPair(Artifact({**whole.files, file: text}), threads=1)
         with pytest.raises(Mismatch):
             SCHEDULES["mixed-batches"](pair)
 

@@ -27,7 +27,7 @@ def test_a_format_comes_after_what_it_builds_on(held: WeightFormat) -> None:
 
 def test_a_program_holds_its_formats_alone() -> None:
     weights = {"default": "affine4_g64_bf16", "output": "affine8_g64_bf16", "tensors": {"*.o": "q5_1"}}
-    text = compiled(small_spec(weights=weights, **BLOCKS), target="cpu").cpu_source
+    text = compiled(small_spec(weights=weights, **BLOCKS), target="cpu").source("cpu")
     for once in (
         "MLXR_AFFINE_FORMAT(affine4_g64_bf16, 4, 64, bf16)",
         "MLXR_AFFINE_FORMAT(affine8_g64_bf16, 8, 64, bf16)",

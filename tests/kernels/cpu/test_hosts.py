@@ -41,7 +41,7 @@ def test_every_kernel_was_launched(pair):
         pair.step([(fork, tokens(rng, 1)), (seq, tokens(rng, 1))])
         pair.free(fork)
     pair.free(seq)
-    wanted = {k.name for k in pair.plan.cpu.kernels if fork is not None or k.label != "copy_blocks"}
+    wanted = {k.name for k in pair.plan.programs["cpu"].kernels if fork is not None or k.label != "copy_blocks"}
     assert set(pair.host.launches) >= wanted
 
 

@@ -141,16 +141,16 @@ def test_a_read_beyond_a_weight_is_found() -> None:
         from mlxr_tests.specs import compiled, small_spec
         from mlxr_tests.native_weights import random_native
         artifact = compiled(small_spec(weights={"default": "f32", "norm": "bf16"}), target="cpu")
-        program = artifact.plan.cpu
+        tensors = artifact.plan.programs["cpu"].library.tensors
         native, _ = random_native(artifact.plan)
         text = '__attribute__((visibility("default"))) int look(const char *at) { return *at; }'
-        placed = cpu_host.place_tensors(program, None, read_memory(native), 1)
-        index = next(i for i, tensor in enumerate(program.tensors) if tensor.layout == "vector")
+        placed = cpu_host.place_tensors(tensors, None, read_memory(native), 1)
+        index = next(i for i, tensor in enumerate(tensors) if tensor.layout == "vector")
         library = load_library(text, "look")
         library.look.argtypes = (np.ctypeslib.ctypes.c_void_p,)
-        library.look(placed.addresses[index] + program.tensors[index].size_bytes - 1)
+        library.look(placed.addresses[index] + tensors[index].size_bytes - 1)
         print("within", flush=True)
-        library.look(placed.addresses[index] + program.tensors[index].size_bytes)
+        library.look(placed.addresses[index] + tensors[index].size_bytes)
     """
     result = run_python(MEMORY, "-c", textwrap.dedent(program))
     assert result.returncode != 0 and result.stdout == "within\n", result.stdout + result.stderr
@@ -164,10 +164,11 @@ def test_a_missing_barrier_is_found(harm: str) -> None:
         from mlxr_tests.host_pair import HostPair
         from mlxr_tests.specs import compiled, small_spec
         artifact = compiled(small_spec(compute="exact"), target="cpu")
-        head, start, steps = artifact.cpu_source.partition("static void mlxr_decode(")
+        head, start, steps = artifact.source("cpu").partition("static void mlxr_decode(")
         if {harm!r}:
             steps = steps.replace("    mlxr_barrier(w);\\n", "", 3)
-        pair = HostPair(Artifact({{**artifact.files, artifact.plan.cpu.file: head + start + steps}}), threads=2)
+        (file,) = artifact.plan.programs["cpu"].files
+        pair = HostPair(Artifact({{**artifact.files, file: head + start + steps}}), threads=2)
         seq = pair.add()
         for token in range(5):
             batch = pair.step([(seq, [token])])

@@ -26,8 +26,8 @@ def small() -> Model:
 
 def launches(model: Model, label: str) -> int:
     """How often the kernel of a label was launched."""
-    assert model.artifact.plan.cpu is not None
-    return sum(model.host.launches[kernel.name] for kernel in model.artifact.plan.cpu.kernels if kernel.label == label)
+    kernels = model.artifact.plan.programs["cpu"].kernels
+    return sum(model.host.launches[kernel.name] for kernel in kernels if kernel.label == label)
 
 
 @pytest.fixture(autouse=True)

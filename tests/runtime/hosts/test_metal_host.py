@@ -102,7 +102,7 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Artifact], mlxr
     SimMetalKernel.tokens.clear()
 
     def load(artifact: Artifact) -> mlxr.Model:
-        SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
+        SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels}
         return mlxr.load(artifact, TINY, host="auto")
 
     yield load
@@ -243,9 +243,9 @@ def test_quantised_weights_are_unpacked_for_mlx(monkeypatch: pytest.MonkeyPatch,
     layers = pair.plan.num_layers
     pair.step([(a, list(range(1, 42)))])
     assert mlx_launches(pair) == {"mlx.projection": 4 * layers}
-    labels = [pair.plan.kernel(name).label for name in pair.host.launches if not name.startswith("mlx.")]
+    labels = [pair.plan.first.kernel(name).label for name in pair.host.launches if not name.startswith("mlx.")]
     assert labels.count("unpack") == layers == 2, "one for each layer, whose formats differ"
-    unpacks = [k.name for k in pair.plan.kernels if k.label == "unpack"]
+    unpacks = [k.name for k in pair.plan.first.kernels if k.label == "unpack"]
     assert [pair.host.launches[name] for name in unpacks] == [1, 1]
     assert not any(label.endswith(("_rows", "_gemm")) for label in labels if not label.startswith("logits"))
     pair.host.launches.clear()
@@ -295,7 +295,9 @@ def test_prefill_attention_by_mlx_in_several_tiles(monkeypatch: pytest.MonkeyPat
     heads = {"num_heads": 12, "num_kv_heads": 6, "head_dim": 64}
     options = {"cache": {"dtype": "bf16", "block_size": 4, "max_sequences": 1}, "model__attention": heads}
     artifact = compiled(small_spec(activation_dtype="bf16", **options), Geometry.of(mlx_min_rows=0, mlx_min_tokens=2))
-    (prepare,) = (la for la in artifact.plan.step("prefill").launches if la.feeds_mlx and la.op.startswith("layers.0"))
+    (prepare,) = (
+        la for la in artifact.plan.first.phase("prefill").launches if la.feeds_mlx and la.op.startswith("layers.0")
+    )
     assert [str(extent) for extent in prepare.threadgroups] == ["ceil(context/10)", "11", "1"]
     pair = metal_pair(monkeypatch, artifact)
     a = pair.add()
@@ -322,7 +324,7 @@ def test_a_window_that_holds_the_context_is_none(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("weight", range(4))
 def test_a_weight_that_is_not_unpacked_is_noticed(monkeypatch: pytest.MonkeyPatch, weight: int) -> None:
     artifact = compiled(small_spec(**_QUANTISED, activation_dtype="f16"), Geometry.of(mlx_quantised_min_rows=24))
-    for entry in (kernel for kernel in artifact.plan.kernels if kernel.label == "unpack"):
+    for entry in (kernel for kernel in artifact.plan.first.kernels if kernel.label == "unpack"):
         parts = re.split("(?=    // Rows )", artifact.kernel_text(entry.name))
         mistaken = [
             part.replace("MLXR_STORE_UINT4(", "(void)(") if f" of weight_{weight}.\n" in part else part
@@ -364,7 +366,7 @@ def test_mistakes_in_what_attention_by_mlx_takes_are_noticed(
 def metal_pair(monkeypatch: pytest.MonkeyPatch, artifact: Artifact) -> HostPair:
     """A pair whose host is the metal host."""
     monkeypatch.setattr(mx.fast, "metal_kernel", SimMetalKernel)
-    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.kernels}
+    SimMetalKernel.texts = {k.name: artifact.kernel_text(k.name) for k in artifact.plan.first.kernels}
     pair = HostPair(artifact)
     pair.host = MetalHost(artifact, random_buffers(pair.plan)[0], pair.arena)
     return pair

@@ -54,7 +54,7 @@ def test_a_program_gives_the_references_logits(monkeypatch: pytest.MonkeyPatch, 
             as_one += 1
     names = [name for name in pair.host.launches if name.startswith("step_")]
     assert sum(pair.host.launches[name] for name in names) == as_one and not pair.host.notes
-    assert set(names) == {entry.name for entry in pair.plan.step_kernels if {1, 2} & {*entry.counts}}
+    assert set(names) == {entry.name for entry in pair.plan.first.step_kernels if {1, 2} & {*entry.counts}}
 
 
 @pytest.mark.skipif(has_cuda(), reason="here the real one runs")
@@ -105,6 +105,6 @@ def test_an_old_card_is_told() -> None:
 
 def test_the_prelude_stands_between_a_steps_macros_and_its_kernels() -> None:
     artifact = compiled(small_spec(), AS_ONE)
-    text = with_prelude(artifact.files[artifact.plan.step_kernels[0].file])
+    text = with_prelude(artifact.files[artifact.plan.first.step_kernels[0].file])
     before, after = text.split(prelude())
     assert "#define MLXR_THREADGROUP" in before and "namespace" in after and "#include" not in before + after

@@ -54,7 +54,7 @@ class Card:
         logits = self.host.read(self.host.step(Batch.build(parts, self.pager, self.plan.query_tile)))
         for seq_id in ids:
             self.pager.free(seq_id)
-        unpacks = {kernel.name for kernel in self.plan.kernels if kernel.label == "unpack"}
+        unpacks = {kernel.name for kernel in self.plan.first.kernels if kernel.label == "unpack"}
         return logits, sum(self.host.launches[name] for name in unpacks)
 
 

@@ -32,8 +32,8 @@ def test_bytes_are_those_of_the_file(monkeypatch, path, slab):
     plan, file = plan_of(path), open_weights(path)
     calls = []
     buffers = load_buffers(plan.weights, plan.ignored_tensors, file, lambda done, total: calls.append((done, total)))
-    assert calls[-1] == (plan.memory.weights_bytes,) * 2 and calls == sorted(calls)
-    assert sum(np.array(buffer).nbytes for buffer in buffers.values()) == plan.memory.weights_bytes
+    assert calls[-1] == (plan.first.memory.weights_bytes,) * 2 and calls == sorted(calls)
+    assert sum(np.array(buffer).nbytes for buffer in buffers.values()) == plan.first.memory.weights_bytes
     quantised = 0
     for weight in plan.weights:
         if weight.layout.dtype != "u8":

@@ -94,8 +94,8 @@ class SimLauncher:
 
     def _program_of(self, rows: int) -> StepProgram:
         plan = self.artifact.plan
-        (counts,) = (counts for counts in step_classes(plan, plan.arena.max_sequences) if rows in counts)
-        return make_step_program(plan, counts)
+        (counts,) = (counts for counts in step_classes(plan.first, plan.arena.max_sequences) if rows in counts)
+        return make_step_program(plan.first, counts)
 
     def _run_inside(self, launch: StepLaunch, grid: tuple[int, int, int], memory: dict[str, Any]) -> None:
         kernel = sim_kernel(self.artifact.kernel_text(launch.kernel.name))

@@ -42,7 +42,7 @@ class FakeGpu:
 
     def make_kernels(self, artifact: Artifact) -> Mapping[str, Callable[..., list[mx.array]]]:
         """The artifact's kernels."""
-        return {kernel.name: self._kernel(artifact, kernel) for kernel in artifact.plan.kernels}
+        return {kernel.name: self._kernel(artifact, kernel) for kernel in artifact.plan.first.kernels}
 
     def _kernel(self, artifact: Artifact, entry: KernelEntry) -> Callable[..., list[mx.array]]:
         def launch(

@@ -6,8 +6,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.targets.metal.kernels.kernel import Kernel
-from mlxr.compiler.targets.metal.render import Provenance, render
+from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
+from mlxr.compiler.targets.metal.render import render
+from mlxr.compiler.targets.provenance import Provenance
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.kernel_host import load_kernel
@@ -17,14 +18,14 @@ _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32}
 _ORIGIN = Provenance("0", "test", "0")
 
 
-def kernel_text(kernel: Kernel) -> tuple[str, str]:
+def kernel_text(kernel: MetalKernel) -> tuple[str, str]:
     """A kernel's name and its Metal file."""
     source = render(kernel, _ORIGIN)
     return source.name, without_provenance(source.text)
 
 
 def run_kernel(
-    kernel: Kernel,
+    kernel: MetalKernel,
     inputs: Mapping[str, mx.array],
     shapes: Mapping[str, tuple[int, ...]],
     grid: tuple[int, int, int],

@@ -10,6 +10,7 @@ import pytest
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
+from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_MMA_TILE,
     GEMM_ROWS,
@@ -17,11 +18,11 @@ from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_TILE,
     EmbedKernel,
     Epilogue,
-    Kernel,
     ProjectionKernel,
 )
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
-from mlxr.compiler.targets.metal.render import KernelSource, Provenance, render
+from mlxr.compiler.targets.metal.render import KernelSource, render
+from mlxr.compiler.targets.provenance import Provenance
 from mlxr.runtime.hosts.sim.kernel import SimBuffer
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.format_planes import joined, numbers_of, random_planes
@@ -122,7 +123,7 @@ def unpacked_together(benches: Sequence[MatrixBench], unroll: int) -> list[Float
 
 
 def _launch(
-    kernel: Kernel, inputs: dict[str, Any], outs: dict[str, np.ndarray[Any, Any]], grid: tuple[int, int, int]
+    kernel: MetalKernel, inputs: dict[str, Any], outs: dict[str, np.ndarray[Any, Any]], grid: tuple[int, int, int]
 ) -> None:
     bound = [SimBuffer.of(inputs[name], writable=False, name=name) for name, _ in kernel.inputs]
     bound += [SimBuffer.of(outs[name], writable=True, name=name) for name, _ in kernel.outputs]
@@ -137,7 +138,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, host: str, old: str, new: str) -> Non
 
     right = render
 
-    def mistaken(kernel: Kernel, origin: Provenance) -> KernelSource:
+    def mistaken(kernel: MetalKernel, origin: Provenance) -> KernelSource:
         source = right(kernel, origin)
         assert old in source.text, "the mistake can be planted"
         return KernelSource(source.name, source.text.replace(old, new))

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, Op, OpGraph, Step, Value, layer_buffer
+from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, Op, OpGraph, Phase, PhaseName, Value, layer_buffer
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -114,9 +114,9 @@ class OpBench:
         return batch
 
     @on_cpu
-    def run(self, step_name: str, ops: Sequence[str], batch: Batch) -> dict[str, "np.ndarray[Any, Any]"]:
+    def run(self, phase_name: PhaseName, ops: Sequence[str], batch: Batch) -> dict[str, "np.ndarray[Any, Any]"]:
         """Runs ops in order on both, checks each one's results and the arena, and returns sim's results."""
-        step, graph = self.plan.step(step_name), self._graph(step_name)
+        phase, graph = self.plan.first.phase(phase_name), self._graph(phase_name)
         dims = batch_dims(batch)
         sim: dict[str, np.ndarray[Any, Any]] = {}
         reference: dict[str, mx.array] = {}
@@ -130,12 +130,12 @@ class OpBench:
             for name in op.outputs.values():
                 if graph.value(name).role == "activation":
                     sim[name] = _poisoned(graph.value(name), dims)
-            buffers = self._buffers(op, step, graph, batch, sim, reference)
+            buffers = self._buffers(op, phase, graph, batch, sim, reference)
             buffers[op.inputs.get("token", "")] = SimBuffer.of(token, writable=False, name="token")
             token_out = np.zeros(8, dtype=np.uint32)
             buffers[op.outputs.get("token", "")] = SimBuffer.of(token_out, writable=True, name="token_out")
             before = snapshot(self.arena)
-            self._launch(op, step, buffers, dims)
+            self._launch(op, phase, buffers, dims)
             inputs = {port: reference[name] for port, name in op.inputs.items()}
             place = arena_layer(op, self.reference_arena)
             write, attention = _parts_of(op)
@@ -186,7 +186,7 @@ class OpBench:
     def _buffers(
         self,
         op: Op,
-        step: Step,
+        phase: Phase,
         graph: OpGraph,
         batch: Batch,
         sim: Mapping[str, "np.ndarray[Any, Any]"],
@@ -201,7 +201,7 @@ class OpBench:
         for name in op.outputs.values():
             if name in sim:
                 buffers[name] = SimBuffer.of(sim[name], writable=True, name=name)
-        for scratch in step.buffers:
+        for scratch in phase.buffers:
             if scratch.name.startswith(op.name + ".") and scratch.name not in buffers:
                 array = np.full(shape_of(scratch.shape, batch_dims(batch)), np.nan, dtype=np.float32)
                 buffers[scratch.name] = SimBuffer.of(array, writable=True, name=scratch.name)
@@ -212,17 +212,17 @@ class OpBench:
             buffers[V_ARENA] = SimBuffer.of(self.arena.v, writable=True, name=V_ARENA)
         return buffers
 
-    def _launch(self, op: Op, step: Step, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:
+    def _launch(self, op: Op, phase: Phase, buffers: Mapping[str, SimBuffer], dims: Mapping[Any, int]) -> None:
         launched = 0
-        for launch in (one for one in step.launches if one.op == op.name):
+        for launch in (one for one in phase.launches if one.op == op.name):
             grid = grid_of(launch, dims)
             if grid is None:
                 continue
-            num_threads = self.plan.kernel(launch.kernel).threads
+            num_threads = self.plan.first.kernel(launch.kernel).threads
             kernel = load_kernel(self.artifact.kernel_text(launch.kernel), launch.kernel, num_threads)
             bound = [buffers[name] for name in (*launch.inputs, *launch.outputs)]
             kernel.launch(bound, grid, (num_threads, 1, 1), seed=int(self.rng.integers(1 << 32)))
-            self.launches[self.plan.kernel(launch.kernel).label] += 1
+            self.launches[self.plan.first.kernel(launch.kernel).label] += 1
             launched += 1
         assert launched, f"no launch of {op.name} runs for {dict(dims)}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Artifact, ModelSpec, Plan, Target, WeightPlan
+from mlxr.compiler.artifact import Artifact, ModelSpec, Plan, WeightPlan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
@@ -55,13 +55,13 @@ def small_spec(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(data)
 
 
-def compiled(spec: ModelSpec, geometry: Geometry | None = None, target: Target = "metal") -> Artifact:
+def compiled(spec: ModelSpec, geometry: Geometry | None = None, target: str = "metal") -> Artifact:
     """The spec's artifact for one target."""
     return _compiled(spec.model_dump_json(), geometry, target)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(spec_json: str, geometry: Geometry | None, target: Target) -> Artifact:
+def _compiled(spec_json: str, geometry: Geometry | None, target: str) -> Artifact:
     artifact = compile_spec(ModelSpec.model_validate_json(spec_json), geometry, (target,)).artifact
     # Kernels of different specs are then the same text when they are the same code, and sim builds them once.
     texts = {path: without_provenance(text) for path, text in artifact.files.items() if path.endswith((".metal", ".c"))}

@@ -13,6 +13,6 @@ def text_of(artifact: Artifact, sizes: StepKernel, counts: range = ONE_SEQUENCE)
         NotOneKernelError: there is none.
     """
     plan = artifact.plan
-    sources = {kernel.name: artifact.kernel_text(kernel.name) for kernel in plan.kernels}
+    sources = {kernel.name: artifact.kernel_text(kernel.name) for kernel in plan.first.kernels}
     layouts = {weight.name: weight.layout for weight in plan.weights}
-    return step_text(make_step_program(plan, counts), sources, layouts, sizes)
+    return step_text(make_step_program(plan.first, counts), sources, layouts, sizes)

@@ -281,6 +281,6 @@ def variant(name: str) -> Artifact:
 def kernels_of(name: str) -> list[str]:
     """Labels of the kernels that a variant is about."""
     labels = VARIANTS[name][2]
-    found = [k.label for k in variant(name).plan.kernels if not labels or k.label in labels]
+    found = [k.label for k in variant(name).plan.first.kernels if not labels or k.label in labels]
     assert set(labels) <= set(found), f"{name} has no {set(labels) - set(found)}"
     return found

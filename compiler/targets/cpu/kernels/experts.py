@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlxr.compiler.targets.cpu.kernels.kernel import Param
 from mlxr.compiler.targets.cpu.kernels.matrix import Finish
 from mlxr.compiler.targets.cpu.kernels.projection import TILE_ROWS, CpuMatrixKernel
-from mlxr.compiler.targets.metal.kernels.kernel import round_up
+from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """What a C kernel is to the rest: a frozen context, a template, parameters and scratch.
 
-A context is a kernel's identity, as in `mlxr.compiler.targets.metal.kernels.kernel`: equal contexts are one function.
+Equal contexts are one function; see `mlxr.compiler.schedule.kernel`.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import Kernel, Port
 
 ParamKind = Literal["matrix", "vector", "input", "output", "indices", "output_indices", "layer"]
 OUTPUTS: tuple[ParamKind, ...] = ("output", "output_indices")
@@ -18,6 +21,14 @@ _C_TYPES: dict[ParamKind, str] = {
     "indices": "const int32_t *",
     "output_indices": "int32_t *",
     "layer": "int ",
+}
+_DTYPES: dict[ParamKind, DType] = {
+    "matrix": DType.U8,
+    "vector": DType.F32,
+    "input": DType.F32,
+    "output": DType.F32,
+    "indices": DType.I32,
+    "output_indices": DType.I32,
 }
 
 
@@ -41,16 +52,24 @@ class Param:
 
 
 @dataclass(frozen=True)
-class CpuKernel(ABC):
-    """A function to be rendered. `label` is the readable part of its name."""
-
-    label: str
-    template: ClassVar[str]
+class CpuKernel(Kernel):
+    """A function in C."""
 
     @property
     @abstractmethod
     def params(self) -> tuple[Param, ...]:
         """Parameters in order."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The parameters that it reads; the layer is no buffer."""
+        kinds = (param for param in self.params if param.kind not in OUTPUTS)
+        return tuple((param.name, _DTYPES[param.kind]) for param in kinds if param.kind != "layer")
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The parameters that it writes."""
+        return tuple((param.name, _DTYPES[param.kind]) for param in self.params if param.kind in OUTPUTS)
 
     @property
     def declarations(self) -> str:

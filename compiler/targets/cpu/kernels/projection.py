@@ -12,7 +12,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.kernels.matrix import Compute, CpuHelper, Finish, Matrix
-from mlxr.compiler.targets.metal.kernels.kernel import round_up
+from mlxr.compiler.targets.rounding import round_up
 
 NormKind = Literal["rms", "layer"]
 _UNIT_BYTES = 2 * PANEL_ROWS * 4096  # of unpacked weights, at most
@@ -33,8 +33,11 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Output:
-    """Adjacent outputs as C computes them: the product with `weight`, or activation(gate) * up with two weights."""
+class Product:
+    """Adjacent columns of a result, as C computes them.
+
+    The product with `weight`, or with two weights activation(gate) * up.
+    """
 
     matrix: Matrix
     weight: str
@@ -198,14 +201,14 @@ class CpuProjection(CpuMatrixKernel):
         return rows // 2 if self.gated else rows
 
     @property
-    def outputs(self) -> tuple[Output, ...]:
+    def products(self) -> tuple[Product, ...]:
         """The result's columns, in order."""
         tensors = [(m, f"w{i}", s.rows) for i, (m, s) in enumerate(zip(self.matrices, self.segments, strict=True))]
         if self.gated:
             (gate, w0, rows), (up, w1, up_rows) = tensors
             assert rows == up_rows, "gate and up have equal rows"
-            return (Output(gate, w0, up, w1, rows),)
-        return tuple(Output(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
+            return (Product(gate, w0, up, w1, rows),)
+        return tuple(Product(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
 
     @property
     def finish(self) -> Finish:

@@ -1,4 +1,4 @@
-"""Makes the programs of a plan's decode steps: one for each class of numbers of sequences.
+"""Makes the programs of decode steps: one for each class of numbers of sequences.
 
 The launches that one token of each sequence needs, in the plan's order. Numbers of sequences that need the same
 launches share a program; its grids may still depend on the number.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
-from mlxr.compiler.artifact.plan import Plan, Step
+from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.running import decode_dims, runs
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, SCRATCH
 from mlxr.compiler.errors import PlanError
@@ -29,10 +29,10 @@ class NotOneKernelError(PlanError):
     """A decode step that cannot be one kernel; its launches run one by one instead."""
 
 
-def step_classes(plan: Plan, most: int) -> list[range]:
+def step_classes(program: Program, most: int) -> list[range]:
     """The numbers of sequences from 1 to `most`; neighbours that need the same launches are one class."""
-    contexts = _contexts(plan)
-    launches = {(launch.when, launch.mlx, launch.feeds_mlx): launch for launch in plan.step("decode").launches}
+    contexts = _contexts(program)
+    launches = {(launch.when, launch.mlx, launch.feeds_mlx): launch for launch in program.phase("decode").launches}
 
     def needed(count: int) -> list[tuple[bool, bool]]:
         batches = [decode_dims(count, context) for context in contexts]
@@ -42,24 +42,24 @@ def step_classes(plan: Plan, most: int) -> list[range]:
     return [range(counts[0], counts[-1] + 1) for counts in classes]
 
 
-def make_step_program(plan: Plan, counts: range = ONE_SEQUENCE) -> StepProgram:
+def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepProgram:
     """The program of the decode steps of some numbers of sequences.
 
     Args:
-        plan: the plan whose steps they are.
+        program: the program whose steps they are.
         counts: one of `step_classes`.
 
     Raises:
         NotOneKernelError: a launch cannot be part of one kernel; the message says which and why.
     """
-    step, contexts = plan.step("decode"), _contexts(plan)
-    kernels = {kernel.name: kernel for kernel in plan.kernels}
-    places, scratch_bytes = _places(plan, step)
+    phase, contexts = program.phase("decode"), _contexts(program)
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    places, scratch_bytes = _places(phase, program.arena.num_layers)
     batches = _extreme_batches(counts, contexts)
     conditions: dict[Condition, int] = {}
     launches: list[StepLaunch] = []
     arguments: dict[str, None] = {ARENA_TOKEN: None}
-    for launch in step.launches:
+    for launch in phase.launches:
         running = [dims for dims in batches if runs(launch, dims)]
         if not running:
             continue
@@ -74,11 +74,11 @@ def make_step_program(plan: Plan, counts: range = ONE_SEQUENCE) -> StepProgram:
         raise NotOneKernelError(
             f"the step has {len(conditions)} conditions on the context; one kernel has {MOST_CONDITIONS}"
         )
-    logits, token = step.outputs
+    logits, token = phase.outputs
     outputs = (logits, token, SCRATCH)
     inputs = tuple(name for name in arguments if name not in outputs)
-    program = StepProgram(counts, tuple(launches), inputs, outputs, tuple(conditions), scratch_bytes)
-    return with_barriers(program, {program.mask(dims) for dims in batches})
+    step = StepProgram(counts, tuple(launches), inputs, outputs, tuple(conditions), scratch_bytes)
+    return with_barriers(step, {step.mask(dims) for dims in batches})
 
 
 def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
@@ -86,19 +86,19 @@ def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
     return [decode_dims(count, context) for count, context in product(sorted({counts[0], counts[-1]}), contexts)]
 
 
-def _contexts(plan: Plan) -> list[int]:
+def _contexts(program: Program) -> list[int]:
     """Contexts on both sides of every condition: whatever can happen happens with one of them."""
-    borders = {1, plan.arena.context}
+    borders = {1, program.arena.context}
     conditions = {
         condition
-        for launch in plan.step("decode").launches
+        for launch in program.phase("decode").launches
         for condition in (launch.when, *launch.mlx)
         if condition is not None
     }
     for part in (part for condition in conditions for part in condition.parts if part.dim == "context"):
         borders |= {part.minimum, part.minimum - 1}
         borders |= set() if part.maximum is None else {part.maximum, part.maximum + 1}
-    return sorted(context for context in borders if 1 <= context <= plan.arena.context)
+    return sorted(context for context in borders if 1 <= context <= program.arena.context)
 
 
 def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
@@ -114,18 +114,18 @@ def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
     return grid[0], grid[1], grid[2]
 
 
-def _places(plan: Plan, step: Step) -> tuple[dict[str, Place], int]:
-    """Where the step's own buffers and the layers' constants are, and the bytes of scratch memory."""
-    places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(plan.num_layers)}
-    for buffer in step.buffers:
-        if buffer.name in step.outputs:
+def _places(phase: Phase, num_layers: int) -> tuple[dict[str, Place], int]:
+    """Where the phase's own buffers and the layers' constants are, and the bytes of scratch memory."""
+    places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(num_layers)}
+    for buffer in phase.buffers:
+        if buffer.name in phase.outputs:
             places[buffer.name] = Place(buffer.name)
         else:
             places[buffer.name] = Place(SCRATCH, buffer.offset_bytes, buffer.size_bytes)
-    end = -(-step.activation_bytes // _TOKEN_BYTES) * _TOKEN_BYTES
-    tokens = dict.fromkeys(name for launch in step.launches for name in launch.outputs if name not in places)
+    end = -(-phase.activation_bytes // _TOKEN_BYTES) * _TOKEN_BYTES
+    tokens = dict.fromkeys(name for launch in phase.launches for name in launch.outputs if name not in places)
     for name in tokens:
-        if name not in step.outputs:
+        if name not in phase.outputs:
             places[name] = Place(SCRATCH, end, _TOKEN_BYTES)
             end += _TOKEN_BYTES
     return places, end

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, Kernel, Port, round_up
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.rounding import round_up
 
 _WORDS = {16: "uint4", 8: "uint2", 4: "uint"}
 
 
 @dataclass(frozen=True)
-class ArenaKernel(Kernel):
+class ArenaKernel(MetalKernel):
     """Base of the kernels that touch the arena."""
 
     arena: ArenaGeometry

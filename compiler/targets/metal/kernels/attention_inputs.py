@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeKernel
-from mlxr.compiler.targets.metal.kernels.kernel import Port
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeKernel
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES, Kernel, Port, round_up
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES, MetalKernel
+from mlxr.compiler.targets.rounding import round_up
 from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
 
 MMA_HEADS, MMA_KEYS, MMA_ROWS = 8, 16, 16
@@ -220,7 +222,7 @@ class AttendMmaKernel(AttendKernel):
 
 
 @dataclass(frozen=True)
-class AttendReduceKernel(Kernel):
+class AttendReduceKernel(MetalKernel):
     """Merges the partitions of split-KV."""
 
     template = "attend_reduce.metal.jinja"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernels.kernel import Port
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.projection_kernels import MatrixKernel
 
 

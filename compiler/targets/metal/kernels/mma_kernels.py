@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.metal.kernels.kernel import Port
+from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.projection_kernels import MatrixKernel, Span
 
 MMA_TILES = (8, 16, 32, 64)

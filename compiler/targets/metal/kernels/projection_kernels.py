@@ -11,7 +11,9 @@ from typing import ClassVar, Literal
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, Kernel, Port, round_up
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.rounding import round_up
 
 PIECE = 16
 """Elements that a lane takes of a quantised row at once, whatever the format."""
@@ -52,7 +54,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class EmbedKernel(Kernel):
+class EmbedKernel(MetalKernel):
     """Embedding gather."""
 
     template: ClassVar[str] = "embed.metal.jinja"
@@ -156,7 +158,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class MatrixKernel(Kernel):
+class MatrixKernel(MetalKernel):
     """Base of the kernels that multiply by a weight matrix.
 
     Attributes:

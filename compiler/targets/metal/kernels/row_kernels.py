@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, Kernel, Port, round_up
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.rounding import round_up
 
 _QUAD = 4
 _QUADS_OF_A_LANE = 4
@@ -11,7 +13,7 @@ _MOST_SIMDGROUPS = 32
 
 
 @dataclass(frozen=True)
-class NormKernel(Kernel):
+class NormKernel(MetalKernel):
     """residual + residual_scale * norm(x) of each of `groups` equal pieces of a row.
 
     Attributes:
@@ -97,7 +99,7 @@ class NormKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class QkNormKernel(Kernel):
+class QkNormKernel(MetalKernel):
     """Norm of the queries and keys of a packed projection; its values are copied.
 
     Attributes:
@@ -194,7 +196,7 @@ class QkNormKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class RouteKernel(Kernel):
+class RouteKernel(MetalKernel):
     """The top_k experts of each token, best first, and their weights.
 
     Of equal experts the one of the lower index is chosen first, so that a choice does not depend on how lanes share the

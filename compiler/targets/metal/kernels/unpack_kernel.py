@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, Kernel, Port
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import PIECE
 
 CHUNK = 8
@@ -38,7 +39,7 @@ class UnpackSpan:
 
 
 @dataclass(frozen=True)
-class UnpackKernel(Kernel):
+class UnpackKernel(MetalKernel):
     """Whole weights as numbers of a 16-bit type, row by row.
 
     Attributes:

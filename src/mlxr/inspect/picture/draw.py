@@ -113,7 +113,7 @@ def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
     """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
     graphs = [artifact.graph(name) for name in _ABOUT]
     groups = layer_groups(graphs)
-    source, *fused = (fold(graph, groups, artifact.plan.types[0].activations) for graph in graphs)
+    source, *fused = (fold(graph, groups, artifact.plan.first.types.activations) for graph in graphs)
     columns = [source_column(source, MARGIN, FIRST_ROW)]
     for graph in fused:
         x = columns[-1].x + columns[-1].width + COLUMN_GAP
@@ -153,7 +153,7 @@ def draw_graphs(artifact: Artifact) -> str:
         about=(
             f"{count(parameters(artifact))} parameters, {spec.model.num_layers} layers, {attention.num_heads} query "
             f"heads on {attention.num_kv_heads} KV heads of {attention.head_dim}; values are "
-            f"{artifact.plan.types[0].activations} unless marked; the KV arena holds K and V of {shape} "
+            f"{artifact.plan.first.types.activations} unless marked; the KV arena holds K and V of {shape} "
             f"each, {arena.dtype}"
         ),
         columns=drawn,

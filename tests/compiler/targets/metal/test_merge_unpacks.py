@@ -6,14 +6,14 @@ import pytest
 
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
-from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
-from mlxr.compiler.schedule.draft import ONE, Draft
-from mlxr.compiler.targets.metal.kernels.kernel import Kernel
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 from mlxr.compiler.targets.metal.merge_unpacks import MOST_BYTES, merge_unpacks
@@ -36,8 +36,8 @@ def plan_with(**labelled: dict[str, int]) -> Plan:
 def feeding(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Of the launches that unpack: label, conditions, and what is made, without the layer."""
     return [
-        (plan.kernel(la.kernel).label, " and ".join(map(str, la.mlx)), tuple(map(without_layer, la.outputs)))
-        for la in plan.step("prefill").launches
+        (plan.first.kernel(la.kernel).label, " and ".join(map(str, la.mlx)), tuple(map(without_layer, la.outputs)))
+        for la in plan.first.phase("prefill").launches
         if la.feeds_mlx
     ]
 
@@ -49,20 +49,20 @@ def without_layer(buffer: str) -> str:
 def test_a_layer_has_one_launch_before_its_first_projection() -> None:
     plan = plan_with()
     assert feeding(plan) == [("unpack", "tokens >= 16", ALL)] * 2
-    launches = plan.step("prefill").launches
+    launches = plan.first.phase("prefill").launches
     for layer in range(2):
         ops = [i for i, la in enumerate(launches) if la.op.startswith(f"layers.{layer}.")]
         assert launches[ops[0]].feeds_mlx, "before all others of the layer"
         assert launches[ops[0]].inputs[0] == f"layers.{layer}.attention.qkv"
         taken = {name for i in ops for _, name in launches[i].mlx_inputs}
         assert taken == set(launches[ops[0]].outputs)
-    kernels = [kernel for kernel in plan.kernels if kernel.label == "unpack"]
+    kernels = [kernel for kernel in plan.first.kernels if kernel.label == "unpack"]
     assert len(kernels) == 2, "q6_k in one layer"
     assert all(k.chosen is not None and k.chosen.site.startswith("qkv ") for k in kernels), "the site of its op"
 
 
 def test_one_place_serves_all_layers() -> None:
-    step = plan_with().step("prefill")
+    step = plan_with().first.phase("prefill")
     buffers = [b for b in step.buffers if b.name.endswith(".unpacked")]
     first, second = ([b for b in buffers if b.name.startswith(f"layers.{layer}.")] for layer in range(2))
     assert len(first) == len(second) == 4
@@ -87,37 +87,40 @@ def test_what_mlx_never_takes_is_not_merged() -> None:
     assert feeding(plan_with(o=never, gate_up=never, down=never)) == [("qkv_unpack", "tokens >= 16", ALL[:1])] * 2
 
 
-def unpack(op: str, rows: int, **changes: Any) -> Draft:
-    """A draft that makes `rows` KiB."""
+def unpack(op: str, rows: int, **changes: Any) -> PendingLaunch:
+    """A launch that makes `rows` KiB."""
     kernel = UnpackKernel("x_unpack", (layout_of([(WeightFormat.Q8_0, rows)], 512),), DType.BF16, 2)
-    options = {"mlx": (MANY,), "feeds_mlx": True, **changes}
-    return Draft(op, kernel, (f"{op}.w",), (f"{op}.u",), (Extent(times=kernel.threadgroups), ONE, ONE), **options)
+    layer = int(op.split(".")[1]) if op.startswith("layers.") else None
+    options = {"layer": layer, "mlx": (MANY,), "feeds_mlx": True, **changes}
+    return PendingLaunch(
+        op, kernel, (f"{op}.w",), (f"{op}.u",), (Extent(times=kernel.threadgroups), ONE, ONE), **options
+    )
 
 
-def merged_ops(drafts: list[Draft], most_kib: int) -> list[str]:
-    return [" ".join(out.removesuffix(".u") for out in d.outputs) for d in merge_unpacks(drafts, most_kib * 1024)]
+def merged_ops(launches: list[PendingLaunch], most_kib: int) -> list[str]:
+    return [" ".join(out.removesuffix(".u") for out in la.outputs) for la in merge_unpacks(launches, most_kib * 1024)]
 
 
 def test_no_more_is_merged_than_the_limit() -> None:
     a, b, c, d = "layers.0.a", "layers.0.b", "layers.0.c", "layers.0.d"
-    drafts = [unpack(a, 30), unpack(b, 20), unpack(c, 80), unpack(d, 10)]
-    assert merged_ops(drafts, 140) == [f"{a} {b} {c} {d}"]
-    assert merged_ops(drafts, 139) == [f"{a} {b} {c}", d]
-    assert merged_ops(drafts, 129) == [f"{a} {b}", f"{c} {d}"]
-    assert merged_ops(drafts, 50) == [f"{a} {b}", c, d], "one that is larger stays alone"
-    assert merge_unpacks(drafts, 0) == drafts
-    assert merged_ops(drafts, MOST_BYTES // 1024) == [f"{a} {b} {c} {d}"]
+    launches = [unpack(a, 30), unpack(b, 20), unpack(c, 80), unpack(d, 10)]
+    assert merged_ops(launches, 140) == [f"{a} {b} {c} {d}"]
+    assert merged_ops(launches, 139) == [f"{a} {b} {c}", d]
+    assert merged_ops(launches, 129) == [f"{a} {b}", f"{c} {d}"]
+    assert merged_ops(launches, 50) == [f"{a} {b}", c, d], "one that is larger stays alone"
+    assert merge_unpacks(launches, 0) == launches
+    assert merged_ops(launches, MOST_BYTES // 1024) == [f"{a} {b} {c} {d}"]
 
 
 def test_nothing_is_merged_across_layers_or_outside_of_them() -> None:
     names = ["layers.1.a", "layers.10.a", "head.a", "head.b"]
-    drafts = [unpack(name, 1) for name in names]
-    assert merge_unpacks(drafts) == drafts
+    launches = [unpack(name, 1) for name in names]
+    assert merge_unpacks(launches) == launches
 
 
 def test_other_launches_keep_their_order() -> None:
-    norm: Kernel = NormKernel("norm", 8, 1, "rms", 1e-5, False, DType.F32, None, False, 1.0, DType.BF16)
-    others = [Draft(f"layers.0.{name}", norm, (), (name,), (ONE, ONE, ONE)) for name in "xyz"]
+    norm: MetalKernel = NormKernel("norm", 8, 1, "rms", 1e-5, False, DType.F32, None, False, 1.0, DType.BF16)
+    others = [PendingLaunch(f"layers.0.{name}", norm, (), (name,), layer=0) for name in "xyz"]
     x, y, z = others
     found = merge_unpacks([x, unpack("layers.0.a", 1), y, unpack("layers.0.b", 2), z])
     assert [found[0], *found[2:]] == [x, y, z]

@@ -106,12 +106,12 @@ def test_the_arena_is_written_in_place(rig: Rig) -> None:
 def test_launches_are_counted_by_the_program(rig: Rig) -> None:
     rig.host.launches.clear()
     run(rig)
-    labels = {kernel.name: kernel.label for kernel in rig.plan.cpu.kernels}
+    labels = {kernel.name: kernel.label for kernel in rig.plan.programs["cpu"].kernels}
     counts = {labels[name]: count for name, count in rig.host.launches.items()}
     assert counts["attend_decode"] == 3 * rig.plan.num_layers and counts["attend_prefill"] == rig.plan.num_layers
     assert counts["embed"] == counts["logits"] == 4
     rig.host.copy_blocks([(0, 1), (2, 3)])
-    assert rig.host.launches[rig.plan.cpu.copy_blocks] == 1
+    assert rig.host.launches[rig.plan.programs["cpu"].copy_blocks.kernel] == 1
 
 
 def test_debug_tells_of_launches(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,8 @@ def test_threads_and_memory_go_with_the_model(tmp_path: Path) -> None:
 
 def test_a_library_of_another_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = artifact_of()
-    plan = artifact.plan.model_copy(update={"cpu": artifact.plan.cpu.model_copy(update={"abi": 1})})
+    library = artifact.plan.programs["cpu"].library.model_copy(update={"abi": 1})
+    plan = artifact.plan.with_program("cpu", library=library)
     other = Artifact({**artifact.files, "plan.json": plan.model_dump_json()})
     with pytest.raises(
         HostError, match=r"the library's interface is 0x[0-9a-f]+, the plan's 0x1; compile the spec again"
@@ -252,8 +253,9 @@ def test_files_and_memory_give_the_same_bits(tmp_path: Path, attention: str) -> 
     embedding = native["embedding"].nbytes
     assert from_file.host.mapped_bytes >= embedding, "a float table is read where it lies"
     assert from_file.host.own_bytes > 0
-    sizes = sum(tensor.size_bytes for tensor in artifact.plan.cpu.tensors)
-    assert 0 <= from_file.host.mapped_bytes + from_file.host.own_bytes - sizes < 256 * len(artifact.plan.cpu.tensors)
+    tensors = artifact.plan.programs["cpu"].library.tensors
+    sizes = sum(tensor.size_bytes for tensor in tensors)
+    assert 0 <= from_file.host.mapped_bytes + from_file.host.own_bytes - sizes < 256 * len(tensors)
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:

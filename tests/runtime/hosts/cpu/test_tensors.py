@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlxr.compiler.artifact import CpuProgram, CpuTensor, MemoryPlan, Recipe, Rows, TensorSource, WeightFormat
+from mlxr.compiler.artifact import CTensor, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import HostError, WeightsError
 from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
@@ -44,23 +44,16 @@ def in_order(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.concatenate([part for head in np.split(rows, heads) for part in (head[::2], head[1::2])])
 
 
-def tensor(layout: str, held: str, *parts: TensorSource) -> CpuTensor:
+def tensor(layout: str, held: str, *parts: TensorSource) -> CTensor:
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     rows = -(-shape[0] // 16) * 16 if layout == "packed" else shape[0]
     row_bytes = WeightFormat(held).row_bytes(shape[1]) if len(shape) == 2 else 4
-    return CpuTensor(
+    return CTensor(
         name=parts[0].name, layout=layout, format=held, shape=shape, size_bytes=rows * row_bytes, parts=parts
     )
 
 
-def program(*tensors: CpuTensor) -> CpuProgram:
-    return CpuProgram(
-        file="", abi=7, compute="fast", kernels=(), steps=(), copy_blocks="", tensors=tensors, shared_bytes=0,
-        thread_bytes=0, memory=MemoryPlan(weights_bytes=0, arena_bytes=0, activation_bytes=0, budget_bytes=None),
-    )  # fmt: skip
-
-
-def contents(placed: Placed, index: int, tensor: CpuTensor) -> np.ndarray:
+def contents(placed: Placed, index: int, tensor: CTensor) -> np.ndarray:
     """What lies where a tensor begins, as its format's carrier or, packed, as rows of bytes."""
     view = (np.ctypeslib.ctypes.c_uint8 * tensor.size_bytes).from_address(placed.addresses[index])
     raw = np.frombuffer(view, np.uint8).copy()
@@ -103,7 +96,7 @@ def test_float_matrices_are_mapped_where_types_agree(library, tmp_path: Path, he
         else:
             save_file({"a.weight": array}, path)
         wanted = tensor("rows", held, source("a", 24, COLUMNS))
-        placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
+        placed = place_tensors([wanted], library, read_from(open_weights(path)), 2)
         assert (placed.mapped_bytes, placed.own_bytes) == (
             (array.nbytes, 0) if stored == held else (0, wanted.size_bytes)
         )
@@ -114,7 +107,7 @@ def test_bf16_of_gguf_is_mapped(library, tmp_path: Path) -> None:
     numbers = random(np.random.default_rng(2), 24, COLUMNS)
     path = write_gguf(tmp_path / "a.gguf", {"a": (bf16_bytes(numbers), BF16)})
     wanted = tensor("rows", "bf16", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(path)), 2)
     assert placed.own_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), encode(numbers, "bf16"))
 
@@ -125,12 +118,12 @@ def test_gguf_rows_of_heads_are_put_in_order(library, tmp_path: Path, held: str)
     stored = {"f32": (numbers, None), "bf16": (bf16_bytes(numbers), BF16)}[held]
     path = write_gguf(tmp_path / "a.gguf", {"a": stored})
     wanted = tensor("rows", held, source("a", 24, COLUMNS, heads=3))
-    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(path)), 2)
     assert placed.mapped_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), in_order(encode(numbers, held), 3))
     # The same source in safetensors is in order already.
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
-    placed = place_tensors(program(wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
     np.testing.assert_array_equal(contents(placed, 0, wanted), encode(numbers, held))
 
 
@@ -149,7 +142,7 @@ def test_pieces_do_not_show(
     )
     told: list[tuple[int, int]] = []
     reader = read_from(open_weights(path))
-    placed = place_tensors(program(*wanted), library, reader, 2, lambda *numbers: told.append(numbers))
+    placed = place_tensors(wanted, library, reader, 2, lambda *numbers: told.append(numbers))
     np.testing.assert_array_equal(contents(placed, 0, wanted[0]), encode(in_order(numbers, 3), "f16"))
     packed = contents(placed, 1, wanted[1])
     np.testing.assert_array_equal(packed[:PACKED_ROWS], in_order(blocks, heads) if heads else blocks)
@@ -175,7 +168,7 @@ def test_planes_are_brought_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
             seen[first] = [np.ctypeslib.ctypes.string_at(at, size) for at, size in zip(planes, sizes, strict=True)]
             return 0
 
-    place_tensors(program(wanted), Recorder(), read_from(open_weights(tmp_path / "a.safetensors")), 2)
+    place_tensors([wanted], Recorder(), read_from(open_weights(tmp_path / "a.safetensors")), 2)
     assert sorted(seen) == [0, 1, 2]
     for plane, array in enumerate((words, scales, biases)):
         assert b"".join(seen[first][plane] for first in sorted(seen)) == array.tobytes()
@@ -188,7 +181,7 @@ def test_what_a_recipe_adds_is_in_the_numbers(library, tmp_path: Path) -> None:
         tensor("rows", "f32", source("a", 24, COLUMNS, add=1)),
         tensor("vector", "f32", source("n", COLUMNS, add=-2)),
     )
-    placed = place_tensors(program(*wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
+    placed = place_tensors(wanted, library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
     assert placed.mapped_bytes == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted[0]), numbers + np.float32(1))
     np.testing.assert_array_equal(contents(placed, 1, wanted[1]), numbers[0] - np.float32(2))
@@ -205,7 +198,7 @@ def test_vectors_are_joined_in_f32(library, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", stored)
     joined = tensor("vector", "f32", source("q", 12, heads=3), source("k", 8, heads=2))
     alone = tensor("vector", "f32", source("n", 5))
-    placed = place_tensors(program(joined, alone), library, read_from(open_weights(path)), 2)
+    placed = place_tensors([joined, alone], library, read_from(open_weights(path)), 2)
     expected = np.concatenate([in_order(arrays["q"], 3), in_order(stored["k"][0], 2).astype(np.float32)])
     np.testing.assert_array_equal(contents(placed, 0, joined), expected)
     bits = encode(arrays["n"], "bf16").astype(np.uint32) << 16
@@ -218,7 +211,7 @@ def test_a_quantised_vector_becomes_f32(library, tmp_path: Path) -> None:
     blocks = gguf.quants.quantize(numbers, Q8_0)
     path = write_gguf(tmp_path / "a.gguf", {"n": (blocks, Q8_0)})
     wanted = tensor("vector", "f32", source("n", 64))
-    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(path)), 2)
     np.testing.assert_array_equal(contents(placed, 0, wanted), gguf.quants.dequantize(blocks, Q8_0))
 
 
@@ -232,7 +225,7 @@ def test_a_file_whose_tensors_are_not_aligned_is_copied(library, tmp_path: Path,
     odd = tmp_path / "odd.safetensors"
     odd.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
     wanted = tensor("rows", "f32", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, read_from(open_weights(odd)), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(odd)), 2)
     assert placed.mapped_bytes == 0 and placed.addresses[0] % 4 == 0
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers)
 
@@ -248,7 +241,7 @@ def test_weights_from_memory(library) -> None:
     }
     wanted = [tensor("rows", name, source(name, 24, COLUMNS)) for name in ("f32", "f16", "bf16")]
     wanted += [tensor("vector", "f32", source("norm", 24)), tensor("rows", "bf16", source("wide", 24, COLUMNS))]
-    placed = place_tensors(program(*wanted), library, read_memory(arrays), 2)
+    placed = place_tensors(wanted, library, read_memory(arrays), 2)
     for index, name in enumerate(("f32", "f16", "bf16")):
         assert placed.addresses[index] == arrays[name].ctypes.data
     widened = (arrays["norm"].astype(np.uint32) << 16).view(np.float32)
@@ -265,7 +258,7 @@ def test_blocks_of_another_kind_are_refused(library, tmp_path: Path) -> None:
         tensor("packed", "q8_0", source("a", 16, 64)),
     )
     with pytest.raises(WeightsError) as caught:
-        place_tensors(program(*wanted), library, read_from(open_weights(path)), 2)
+        place_tensors(wanted, library, read_from(open_weights(path)), 2)
     message = str(caught.value)
     assert "tensor 'a.weight' (a) is q8_0, the artifact reads q4_0; " in message
     assert "tensor 'b.weight' (b) is f32, the artifact reads q8_0. " in message
@@ -277,7 +270,7 @@ def test_numbers_that_do_not_fit_are_refused(library, tmp_path: Path) -> None:
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     wanted = tensor("rows", "f16", source("a", 24, COLUMNS))
     with pytest.raises(WeightsError, match=r"a\.safetensors: tensor 'a\.weight' \(a\): the number 1e\+06 is beyond"):
-        place_tensors(program(wanted), library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
+        place_tensors([wanted], library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
 
 
 def test_a_file_cut_short_since_it_was_opened(library, tmp_path: Path) -> None:
@@ -287,10 +280,10 @@ def test_a_file_cut_short_since_it_was_opened(library, tmp_path: Path) -> None:
     for size in (2000, 0):
         (tmp_path / "a.safetensors").write_bytes(b"x" * size)
         with pytest.raises(WeightsError, match=r"it was cut short since it was opened|cannot be mapped"):
-            place_tensors(program(wanted), library, read_from(file), 2)
+            place_tensors([wanted], library, read_from(file), 2)
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"a\.safetensors: cannot be mapped: .*No such file"):
-        place_tensors(program(wanted), library, read_from(file), 2)
+        place_tensors([wanted], library, read_from(file), 2)
 
 
 def test_a_mapped_file_may_be_replaced(library, tmp_path: Path) -> None:
@@ -298,7 +291,7 @@ def test_a_mapped_file_may_be_replaced(library, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a.weight": numbers}, path)
     wanted = tensor("rows", "f32", source("a", 24, COLUMNS))
-    placed = place_tensors(program(wanted), library, read_from(open_weights(path)), 2)
+    placed = place_tensors([wanted], library, read_from(open_weights(path)), 2)
     save_file({"a.weight": np.zeros((24, COLUMNS), np.float32)}, tmp_path / "new")
     (tmp_path / "new").replace(path)
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers)
@@ -334,6 +327,6 @@ def test_pages_that_were_packed_are_given_back(library, tmp_path: Path, monkeypa
     save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
     wanted = tensor("rows", "f16", source("a", rows, COLUMNS))
     file = open_weights(tmp_path / "a.safetensors")
-    placed = place_tensors(program(wanted), library, read_from(file), 2)
+    placed = place_tensors([wanted], library, read_from(file), 2)
     assert given == [("a.weight", 0, 4 * rows * COLUMNS)]
     np.testing.assert_array_equal(contents(placed, 0, wanted), numbers.astype(np.float16))

@@ -24,18 +24,18 @@ def step_files(artifact: Artifact) -> list[str]:
 def test_steps_of_as_many_sequences_as_wanted_are_kernels_with_a_file_each(sequences: int) -> None:
     artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES, step_sequences=sequences))
     plan = artifact.plan
-    counts = [count for entry in plan.step_kernels for count in entry.counts]
-    assert counts == list(range(1, min(sequences, 5) + 1)) and not plan.steps_as_launches
-    assert len(plan.step_kernels) == (1 if sequences == 1 else 3), "1, 2 and more sequences take other kernels"
-    assert [entry.file for entry in plan.step_kernels] == step_files(artifact)
-    logits, token = plan.step("decode").outputs
-    for entry in plan.step_kernels:
+    counts = [count for entry in plan.first.step_kernels for count in entry.counts]
+    assert counts == list(range(1, min(sequences, 5) + 1)) and not plan.first.steps_as_launches
+    assert len(plan.first.step_kernels) == (1 if sequences == 1 else 3), "1, 2 and more sequences take other kernels"
+    assert [entry.file for entry in plan.first.step_kernels] == step_files(artifact)
+    logits, token = plan.first.phase("decode").outputs
+    for entry in plan.first.step_kernels:
         text = artifact.files[entry.file]
         assert text.count(INCLUDE) == 1 and "half8" not in text, "the host puts the prelude there"
         assert f"__launch_bounds__(512, 2) {entry.name}(" in text and (entry.threads, entry.blocks) == (512, 2)
         assert entry.outputs == (logits, token, SCRATCH) and LAYERS in entry.inputs
         assert [entry.takes(decode_dims(count, 9)) for count in range(1, 7)] == [n in entry.counts for n in range(1, 7)]
-    first = plan.step_kernels[0]
+    first = plan.first.step_kernels[0]
     assert first.conditions and first.mask(decode_dims(1, 16)) != first.mask(decode_dims(1, 17)), "one whole, one split"
 
 
@@ -44,15 +44,19 @@ def test_what_nobody_asks_for_is_not_there() -> None:
         compiled(small_spec(cache=CACHE)),
         compile_spec(small_spec(), Geometry.of(**SIZES), ("cpu",)).artifact,
     ):
-        assert not artifact.plan.step_kernels and not artifact.plan.steps_as_launches and not step_files(artifact)
+        assert (
+            not artifact.plan.first.step_kernels
+            and not artifact.plan.first.steps_as_launches
+            and not step_files(artifact)
+        )
 
 
 def test_steps_that_cannot_be_one_kernel_are_named_with_the_reason() -> None:
     artifact = compiled(small_spec(cache=CACHE), Geometry.of(**SIZES | {"step_threads": 64}, step_sequences=5))
     plan = artifact.plan
-    assert not plan.step_kernels and not step_files(artifact)
-    assert [count for steps in plan.steps_as_launches for count in steps.counts] == [1, 2, 3, 4, 5]
-    assert all("a block of the step has 64" in steps.because for steps in plan.steps_as_launches)
+    assert not plan.first.step_kernels and not step_files(artifact)
+    assert [count for steps in plan.first.steps_as_launches for count in steps.counts] == [1, 2, 3, 4, 5]
+    assert all("a block of the step has 64" in steps.because for steps in plan.first.steps_as_launches)
 
 
 def test_an_artifact_without_the_text_of_a_step_is_refused(tmp_path: Path) -> None:

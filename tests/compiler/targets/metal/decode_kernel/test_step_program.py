@@ -26,10 +26,10 @@ def masks_of(artifact: Artifact, program: StepProgram) -> set[int]:
 @pytest.mark.parametrize("name", few(ALL_SPECS, SHORT_SPECS))
 def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: str, attend_many: int) -> None:
     artifact = compiled(family_spec(name), Geometry.of(partition=16, attend_many=attend_many))
-    plan, step = artifact.plan, artifact.plan.step("decode")
-    classes = step_classes(plan, plan.arena.max_sequences)
+    plan, step = artifact.plan, artifact.plan.first.phase("decode")
+    classes = step_classes(plan.first, plan.arena.max_sequences)
     assert [count for counts in classes for count in counts] == list(range(1, plan.arena.max_sequences + 1))
-    for program in (make_step_program(plan, counts) for counts in classes):
+    for program in (make_step_program(plan.first, counts) for counts in classes):
         for count, context in product(program.counts, range(1, plan.arena.context + 1)):
             dims = decode_dims(count, context)
             expected = [(launch.kernel, grid_of(launch, dims)) for launch in step.launches if grid_of(launch, dims)]
@@ -40,7 +40,7 @@ def test_a_program_is_the_plans_launches_with_barriers_where_they_depend(name: s
 
 def test_no_barrier_can_be_left_out() -> None:
     artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
-    program = make_step_program(artifact.plan)
+    program = make_step_program(artifact.plan.first)
     masks = masks_of(artifact, program)
     waiting = [i for i, launch in enumerate(program.launches) if launch.waits]
     assert len(waiting) > 10 and len(waiting) < len(program.launches) - 1, "the shared expert runs beside the others"
@@ -51,7 +51,7 @@ def test_no_barrier_can_be_left_out() -> None:
 
 def test_a_buffer_in_the_wrong_place_is_noticed() -> None:
     artifact = compiled(family_spec("experts-shared"), Geometry.of(partition=16))
-    program = make_step_program(artifact.plan)
+    program = make_step_program(artifact.plan.first)
     free = next(i for i, launch in enumerate(program.launches) if i and not launch.waits)
     launch, before = program.launches[free], program.launches[free - 1]
     moved = next(place for place in before.operands if place.argument == SCRATCH)

@@ -1,20 +1,12 @@
-"""Chooses the types of activations and cache for each target, where the spec leaves them open."""
-
-from collections.abc import Sequence
+"""Chooses the element types of GPU kernels."""
 
 from mlxr.compiler.artifact.chip import HalfType
-from mlxr.compiler.artifact.target_types import Target, TargetTypes
+from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.fields import AUTO
 from mlxr.compiler.spec.model import ModelSpec
-
-_ASKED = "the spec says so"
-
-
-def target_types(spec: ModelSpec, half: HalfType | None, targets: Sequence[Target]) -> tuple[TargetTypes, ...]:
-    """The types of each target, in order; see `metal_types` and `cpu_types`."""
-    return tuple(metal_types(spec, half) if target == "metal" else cpu_types(spec) for target in targets)
+from mlxr.compiler.targets.types import ASKED, cache_type, matrix_formats
 
 
 def metal_types(spec: ModelSpec, half: HalfType | None) -> TargetTypes:
@@ -24,40 +16,17 @@ def metal_types(spec: ModelSpec, half: HalfType | None) -> TargetTypes:
         spec: the spec.
         half: the 16-bit type that the chip's table prefers; None: it has no preference.
     """
-    activations, why = DType(spec.activation_dtype) if spec.activation_dtype != AUTO else None, _ASKED
+    activations, why = DType(spec.activation_dtype) if spec.activation_dtype != AUTO else None, ASKED
     if activations is None:
         activations, why = _activations(spec, half)
-    cache, cache_why = _cache(spec, activations, "as activations, which matrix instructions need")
+    cache, cache_why = cache_type(spec, activations, "as activations, which matrix instructions need")
     return TargetTypes(
         target="metal", activations=activations, cache=cache, activations_because=why, cache_because=cache_why
     )
 
 
-def cpu_types(spec: ModelSpec) -> TargetTypes:
-    """The types of the C program, whose activations are always f32."""
-    only_f32 = _formats(spec) == {WeightFormat.F32}
-    cache, why = _cache(
-        spec, DType.F32 if only_f32 else DType.F16, "as the weights" if only_f32 else "half of f32's bytes"
-    )
-    return TargetTypes(
-        target="cpu",
-        activations=DType.F32,
-        cache=cache,
-        activations_because="a CPU is no slower with it",
-        cache_because=why,
-    )
-
-
-def _cache(spec: ModelSpec, chosen: DType, why: str) -> tuple[DType, str]:
-    return (chosen, why) if spec.cache.dtype == AUTO else (DType(spec.cache.dtype), _ASKED)
-
-
-def _formats(spec: ModelSpec) -> set[WeightFormat]:
-    return {spec.weights.of_tensor(name) for name in spec.matrix_shapes()}
-
-
 def _activations(spec: ModelSpec, half: HalfType | None) -> tuple[DType, str]:
-    formats = _formats(spec)
+    formats = matrix_formats(spec)
     if formats == {WeightFormat.F32}:
         return DType.F32, "all weights are f32"
     own = WeightFormat(spec.weights.default).declared_float

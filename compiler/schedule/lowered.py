@@ -1,0 +1,77 @@
+"""What lowering is given, and what it makes: launches whose kernels have no text and whose buffers have no place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.c_library import CTensor
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.artifact.weight_plan import WeightPlan
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class LoweringInput:
+    """What a target lowers.
+
+    Attributes:
+        spec: the spec, with the types of the first target.
+        graphs: the ordered graph of each phase.
+        weights: every weight that a phase binds.
+        arena: the arena, with the target's own type of cache.
+        limits: the largest batch of each phase, by symbolic dim.
+        table: the geometry of each launch.
+        types: the types of the target.
+    """
+
+    spec: ModelSpec
+    graphs: Mapping[PhaseName, OpGraph]
+    weights: Sequence[WeightPlan]
+    arena: ArenaGeometry
+    limits: Mapping[PhaseName, Mapping[str, int]]
+    table: GeometryTable
+    types: TargetTypes
+
+
+@dataclass(frozen=True)
+class LoweredPhase:
+    """The launches of one phase.
+
+    Attributes:
+        launches: in order.
+        shapes: shape and type of every buffer that launches make and that has a place in activation memory.
+        outputs: what the phase returns.
+        chosen: see `Phase`.
+    """
+
+    name: PhaseName
+    launches: Sequence[PendingLaunch]
+    shapes: Mapping[str, tuple[Shape, DType]]
+    outputs: tuple[str, ...]
+    chosen: ChosenGeometry | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The launches of one target.
+
+    Attributes:
+        phases: decode and prefill.
+        copy_blocks: copies blocks of the arena; None where none are ever shared.
+        query_tile: tokens of a tile of queries that a kernel fixes; None: no kernel does.
+        tensors: the weights as this target has them in memory; empty: as `WeightPlan.layout` says.
+        scratch_bytes: memory beside weights, arena and activations.
+    """
+
+    phases: tuple[LoweredPhase, ...]
+    copy_blocks: PendingLaunch | None
+    query_tile: int | None = None
+    tensors: tuple[CTensor, ...] = ()
+    scratch_bytes: int = 0

@@ -1,0 +1,114 @@
+"""What all targets share in lowering the ops of a phase to launches."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent
+from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.schedule.kernel import Kernel
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+
+Rule = Callable[[Op], None]
+"""Lowers an op: adds its launches, and the buffers between them."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A buffer between two launches that no value of the graph is: name, shape and element type."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+
+
+class Lowering(ABC):
+    """Lowers the graph of one phase, collecting launches and the buffers between them.
+
+    Attributes:
+        graph, phase: what is lowered.
+        pending: the launches so far, in order.
+        scratch: the buffers so far.
+    """
+
+    def __init__(self, graph: OpGraph, phase: PhaseName) -> None:
+        self.graph = graph
+        self.phase = phase
+        self.pending: list[PendingLaunch] = []
+        self.scratch: list[Scratch] = []
+
+    @property
+    @abstractmethod
+    def rules(self) -> Mapping[type[OpKind], Rule]:
+        """The rule of each kind of op."""
+
+    def lower_ops(self) -> None:
+        """Lowers every op.
+
+        Raises:
+            PlanError: an op has no rule; a pass that should have fused it did not fire.
+        """
+        rules = self.rules
+        for op in self.graph.ops:
+            rule = rules.get(type(op.attrs))
+            if rule is None:
+                raise PlanError(f"op {op.name!r} ({op.kind}) has no kernel in phase {self.phase}; was it not fused?")
+            rule(op)
+
+    def emit(
+        self,
+        op: Op,
+        kernel: Kernel,
+        grid: tuple[Extent, ...] = (),
+        buffers: Mapping[str, str] | None = None,
+        *,
+        when: Condition | None = None,
+        mlx: tuple[Condition, ...] = (),
+        mlx_inputs: tuple[tuple[str, str], ...] = (),
+        feeds_mlx: bool = False,
+        chosen: ChosenGeometry | None = None,
+    ) -> None:
+        """Adds a launch.
+
+        Args:
+            op: what it computes. The kernel's ports are bound to the op's ports of the same names.
+            kernel: what is launched.
+            grid: threadgroups along up to three axes.
+            buffers: buffers of the kernel's other ports, or instead of the op's.
+            when: the launch runs only if this holds.
+            mlx: see `Launch`.
+            mlx_inputs: see `Launch`.
+            feeds_mlx: see `Launch`.
+            chosen: the kernel's geometry.
+        """
+        inputs, outputs = {**op.inputs, **(buffers or {})}, {**op.outputs, **(buffers or {})}
+        x, y, z, *_ = (*grid, ONE, ONE, ONE)
+        self.pending.append(
+            PendingLaunch(
+                op.name,
+                kernel,
+                tuple(inputs[port] for port, _ in kernel.inputs),
+                tuple(outputs[port] for port, _ in kernel.outputs),
+                (x, y, z),
+                when=when,
+                layer=op.layer,
+                mlx=mlx,
+                mlx_inputs=mlx_inputs,
+                feeds_mlx=feeds_mlx,
+                chosen=chosen,
+            )
+        )
+
+    def value(self, op: Op, port: str) -> Value:
+        """The value that an op's input port is bound to."""
+        return self.graph.value(op.inputs[port])
+
+    def optional_dtype(self, op: Op, port: str) -> DType | None:
+        """The element type of an optional input; None where it is not bound."""
+        return self.value(op, port).dtype if port in op.inputs else None

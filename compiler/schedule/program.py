@@ -1,0 +1,111 @@
+"""From lowered launches to a program: first buffers get their places, then kernels their names, by their texts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlxr.compiler.artifact.c_library import CLibrary
+from mlxr.compiler.artifact.kernel_entry import KernelEntry
+from mlxr.compiler.artifact.program import Phase, Program
+from mlxr.compiler.artifact.record import Buffer, MemoryPlan
+from mlxr.compiler.schedule.kernel import Kernel
+from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
+from mlxr.compiler.schedule.memory import place_activations
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+
+DEFAULT_QUERY_TILE = 32
+"""Tokens of a tile of queries where no kernel fixes it: batches are always laid out with tiles."""
+
+
+@dataclass(frozen=True)
+class PlacedPhase:
+    """A phase whose buffers have places; see `Phase`."""
+
+    lowered: LoweredPhase
+    buffers: tuple[Buffer, ...]
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class PlacedProgram:
+    """A lowered program whose buffers have places: what is rendered."""
+
+    lowered: Lowered
+    phases: tuple[PlacedPhase, ...]
+
+    @cached_property
+    def kernels(self) -> Mapping[Kernel, PendingLaunch]:
+        """Every kernel, once, in order of first launch, that which copies blocks last; and its first launch."""
+        first: dict[Kernel, PendingLaunch] = {}
+        for launch in self._launches():
+            first.setdefault(launch.kernel, launch)
+        return first
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of the larger phase."""
+        return max(phase.activation_bytes for phase in self.phases)
+
+    def _launches(self) -> Iterator[PendingLaunch]:
+        for phase in self.phases:
+            yield from phase.lowered.launches
+        if self.lowered.copy_blocks is not None:
+            yield self.lowered.copy_blocks
+
+
+def place(lowered: Lowered, given: LoweringInput) -> PlacedProgram:
+    """Places every buffer in its phase's activation memory."""
+    tile = lowered.query_tile or DEFAULT_QUERY_TILE
+    phases = []
+    for phase in lowered.phases:
+        limits = given.limits[phase.name]
+        tiles = -(-limits["tokens"] // tile) + limits["seqs"]
+        sizes = {**limits, "tiles": tiles, "context": given.arena.context}
+        kept = [name for name in phase.outputs if name in phase.shapes]
+        buffers, total = place_activations(phase.launches, phase.shapes, sizes, kept)
+        phases.append(PlacedPhase(phase, tuple(buffers), total))
+    return PlacedProgram(lowered, tuple(phases))
+
+
+def make_program(
+    placed: PlacedProgram,
+    kernels: Mapping[Kernel, KernelEntry],
+    given: LoweringInput,
+    library: CLibrary | None = None,
+) -> Program:
+    """The program as the plan has it.
+
+    Args:
+        placed: its launches, with the places of their buffers.
+        kernels: what the plan says of each kernel of `PlacedProgram.kernels`, in that order.
+        given: what was lowered.
+        library: of programs in C, what else the runtime needs.
+    """
+    lowered, names = placed.lowered, {kernel: entry.name for kernel, entry in kernels.items()}
+    copies = lowered.copy_blocks
+    return Program(
+        types=given.types,
+        phases=tuple(_phase(phase, names) for phase in placed.phases),
+        kernels=tuple(kernels.values()),
+        copy_blocks=None if copies is None else copies.named(names[copies.kernel]),
+        arena=given.arena,
+        memory=MemoryPlan(
+            weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or given.weights),
+            arena_bytes=given.arena.size_bytes,
+            activation_bytes=placed.activation_bytes + lowered.scratch_bytes,
+            budget_bytes=given.spec.memory_budget,
+        ),
+        library=library,
+    )
+
+
+def _phase(placed: PlacedPhase, names: Mapping[Kernel, str]) -> Phase:
+    lowered = placed.lowered
+    return Phase(
+        name=lowered.name,
+        launches=tuple(launch.named(names[launch.kernel]) for launch in lowered.launches),
+        buffers=placed.buffers,
+        activation_bytes=placed.activation_bytes,
+        outputs=lowered.outputs,
+        chosen=lowered.chosen,
+    )

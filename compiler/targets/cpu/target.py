@@ -1,0 +1,119 @@
+"""Target cpu: the whole model as one C program, for host cpu.
+
+Everything that the program reads is a tensor, in memory as `CTensor` says; everything between two calls is an f32
+buffer. All threads run every call, with a barrier after each.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.c_library import CLibrary
+from mlxr.compiler.artifact.chip import HalfType
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.schedule.kernel import Kernel
+from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.schedule.program import PlacedProgram, make_program
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.cpu.calls import calls_of
+from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.lower import CpuLowering
+from mlxr.compiler.targets.cpu.tensors import c_tensors
+from mlxr.compiler.targets.cpu.types import cpu_types
+from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
+from mlxr.compiler.targets.provenance import Provenance
+
+FILE = "cpu/model.c"
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """See `Target`."""
+
+    name: str = "cpu"
+
+    def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
+        """Activations are f32 whatever the spec says."""
+        return cpu_types(spec)
+
+    def lower(self, given: LoweringInput) -> Lowered:
+        """See `Target.lower`. Logits have no place: they go to the caller's memory."""
+        phases = []
+        for name in PHASES:
+            lowering = CpuLowering(given, name)
+            lowering.lower_ops()
+            logits = given.graphs[name].outputs[0]
+            shapes = _activations(given.graphs[name], logits)
+            shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
+            phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
+        copies = None
+        if given.arena.max_sequences > 1:
+            kernel = CpuCopyBlocks(label="copy_blocks", arena=given.arena)
+            copies = PendingLaunch("copy_blocks", kernel, (), ())
+        scratch_bytes = sum(_scratch_bytes(_c_kernels(la.kernel for phase in phases for la in phase.launches)))
+        return Lowered(tuple(phases), copies, tensors=c_tensors(given.weights), scratch_bytes=scratch_bytes)
+
+    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
+        """One translation unit; see `Target.render`."""
+        kernels, tensors = list(_c_kernels(placed.kernels)), placed.lowered.tensors
+        names = name_kernels(kernels)
+        copies = kernels.pop() if placed.lowered.copy_blocks is not None else None
+        shared_bytes, thread_bytes = _scratch_bytes(kernels)
+        unit = Unit(
+            kernels=tuple((names[kernel], kernel) for kernel in kernels),
+            copy_blocks=(names[copies], copies) if copies is not None else None,
+            programs=calls_of(placed, names),
+            tensors=tensors,
+            activation_bytes=placed.activation_bytes,
+            shared_bytes=shared_bytes,
+            thread_bytes=thread_bytes,
+            vocab_size=given.spec.model.vocab_size,
+        )
+        text, abi = render_unit(unit, origin)
+        library = CLibrary(
+            abi=abi,
+            compute=given.spec.compute,
+            tensors=tensors,
+            shared_bytes=shared_bytes,
+            thread_bytes=thread_bytes,
+        )
+        entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, name) for kernel, name in names.items()}
+        return make_program(placed, entries, given, library), {FILE: text}
+
+
+def _activations(graph: OpGraph, logits: str) -> dict[str, tuple[Shape, DType]]:
+    """Shape and type of the activations of a graph, save the logits."""
+    return {
+        value.name: (value.shape, DType.I32 if value.dtype is DType.I32 else DType.F32)
+        for value in graph.values
+        if value.role == "activation" and value.name != logits
+    }
+
+
+def _c_kernels(kernels: Iterable[Kernel]) -> Iterator[CpuKernel]:
+    for kernel in kernels:
+        assert isinstance(kernel, CpuKernel), "this target lowers to these"
+        yield kernel
+
+
+def _scratch_bytes(kernels: Iterable[CpuKernel]) -> tuple[int, int]:
+    """Scratch that the threads share, and that of each: the most that any kernel needs."""
+    needs = [(kernel.shared_bytes, kernel.thread_bytes) for kernel in dict.fromkeys(kernels)]
+    return max(shared for shared, _ in needs), max(thread for _, thread in needs)
+
+
+def _entry(kernel: CpuKernel, name: str) -> KernelEntry:
+    return KernelEntry(
+        name=name,
+        label=kernel.label,
+        file=FILE,
+        inputs=tuple(KernelPort(name=port, dtype=dtype) for port, dtype in kernel.inputs),
+        outputs=tuple(KernelPort(name=port, dtype=dtype) for port, dtype in kernel.outputs),
+    )

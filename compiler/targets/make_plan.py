@@ -1,0 +1,94 @@
+"""Makes the plan: each target lowers the graphs, buffers get places, each target renders its kernels."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.schedule.check import check_plan
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.lowered import LoweringInput
+from mlxr.compiler.schedule.memory import arena_choice, batch_limits, chunk_choice, chunk_tokens
+from mlxr.compiler.schedule.program import DEFAULT_QUERY_TILE, place
+from mlxr.compiler.schedule.weights import plan_weights
+from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.provenance import Provenance
+from mlxr.compiler.targets.registry import TARGETS
+
+
+def make_plan(
+    spec: ModelSpec,
+    arena: ArenaGeometry,
+    source: OpGraph,
+    graphs: Mapping[PhaseName, OpGraph],
+    table: GeometryTable,
+    types: Sequence[TargetTypes],
+    origin: Provenance,
+) -> tuple[Plan, dict[str, str]]:
+    """The plan of a spec, and the sources that it names, by file.
+
+    Args:
+        spec: the spec, with the types of the first target.
+        arena: its arena, likewise.
+        source: the graph as built, for the shapes of the tensors in files.
+        graphs: the ordered graph of each phase.
+        table: the geometry of each launch.
+        types: of each target to generate code for.
+        origin: what the sources say of their origin.
+
+    Raises:
+        PlanError: no plan can be made, or it breaks a rule.
+    """
+    sequences, chunk = spec.cache.max_sequences, chunk_choice(spec, table)
+    prefill_chunk = chunk_tokens(spec, chunk)
+    # At least all sequences can decode in one step; at most all of them can be filled in one.
+    max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
+    max_rows = max(sequences, min(prefill_chunk, 64))
+    weights = plan_weights(spec, source, graphs.values())
+    limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
+    programs: dict[str, Program] = {}
+    sources: dict[str, str] = {}
+    query_tile = None
+    for types_of_target in types:
+        target = TARGETS[types_of_target.target]
+        own_arena = replace(arena, dtype=types_of_target.cache)
+        given = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target)
+        lowered = target.lower(given)
+        programs[target.name], texts = target.render(place(lowered, given), given, origin)
+        sources |= texts
+        query_tile = query_tile or lowered.query_tile
+    attention = table.choose(Site.of_arena("attend", arena)).geometry.decode_attention
+    plan = Plan(
+        programs=programs,
+        chunk=_exact(chunk) if _reads_whole_contexts(programs.values()) else chunk,
+        weights=weights,
+        ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model),
+        arena_chosen=arena_choice(spec, arena, table),
+        vocab_size=spec.model.vocab_size,
+        num_layers=spec.model.num_layers,
+        query_tile=query_tile or DEFAULT_QUERY_TILE,
+        whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+    )
+    check_plan(plan)
+    return plan, sources
+
+
+def _reads_whole_contexts(programs: Iterable[Program]) -> bool:
+    """Whether MLX's attention may take a step, which aligns the last query with the last key."""
+    phases = (phase for program in programs for phase in program.phases)
+    return any(extent.dim == "context" for phase in phases for la in phase.launches for extent in la.threadgroups)
+
+
+def _exact(chunk: ChosenGeometry) -> ChosenGeometry:
+    """The same, but nothing is filled up."""
+    why = {name: reason for name, reason in chunk.why.items() if name != "chunk_padding"}
+    return chunk.model_copy(update={"sizes": {**chunk.sizes, "chunk_padding": 0}, "why": why})

@@ -1,0 +1,86 @@
+"""Target metal: one file in Metal for each kernel, for hosts metal, cuda and sim."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.chip import HalfType
+from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.artifact.target_types import TargetTypes
+from mlxr.compiler.schedule.geometry import StepKernel
+from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.schedule.kernel import Kernel
+from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
+from mlxr.compiler.schedule.program import PlacedProgram, make_program
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
+from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendPrefillKernel
+from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
+from mlxr.compiler.targets.metal.lower import OpLowering
+from mlxr.compiler.targets.metal.lower_attention import copy_blocks_launch
+from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
+from mlxr.compiler.targets.metal.render import render
+from mlxr.compiler.targets.metal.types import metal_types
+from mlxr.compiler.targets.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class MetalTarget:
+    """See `Target`."""
+
+    name: str = "metal"
+
+    def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
+        """16 bits, unless the spec names others or all weights are f32."""
+        return metal_types(spec, half)
+
+    def lower(self, given: LoweringInput) -> Lowered:
+        """See `Target.lower`."""
+        whole = _step_choice(given)
+        phases = []
+        for name in PHASES:
+            lowering = OpLowering(given, name, one_kernel=whole.geometry.step.threads > 0)
+            lowering.lower_ops()
+            graph = given.graphs[name]
+            shapes = {v.name: (v.shape, v.dtype) for v in graph.values if v.role == "activation"}
+            shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
+            chosen = whole.sizes(StepKernel) if name == "decode" else None
+            phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
+        prefill = phases[PHASES.index("prefill")]
+        tile = next(la.kernel.tile for la in prefill.launches if isinstance(la.kernel, AttendPrefillKernel))
+        copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
+        return Lowered(tuple(phases), copies, query_tile=tile)
+
+    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
+        """A file for each kernel, and one for each decode step that is one kernel; see `Target.render`."""
+        entries: dict[Kernel, KernelEntry] = {}
+        texts: dict[str, str] = {}
+        for kernel, launch in placed.kernels.items():
+            assert isinstance(kernel, MetalKernel), "this target lowers to these"
+            source = render(kernel, origin)
+            texts[source.name] = source.text
+            entries[kernel] = KernelEntry(
+                name=source.name,
+                label=kernel.label,
+                file=_file(source.name),
+                inputs=tuple(KernelPort(name=name, dtype=dtype) for name, dtype in kernel.inputs),
+                outputs=tuple(KernelPort(name=name, dtype=dtype) for name, dtype in kernel.outputs),
+                threads=kernel.threads,
+                threadgroup_bytes=kernel.threadgroup_bytes,
+                chosen=launch.chosen,
+            )
+        program = make_program(placed, entries, given)
+        program, steps = with_step_kernels(program, texts, given, _step_choice(given).geometry.step)
+        return program, {_file(name): text for name, text in texts.items()} | steps
+
+
+def _file(kernel: str) -> str:
+    return f"kernels/{kernel}.metal"
+
+
+def _step_choice(given: LoweringInput) -> Choice:
+    """The geometry of a whole decode step."""
+    model = given.spec.model
+    matrices = [weight.layout for weight in given.weights if len(weight.shape) == 2]
+    return given.table.choose(Site.of_step(model.num_layers, model.hidden_size, matrices))
