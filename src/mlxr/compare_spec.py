@@ -58,18 +58,18 @@ def check_spec(
     too_long = None
     try:
         try:
-            said = import_weights(file, spec.name, options)
+            imported = import_weights(file, spec.name, options)
         except ContextError as error:  # if it is another model, its other properties matter more
             too_long = error
-            said = import_weights(file, spec.name, replace(options, force_context=True))
+            imported = import_weights(file, spec.name, replace(options, force_context=True))
     except SpecError:
         if accepted_keys:
             raise
         return  # a model that cannot be imported may still have a spec: `check_metadata` compares its numbers
-    if said is None:
+    if imported is None:
         return
-    unsaid = _unsaid(file, said.model) if file.format == "gguf" else ()
-    if wrong := [phrase for phrase in differences(spec.model, said.model) if not phrase.startswith(unsaid)]:
+    not_in_file = _not_in_gguf(file, imported.model) if file.format == "gguf" else ()
+    if wrong := [phrase for phrase in differences(spec.model, imported.model) if not phrase.startswith(not_in_file)]:
         raise WeightsError(
             f"{file.path}: these are weights of another model, or the spec is wrong: {'; '.join(wrong)}. Correct the "
             "spec (mlxr import writes the one that goes with these weights) and compile it again, or name the weights "
@@ -79,11 +79,11 @@ def check_spec(
         raise too_long
 
 
-def _unsaid(file: WeightFile, said: Model) -> tuple[str, ...]:
+def _not_in_gguf(file: WeightFile, imported: Model) -> tuple[str, ...]:
     """How the phrases begin of differences that do not count, since the GGUF file does not say these properties."""
     # Mistral's files call themselves llama and leave its window out; other families' say which layers have one.
-    layers = range(said.num_layers)
-    windowless = all(said.layer(index).attention.sliding_window is None for index in layers)
+    layers = range(imported.num_layers)
+    windowless = all(imported.layer(index).attention.sliding_window is None for index in layers)
     window = file.metadata.get(ARCHITECTURE) == "llama" and windowless
     # Some files hold the output projection although it is the embedding table.
     has_both = {_GGUF_OUTPUT, _GGUF_EMBEDDING} <= file.tensors.keys()
@@ -92,16 +92,16 @@ def _unsaid(file: WeightFile, said: Model) -> tuple[str, ...]:
     return tuple(phrase for phrase, holds in phrases.items() if holds)
 
 
-def differences(spec: Model, said: Model) -> Iterator[str]:
-    """The differences of two models, each as a phrase with its path and both values."""
-    ours, theirs = ({name: getattr(model, name) for name in _OF_MODEL} for model in (spec, said))
+def differences(spec: Model, imported: Model) -> Iterator[str]:
+    """The differences between a spec's model and an imported one, each as a phrase with its path and both values."""
+    ours, theirs = ({name: getattr(model, name) for name in _OF_MODEL} for model in (spec, imported))
     for path, our, their in _unlike(ours, theirs, "model"):
-        yield f"{path} is {_told(their)}, the spec says {_told(our)}"
+        yield f"{path} is {_shown(their)}, the spec says {_shown(our)}"
     places: dict[tuple[str, str, str], list[int]] = {}
-    for index in range(min(spec.num_layers, said.num_layers)):
-        ours, theirs = (_properties(model.layer(index), spec.context) for model in (spec, said))
+    for index in range(min(spec.num_layers, imported.num_layers)):
+        ours, theirs = (_properties(model.layer(index), spec.context) for model in (spec, imported))
         for path, our, their in _unlike(ours, theirs, "model"):
-            places.setdefault((path, _told(our), _told(their)), []).append(index)
+            places.setdefault((path, _shown(our), _shown(their)), []).append(index)
     for (path, our, their), layers in places.items():
         where = "" if len(layers) == spec.num_layers else f" in layer {layers[0]}"
         yield f"{path} is {their}{where}, the spec says {our}"
@@ -116,7 +116,7 @@ def _properties(layer: LayerType, context: int) -> dict[str, Any]:
     if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
         attention["sliding_window"] = None
     if rope is not None:
-        # The same angles can be said in several ways: as a scaling, or as the frequencies that it gives.
+        # The same angles can be imported in several ways: as a scaling, or as the frequencies that it gives.
         angles = rope_frequencies(rope, layer.rotary_dim, context)
         properties["rope"] = _Rope(properties["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))
     return properties
@@ -155,7 +155,7 @@ def _alike(first: Any, second: Any) -> bool:
     return math.isclose(first, second, rel_tol=1e-5) if numbers else bool(first == second)
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is _NOTHING:
         return "not there"
     return show(value) if isinstance(value, str) or _section(value) is None else "a section"

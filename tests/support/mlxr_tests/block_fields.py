@@ -59,14 +59,14 @@ def half_bytes(format: WeightFormat) -> tuple[int, ...]:
 @functools.cache
 def half_sizes(format: WeightFormat) -> tuple[float, ...]:
     """What to divide by, for each of these, so that elements of random codes are about 1 in size, 0 in the mean."""
-    found: list[float] = []
+    sizes: list[float] = []
     means: list[float] = []
     for at in half_bytes(format):
         numbers = _with_halves(format, {at: _HALF_ONE}, codes=4096)
         means.append(float(numbers.mean()))
         # The second f16 shifts what the first scales.
-        found.append(float(numbers.std()) if not found else -found[0] * means[1] / means[0])
-    return tuple(found)
+        sizes.append(float(numbers.std()) if not sizes else -sizes[0] * means[1] / means[0])
+    return tuple(sizes)
 
 
 @functools.cache
