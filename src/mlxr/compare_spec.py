@@ -116,7 +116,7 @@ def _properties(layer: LayerType, context: int) -> dict[str, Any]:
     if attention["sliding_window"] is not None and attention["sliding_window"] >= context:
         attention["sliding_window"] = None
     if rope is not None:
-        # The same angles can be imported in several ways: as a scaling, or as the frequencies that it gives.
+        # The same angles can be said in several ways: as a scaling, or as the frequencies that it gives.
         angles = rope_frequencies(rope, layer.rotary_dim, context)
         properties["rope"] = _Rope(properties["rope"], (*angles, rope_scale(rope, context), rope.layout == "half"))
     return properties
