@@ -1,6 +1,5 @@
 """Whole steps: the plan on `sim` against the unfused graph on `reference`, logits and arena, every form of batch."""
 
-import dataclasses
 import os
 
 import pytest
@@ -94,7 +93,7 @@ SPECS = {
 def artifact_of(name):
     spec, geometry = SPECS[name]
     if os.environ.get("MLXR_TEST_MLX") == "0":
-        geometry = dataclasses.replace(geometry, mlx_min_rows=0)
+        geometry = geometry.changed({"mlx_min_rows": 0})
     return compiled(spec, geometry)
 
 

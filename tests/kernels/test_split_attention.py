@@ -66,7 +66,7 @@ def test_partitions_lengthen_when_there_are_no_more(partition, case, heads, unro
     """At the borders, with all or some query heads of a KV head in a threadgroup, one key or several at once."""
     geometry = Geometry.of(partition=partition // 4, partitions=3, attend_heads=heads, attend_unroll=unroll)
     bench = OpBench(compiled(case.spec, geometry))
-    most = 3 * geometry.partition
+    most = 3 * geometry.decode_attention.partition.length
     for length in sorted(n + d for n in (most, 2 * most, case.context - 2) for d in (-1, 0, 1)):
         if length < case.context:
             attend(bench, length)
