@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from mlxr.compiler.artifact.record import Record
 from mlxr.compiler.artifact.weight_plan import TensorSource
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.spec.record import Record
 
 
 class CTensor(Record):

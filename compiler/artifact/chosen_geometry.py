@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlxr.compiler.artifact.record import Record
+from mlxr.compiler.spec.record import Record
 
 
 class ChosenGeometry(Record):

@@ -1,8 +1,8 @@
 """What the plan says of a generated kernel."""
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.record import Record
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.spec.record import Record
 
 
 class KernelPort(Record):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from mlxr.compiler.artifact.record import Record
+from mlxr.compiler.spec.record import Record
 
 BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.padding import padded
 from mlxr.compiler.artifact.program import Program
-from mlxr.compiler.artifact.record import MemoryPlan, Record
+from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.spec.record import Record
 
 
 class Plan(Record):

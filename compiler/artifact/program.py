@@ -12,11 +12,12 @@ from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Launch
 from mlxr.compiler.artifact.phase_name import PhaseName
-from mlxr.compiler.artifact.record import Buffer, MemoryPlan, Record
+from mlxr.compiler.artifact.record import Buffer, MemoryPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.spec.record import Record
 
 
 class Phase(Record):

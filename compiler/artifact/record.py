@@ -1,9 +1,7 @@
-"""The base of the plan's records, and the smallest of them."""
+"""The smallest records of the plan."""
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.spec.record import Record
-
-__all__ = ["Buffer", "MemoryPlan", "Record"]
 
 
 class Buffer(Record):

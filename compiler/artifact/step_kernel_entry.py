@@ -7,7 +7,7 @@ other; the mask u32 of the conditions that hold; the turn u32[8] of the last ste
 from collections.abc import Mapping
 
 from mlxr.compiler.artifact.launch import BatchDim, Condition
-from mlxr.compiler.artifact.record import Record
+from mlxr.compiler.spec.record import Record
 
 LAYERS, SCRATCH = "layers", "scratch"
 """Arguments that no launch names: the constants of all layers, [layers, 8] u32, and the memory of activations."""

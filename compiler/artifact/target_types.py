@@ -1,7 +1,7 @@
 """The element types of a target's activations and cache, with the reasons."""
 
-from mlxr.compiler.artifact.record import Record
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.spec.record import Record
 
 
 class TargetTypes(Record):
