@@ -1,4 +1,4 @@
-"""What the hosts that launch kernels share: a batch's arrays and dims, and which launches of a phase run."""
+"""Binds a batch to a plan: its arrays and dims, its phase, and which launches of the phase run."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ BatchArrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.uint32] | mx.a
 
 
 def phase_of(plan: Plan, batch: Batch) -> PhaseName:
-    """The phase that runs a batch.
+    """Which phase runs a batch.
 
     Raises:
         RequestError: the batch is larger than the plan's activation memory allows.
@@ -31,7 +31,7 @@ def phase_of(plan: Plan, batch: Batch) -> PhaseName:
 
 
 def batch_dims(batch: Batch) -> Dims:
-    """The numbers that grids, conditions and shapes depend on."""
+    """The numbers of a batch that grids, conditions and shapes depend on."""
     return {
         "tokens": batch.num_tokens,
         "seqs": batch.num_seqs,
@@ -42,7 +42,7 @@ def batch_dims(batch: Batch) -> Dims:
 
 
 def batch_arrays(batch: Batch) -> BatchArrays:
-    """The batch's metadata by the plan's buffer names, each of its exact size; token ids may be on the device."""
+    """A batch's metadata by the plan's buffer names, in its exact sizes; the token ids may be on the device."""
     return {
         "token_ids": batch.tokens,
         "positions": batch.positions,
@@ -57,7 +57,7 @@ def batch_arrays(batch: Batch) -> BatchArrays:
 
 
 def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
-    """Threadgroups of a launch for a batch, or None if it does not run: its condition fails or it has nothing to do."""
+    """The threadgroups of a launch for a batch; None if its condition does not hold or it has nothing to do."""
     if launch.when is not None and not launch.when.holds(dims):
         return None
     if launch.feeds_mlx and not launch.runs_as_mlx(dims):
@@ -67,5 +67,5 @@ def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
 
 
 def shape_of(shape: tuple[int | str, ...], dims: Dims) -> tuple[int, ...]:
-    """A buffer's shape for a batch."""
+    """The shape of a buffer for a batch."""
     return tuple(dims[d] if isinstance(d, str) else d for d in shape)  # type: ignore[index]

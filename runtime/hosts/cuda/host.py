@@ -1,15 +1,16 @@
 """The `cuda` host: the artifact's Metal kernels on an NVIDIA GPU.
 
-The same text as on Apple silicon, compiled through a prelude (see cuda/build.py) and launched by MLX. Building a step's
-graph in Python takes longer than a small model's step, so a decode step is traced once (`mx.compile`) for each set of
-shapes and launch conditions; weights and arena are constants of the trace, the arena's token goes in and comes out.
-Prefill is traced likewise; it is filled up to one of few sizes (see runtime/hosts/mlx/padding.py), all of which are
-traced at load. It runs in parts: the GPU begins with the first layers while the CPU is busy with the others.
+The kernels have the same text as on Apple silicon. They are compiled with a prelude (see build.py), and MLX launches
+them. Building the graph of a step in Python takes longer than a small model's step. So a decode step is traced once
+(`mx.compile`) for each set of shapes and launch conditions; weights and arena are constants of the trace, and the
+arena's token is an input and an output. Prefill is traced too. Its steps are padded to one of few sizes (see
+runtime/hosts/mlx/padding.py), all of which are traced at load. It runs in parts, so that the GPU starts with the first
+layers while the CPU works on the others.
 
-Weights that MLX's matmul takes unpacked stay so where there is memory to spare (see cuda/kept_weights.py).
+Weights that MLX's matmul needs unpacked are kept unpacked, if there is memory to spare (see kept_weights.py).
 
-Where the plan asks for it, a decode step is one kernel that holds all of the plan's (see cuda/step_kernel.py). Where
-that cannot be, its kernels are launched one by one, and `notes` and `launches` say so.
+If the plan asks for it, a decode step is a single kernel that contains the others (see step_kernel.py). If that is not
+possible, its kernels are launched one by one, and `notes` and `launches` say so.
 """
 
 import functools
@@ -37,18 +38,18 @@ from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128
 AS_LAUNCHES = "step_as_launches"
-"""What steps are counted as that the plan wants as one kernel, and that are launches instead."""
+"""The name under which steps are counted that the plan wants as one kernel but that are single launches."""
 _PART = 16
-"""Launches of prefill that are given to the GPU at once: few, since all that they unpack of weights is in memory."""
+"""Launches of prefill that are given to the GPU together: few, because all weights that they unpack use memory."""
 _PARTS_AHEAD = 6
-"""Parts that wait for the GPU: what they make is in memory too."""
+"""Most parts that wait for the GPU: their outputs use memory too."""
 
 _Key = tuple[str | int | bool, ...]
-_Kept = TypeVar("_Kept")
+_Traces = TypeVar("_Traces")
 
 
 class _Trace(NamedTuple):
-    """A step or a part of one as MLX compiled it, and what it launches."""
+    """A step or a part of one, compiled by MLX, and the launches in it."""
 
     run: Callable[..., Any]
     launches: Counter[str]
@@ -69,12 +70,12 @@ class CudaHost(MlxHost):
     ) -> None:
         """See `MlxHost`."""
         limit_cache()
-        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled beside the others
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled at the same time as the others
             images = beside.submit(self.build_steps, artifact)
             super().__init__(artifact, weights, arena, progress)
         for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
             self._fixed[name] = on_device(self._fixed[name])
-        mx.eval(list(self._fixed.values()))  # what is not computed yet would be computed in each step
+        mx.eval(list(self._fixed.values()))  # a lazy array would be computed in each step
         self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
         built = images.result()
         failures = list(built.failures)
@@ -88,8 +89,12 @@ class CudaHost(MlxHost):
         self.notes = tuple(_notes_of(failures))
         self._first_notes = self.notes
         decode = self.program.phase("decode")
-        self._conditions: list[Condition] = list(dict.fromkeys(one.when for one in decode.launches if one.when))
-        self._grid_dims = sorted({e.dim for one in decode.launches for e in one.threadgroups if e.dim})
+        self._conditions: list[Condition] = list(
+            dict.fromkeys(launch.when for launch in decode.launches if launch.when)
+        )
+        self._grid_dims = sorted(
+            {extent.dim for launch in decode.launches for extent in launch.threadgroups if extent.dim}
+        )
         self._context_matters = any(
             "context" in buffer.shape
             for phase in self.program.phases
@@ -103,14 +108,14 @@ class CudaHost(MlxHost):
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:
-        """See `ArrayHost.make_array`; the weights lie in the GPU's own memory."""
+        """See `ArrayHost.make_array`; the weights are in the GPU's own memory."""
         return filled_on_device(shape, dtype, fill)
 
     @classmethod
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Launcher]:
-        """See `MlxHost.make_kernels`; all are compiled, or taken from the cache, before this returns."""
+        """See `MlxHost.make_kernels`; all are compiled, or loaded from the cache, before this returns."""
         sources = {
             k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.program(cls.target).kernels
         }
@@ -127,47 +132,47 @@ class CudaHost(MlxHost):
 
     @staticmethod
     def launcher_of(name: str, image: bytes) -> Launcher:
-        """A kernel as MLX launches it; inputs are never copied."""
+        """Launches a kernel through MLX, which never copies inputs."""
         return launcher(name, image)
 
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
-        if phase.name == "decode" and not self._tell:  # who is told of launches shall be told of each
+        if phase.name == "decode" and not self._tell:  # to print launches, each must happen
             return self._decode(phase, dims, arrays, others)
         packed = Packed.of(arrays)
         uploaded = packed.upload()
         key = (*self._prefill_key(phase, dims), *(place.start for place in packed.places.values()), len(others))
         parts = self._prefills.get(key)
         if parts is None:
-            # Steps that are filled up have few sizes. The first of another is not traced: it may be the only one.
-            again = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
-            parts = self._parts(phase, dims, traced=again)
-            self._prefills.keep(key, parts if again else None)
+            # Padded steps have few sizes. The first step of another size is not traced: it may be the only one.
+            traced = (key in self._prefills or self._has_few_sizes(dims)) and not self._tell
+            parts = self._parts(phase, dims, traced=traced)
+            self._prefills.keep(key, parts if traced else None)
         else:
             self._prefills.keep(key, parts)
-        made: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
+        available: Arrays = {**others, **packed.unpack(uploaded), ARENA_TOKEN: self.arena.token}
         started: list[mx.array] = []
         with self.failures():
             for part in parts:
-                mx.async_eval(list(made.values()))  # type: ignore[no-untyped-call]
+                mx.async_eval(list(available.values()))  # type: ignore[no-untyped-call]
                 if len(started) >= _PARTS_AHEAD:
                     mx.eval(started[-_PARTS_AHEAD])
-                before, made = made, part.run(made)
-                # A last part of a step without logits may make nothing that anyone reads.
-                if new := [made[name] for name in made.keys() - before.keys()]:
+                before, available = available, part.run(available)
+                # The last part of a step without logits may have no output that anyone reads.
+                if new := [available[name] for name in available.keys() - before.keys()]:
                     started.append(min(new, key=lambda array: array.nbytes))
                 self.launches.update(part.launches)
-        return self.results_of(phase, dims, made)
+        return self.results_of(phase, dims, available)
 
     def _has_few_sizes(self, dims: Dims) -> bool:
         return bool(self.plan.padded_sizes) and dims["seqs"] == 1 and dims["rows"] <= 1
 
     def _prefill_key(self, phase: Phase, dims: Dims) -> _Key:
-        """What a trace of a step of prompts depends on; the context only where launches have its size."""
+        """What the trace of a prefill step depends on; on the context only if a buffer has its size."""
         sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
-        conditions = (one.when.holds(dims) for one in phase.launches if one.when is not None)
+        conditions = (launch.when.holds(dims) for launch in phase.launches if launch.when is not None)
         return (phase.name, *sizes.values(), *conditions)
 
     def _decode(
@@ -175,29 +180,29 @@ class CudaHost(MlxHost):
     ) -> tuple[mx.array, mx.array]:
         tokens = others.get("token_ids")
         tokens = mx.array(arrays.pop("token_ids")) if tokens is None else tokens
-        (moving, moved), (steady, held) = self._inputs.bind(arrays)
+        (moving, moved), (steady, stayed) = self._inputs.bind(arrays)
         key = (
             phase.name,
             *(dims["tokens"], dims["seqs"], dims["rows"]),
             *(dims[dim] for dim in self._grid_dims),
-            *(one.holds(dims) for one in self._conditions),
+            *(condition.holds(dims) for condition in self._conditions),
         )
         trace = self._decodes.get(key) or self._trace(phase, dims, moving, steady)
         self._decodes.keep(key, trace)
         if self._step_kernel(dims) is not None:
             with StepKernel.order:
                 turn = StepKernel.take_turn()
-                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, held, self.arena.token, turn)
+                logits, token, moved, StepKernel.turn = trace.run(tokens, moved, stayed, self.arena.token, turn)
         else:
-            logits, token, moved = trace.run(tokens, moved, held, self.arena.token)
+            logits, token, moved = trace.run(tokens, moved, stayed, self.arena.token)
         self._inputs.advance(moved)
         self.launches.update(trace.launches)
         return logits, token
 
     def copy_to_read(self, result: mx.array) -> mx.array:
-        """See `Host.copy_to_read`. A look moves an array to managed memory: the next step would take a page fault.
+        """See `Host.copy_to_read`. Reading moves an array to managed memory, where the next step takes a page fault.
 
-        Single numbers are in memory of both from the start.
+        A single number needs no copy: MLX keeps it in memory that the CPU and the GPU share.
         """
         return result if result.size == 1 else result | 0
 
@@ -213,9 +218,9 @@ class CudaHost(MlxHost):
         self._keep_unpacked(phase, dims)
 
         def run(
-            tokens: mx.array, moved: mx.array, held: mx.array, token: mx.array, *turn: mx.array
+            tokens: mx.array, moved: mx.array, stayed: mx.array, token: mx.array, *turn: mx.array
         ) -> tuple[mx.array, ...]:
-            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(held)
+            inputs = {"token_ids": tokens, ARENA_TOKEN: token} | moving.unpack(moved) | steady.unpack(stayed)
             if (kernel := self._step_kernel(dims)) is not None:
                 self.launches.update(kernel.counts(dims))
                 logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
@@ -232,10 +237,14 @@ class CudaHost(MlxHost):
             super()._run(phase, launch, arrays, dims)
 
     def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:
-        """Unpacks what the step takes of weights unpacked, and keeps it, as far as there is memory to spare."""
+        """Unpacks and keeps the weights that the step needs unpacked, as far as there is memory to spare."""
         shapes = self._shapes[phase.name]
         self._kept.keep(
-            [one for one in phase.launches if self._reads_weights_alone(one) and grid_of(one, dims) is not None],
+            [
+                launch
+                for launch in phase.launches
+                if self._reads_weights_alone(launch) and grid_of(launch, dims) is not None
+            ],
             self.program.kernel,
             lambda name: shape_of(shapes[name], dims),
             lambda launches: self.run_launches(phase, launches, dims, {}),
@@ -247,9 +256,11 @@ class CudaHost(MlxHost):
         return launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
 
     def _parts(self, phase: Phase, dims: Dims, traced: bool) -> list[_Trace]:
-        """The step as functions of all arrays that the launches of a part and later ones read."""
+        """The step in parts, each a function of all arrays that its launches and those of later parts read."""
         self._keep_unpacked(phase, dims)
-        launches = [one for one in phase.launches if grid_of(one, dims) is not None and not self._kept.has(one)]
+        launches = [
+            launch for launch in phase.launches if grid_of(launch, dims) is not None and not self._kept.has(launch)
+        ]
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(phase.outputs)
         for start, end in reversed(list(pairwise(cuts))):
@@ -263,42 +274,42 @@ class CudaHost(MlxHost):
         passed = [name for name in needed if name not in self._fixed]
 
         def run(arrays: Arrays) -> Arrays:
-            made = self.run_launches(phase, launches, dims, arrays)
-            return {name: made[name] for name in passed if name in made}
+            outputs = self.run_launches(phase, launches, dims, arrays)
+            return {name: outputs[name] for name in passed if name in outputs}
 
         return self._compiled(run) if traced else _Trace(run, Counter())
 
     def _compiled(self, run: Callable[..., Any]) -> _Trace:
-        """A function that launches, compiled by MLX; what it launches is counted when it is traced."""
+        """A function that launches kernels, compiled by MLX; its launches are counted when it is traced."""
         launches: Counter[str] = Counter()
 
         def counted(*arrays: Any) -> Any:
-            kept, self.launches = self.launches, launches
+            own, self.launches = self.launches, launches
             launches.clear()
             try:
                 return run(*arrays)
             finally:
-                self.launches = kept
+                self.launches = own
 
         compiled: Any = mx.compile(counted)
         return _Trace(compiled, launches)
 
 
-class _Recent(OrderedDict[_Key, _Kept]):
-    """What was made for the last sizes of steps."""
+class _Recent(OrderedDict[_Key, _Traces]):
+    """The traces of the sizes of steps that were used last."""
 
-    def keep(self, key: _Key, made: _Kept) -> None:
-        """Keeps it, and drops what has not been asked for longest."""
-        self[key] = made
+    def keep(self, key: _Key, traces: _Traces) -> None:
+        """Keeps traces, and drops those that have not been used for the longest time."""
+        self[key] = traces
         self.move_to_end(key)
         if len(self) > _MOST_TRACES:
             self.popitem(last=False)
 
 
 def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[str]:
-    """Says which steps are launches that the plan wants as one kernel, and why."""
+    """Messages that say which steps should be one kernel but are single launches, and why."""
     for why in dict.fromkeys(str(error) for _, error in failures):
-        counts = [str(one) for counts, error in failures if str(error) == why for one in counts]
+        counts = [str(count) for counts, error in failures if str(error) == why for count in counts]
         several = (
             f"{', '.join(counts[:-1])} and {counts[-1]} sequences" if len(counts) > 1 else f"{counts[0]} sequence(s)"
         )
@@ -306,7 +317,7 @@ def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[s
 
 
 def launcher(name: str, cubin: bytes) -> Launcher:
-    """A kernel as MLX launches it; inputs are never copied."""
+    """Launches a kernel through MLX, which never copies inputs."""
     return functools.partial(
         mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False
     )

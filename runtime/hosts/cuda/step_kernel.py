@@ -1,9 +1,9 @@
-"""The kernels that run a decode step, one for each class of numbers of sequences, and their launch.
+"""Step kernels, each of which runs a whole decode step of certain numbers of sequences, and their launch.
 
-The artifact has their texts; what depends on the card is decided here. A kernel's blocks wait for each other, so all of
-them must be on the GPU at once: as many are launched as the driver says fit, and two such kernels never run side by
-side, since each could hold what the other waits for. A `turn`, which every step kernel of the process takes and makes,
-orders them.
+The artifact has their texts; what depends on the card is decided here. The blocks of a step kernel wait for each other,
+so all of them must be on the GPU at once. As many are launched as fit, by the driver's count. Two step kernels must not
+run at the same time, since each could wait for a place that the other occupies. So every step kernel of this process
+takes a `turn` and makes the next one, which puts them in order.
 """
 
 import threading
@@ -32,7 +32,7 @@ OLDEST = 80
 
 @dataclass(frozen=True)
 class StepImage:
-    """A step kernel that was compiled: its entry in the plan, and the image that the driver loads."""
+    """A compiled step kernel: its entry in the plan, and the image that the driver loads."""
 
     entry: StepKernelEntry
     content: bytes
@@ -41,12 +41,12 @@ class StepImage:
 class StepKernel:
     """A decode step in one launch.
 
-    Mutable state: `turn`, replaced with each step by who runs it.
+    Mutable state: `turn`, which the caller replaces with each step.
 
     Attributes:
-        entry: what the plan says of it; its launches are counted under its name.
-        turn: u32[8], made by the last step kernel of this process; the next one takes it.
-        order: held by who takes the turn, until there is the next one.
+        entry: its entry in the plan; its launches are counted under its name.
+        turn: u32[8], the output of the last step kernel of this process; the next one takes it.
+        order: the lock to be held from taking a turn until the next turn is stored.
     """
 
     turn: ClassVar[mx.array | None] = None
@@ -56,10 +56,10 @@ class StepKernel:
         """Allocates what a step needs besides the host's arrays.
 
         Args:
-            entry: what the plan says of it.
+            entry: its entry in the plan.
             plan: the plan whose decode step it runs.
-            launch: launches it.
-            blocks: of its grid, all of which are on the GPU at once.
+            launch: launches the kernel.
+            blocks: the blocks of its grid, all of which are on the GPU at once.
         """
         self.entry = entry
         self._launches, self._vocab = plan.program("metal").phase("decode").launches, plan.vocab_size
@@ -69,12 +69,12 @@ class StepKernel:
 
     @classmethod
     def load(cls, image: StepImage, plan: Plan, launcher: LauncherOf) -> "StepKernel":
-        """A kernel that was built.
+        """A compiled kernel, ready to launch on this GPU.
 
         Args:
-            image: what was built.
-            plan: the plan that it is of.
-            launcher: makes a launcher of a name and an image.
+            image: the compiled kernel.
+            plan: the plan whose decode step it runs.
+            launcher: makes a launcher from a name and an image.
 
         Raises:
             NoStepKernelError: it does not fit the GPU.
@@ -88,19 +88,19 @@ class StepKernel:
 
     @classmethod
     def take_turn(cls) -> mx.array:
-        """The last step kernel's turn, to be bound by the next one."""
+        """The turn that the last step kernel made, for the next one to bind."""
         if cls.turn is None:
             cls.turn = on_device(mx.zeros((8,), dtype=mx.uint32))
         return cls.turn
 
     def run(self, arrays: Mapping[str, mx.array], layers: mx.array, dims: Dims, turn: mx.array) -> tuple[mx.array, ...]:
-        """Launches it.
+        """Launches the kernel.
 
         Args:
             arrays: weights, arena and the batch, by the plan's buffer names.
             layers: [layers, 8] u32, the constants of all layers.
-            dims: the batch's.
-            turn: of the last step kernel.
+            dims: the dims of the batch.
+            turn: the turn of the last step kernel.
 
         Returns:
             Logits [rows, vocab] f32, the arena's new token and the next turn.
@@ -122,7 +122,7 @@ class StepKernel:
         return logits, token, after
 
     def counts(self, dims: Dims) -> Counter[str]:
-        """What a step launches: the kernel itself, and each that runs inside."""
+        """The launches of a step, by name: the step kernel, and each kernel that runs inside it."""
         inner = (launch.kernel for launch in self._launches if grid_of(launch, dims) is not None)
         return Counter([self.entry.name, *inner])
 
@@ -141,8 +141,8 @@ class StepImages:
     """The step kernels of a plan.
 
     Attributes:
-        images: those that were compiled.
-        failures: numbers of sequences whose steps the geometry wants as one kernel, and why there is none.
+        images: the compiled kernels.
+        failures: numbers of sequences for which the geometry asks for a step kernel, and why there is none.
     """
 
     images: tuple[StepImage, ...] = ()
@@ -154,7 +154,7 @@ def build_steps(artifact: Artifact, architecture: str) -> StepImages:
 
     Args:
         artifact: the compiled model.
-        architecture: of the GPU (`sm_90a`).
+        architecture: the architecture of the GPU (`sm_90a`).
 
     Raises:
         HostError: a text does not compile.
@@ -176,10 +176,10 @@ def build_steps(artifact: Artifact, architecture: str) -> StepImages:
 
 
 def resident_blocks(image: StepImage) -> int:
-    """Blocks of the grid: as many as are wanted of a multiprocessor, on each.
+    """Blocks of the grid: on each multiprocessor as many as the plan asks for, or fewer if they do not fit.
 
     Raises:
-        NoStepKernelError: not one fits, or the driver does not say.
+        NoStepKernelError: not even one fits, or the driver cannot be asked.
     """
     entry = image.entry
     try:

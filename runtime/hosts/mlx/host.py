@@ -1,7 +1,7 @@
-"""What the hosts share whose kernels MLX launches, `metal` and `cuda`: a step as a lazy MLX graph.
+"""The base of the hosts whose kernels MLX launches, `metal` and `cuda`: a step is a lazy MLX graph.
 
-A step is built lazily and MLX runs it; nothing here waits for the GPU, so steps may be queued. Order on the arena comes
-from the token that every access binds and makes.
+Nothing here waits for the GPU, so several steps may be queued. Accesses to the arena stay in order because each one
+binds the token of the previous access and returns a new one.
 """
 
 import math
@@ -29,7 +29,7 @@ Arrays = dict[str, mx.array]
 
 
 Launcher = Callable[..., list[mx.array]]
-"""A kernel as MLX makes it: called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
+"""Launches a kernel through MLX; called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
 
 
 class MlxHost(ArrayHost):
@@ -39,7 +39,7 @@ class MlxHost(ArrayHost):
     pipelines = True
     builds_late = True
     has_step_kernels: ClassVar[bool] = False
-    """Whether the host can run a whole decode step as one kernel, where the plan asks for that."""
+    """Whether the host can run a whole decode step as one kernel, if the plan asks for that."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MlxHost(ArrayHost):
             artifact: the compiled model.
             weights: packed weights.
             arena: the KV arena.
-            progress: called with (kernels ready, kernels in all) where the host makes them before their first launch.
+            progress: called with (kernels ready, all kernels), if the host makes them before their first launch.
         """
         super().__init__(artifact, weights, arena)
         launchers = self.make_kernels(artifact, progress)
@@ -90,20 +90,20 @@ class MlxHost(ArrayHost):
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Launcher]:
-        """The artifact's kernels as MLX launches them, by name.
+        """Launchers of the artifact's kernels, by name.
 
-        The arena must never be copied: a launcher makes no contiguity copies of any input.
+        The arena must never be copied, so a launcher makes no contiguous copies of inputs.
 
         Args:
             artifact: the compiled model.
-            progress: called with (kernels ready, kernels in all).
+            progress: called with (kernels ready, all kernels).
 
         Raises:
             HostError: a kernel cannot be built.
         """
 
     def step(self, batch: Batch) -> mx.array:
-        """Builds one step; the result and the arena's new token are lazy."""
+        """Builds the graph of one step; its result and the arena's new token are lazy."""
         phase = self.program.phase(phase_of(self.plan, batch))
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
@@ -119,9 +119,9 @@ class MlxHost(ArrayHost):
         """Launches a step after the last access of the arena.
 
         Args:
-            phase: of the program.
-            dims: the batch's.
-            batch: what the step reads of the batch's metadata, by the plan's buffer names.
+            phase: the program's phase that runs the step.
+            dims: the dims of the batch.
+            batch: the metadata that the step reads, by the plan's buffer names.
 
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
@@ -133,8 +133,8 @@ class MlxHost(ArrayHost):
         """Launches a step's kernels.
 
         Args:
-            phase: of the program.
-            dims: the batch's.
+            phase: the program's phase that runs the step.
+            dims: the dims of the batch.
             inputs: the batch's metadata and the arena's token, by the plan's buffer names.
 
         Returns:
@@ -146,13 +146,13 @@ class MlxHost(ArrayHost):
         """Launches some of a step's kernels.
 
         Args:
-            phase: of the program.
-            launches: of the step, in order.
-            dims: the batch's.
-            inputs: what these launches read, save weights and the arena, by the plan's buffer names.
+            phase: the program's phase that runs the step.
+            launches: launches of the phase, in order.
+            dims: the dims of the batch.
+            inputs: what these launches read besides weights and the arena, by the plan's buffer names.
 
         Returns:
-            All arrays: weights, arena, the inputs, and what was made of them.
+            All arrays: weights, arena, inputs, and the outputs of the launches.
         """
         arrays = {**self._fixed, **inputs}
         for launch in launches:
@@ -160,7 +160,7 @@ class MlxHost(ArrayHost):
         return arrays
 
     def results_of(self, phase: Phase, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
-        """Logits [rows, vocab] f32 and the arena's new token, of all that a step made."""
+        """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.vocab_size)
         return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
@@ -183,7 +183,7 @@ class MlxHost(ArrayHost):
     def recover(self) -> None:
         """Makes a new arena token after a failure, so that later steps can run.
 
-        Steps that are under way would come before them no more, so they are waited for.
+        Waits for steps that are running: the new token would not keep later steps behind them.
         """
         with suppress(RuntimeError, ValueError):
             mx.synchronize()
@@ -191,7 +191,7 @@ class MlxHost(ArrayHost):
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Reports MLX's errors as the host's, after which later steps can run."""
+        """Turns MLX's errors into HostErrors, after which later steps can run."""
         try:
             yield
         except HostError:
@@ -231,7 +231,7 @@ class MlxHost(ArrayHost):
         self._launch(launch, arrays, grid, shapes)
 
     def _exact(self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims) -> mx.array:
-        """An array as MLX's ops take it: without what was added to bind it."""
+        """An array without the elements that were added to bind it, as MLX's ops take it."""
         if name in self.weights:
             return self.weights[name]
         if name == "logit_rows":
@@ -256,22 +256,22 @@ class MlxHost(ArrayHost):
         self.count(launch.kernel, grid)
 
 
-# MLX binds arrays of fewer elements in Metal's constant address space, which would be another kernel.
+# MLX binds smaller arrays in Metal's constant address space, which would need another kernel.
 _MIN_ELEMENTS = 8
 
 
 def bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape, or that of the smallest buffer which holds it where it has too few elements; kernels see no shapes."""
+    """The shape, or a larger one if it has too few elements to be bound; kernels see no shapes."""
     return shape if math.prod(shape) >= _MIN_ELEMENTS else (_MIN_ELEMENTS,)
 
 
 def _bindable(array: mx.array) -> mx.array:
-    """The array, or one of that shape with its elements first."""
+    """The array, or one of the bindable shape that begins with its elements."""
     if array.size >= _MIN_ELEMENTS:
         return array
     return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
 
 
 def _of_shape(array: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """What `bindable_shape` stands for, as MLX's ops take it."""
+    """The array in its own shape, without the elements that were added to bind it."""
     return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -1,4 +1,4 @@
-"""Norms' weights as the MLX ops of large batches take them, cast once for a host and not in each step."""
+"""Casts norms' weights to the types in which the MLX ops of large batches compute, once and not in each step."""
 
 from collections.abc import Mapping
 
@@ -9,23 +9,23 @@ from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
 from mlxr.runtime.hosts.mlx_ops.large import compute_type
 
 NORM_PORTS = ("norm", "norm_bias")
-"""Of an op, what it normalises with."""
+"""The ports of an op that take the weights of its norm."""
 
 
 def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[tuple[str, str], dict[str, mx.array]]:
-    """What launches that may run as MLX ops normalise with, in the type that these compute in.
+    """The norm weights of launches that may run as MLX ops, in the type in which these compute.
 
-    All are computed: a trace of a step would compute again, each time, what was left to be computed.
+    All are evaluated: a trace of a step would compute lazy ones again each time.
 
     Args:
         artifact: the compiled model.
-        weights: as kernels read them, by name.
+        weights: the weights as kernels read them, by name.
 
     Returns:
-        By the names of the step and of the op: norms by port.
+        The weights by port, for each pair of a phase's and an op's name.
     """
     cast: dict[tuple[str, mx.Dtype], mx.array] = {}
-    found: dict[tuple[str, str], dict[str, mx.array]] = {}
+    by_op: dict[tuple[str, str], dict[str, mx.array]] = {}
     for phase in artifact.plan.program("metal").phases:
         graph = artifact.graph(phase.name)
         types = {buffer.name: MLX_DTYPES[str(buffer.dtype)] for buffer in phase.buffers}
@@ -36,9 +36,9 @@ def norms_for_mlx(artifact: Artifact, weights: Mapping[str, mx.array]) -> dict[t
             if not launch.mlx or launch.feeds_mlx or "norm" not in names:
                 continue
             dtype = compute_type(types[names["x"]], types[names["weight"]], MLX_DTYPES[str(graph.value(op.out).dtype)])
-            norms = found.setdefault((phase.name, launch.op), {})
+            norms = by_op.setdefault((phase.name, launch.op), {})
             for port in (port for port in NORM_PORTS if port in names):
                 key = (names[port], dtype)
                 norms[port] = cast.setdefault(key, weights[names[port]].astype(dtype))
     mx.eval(list(cast.values()))
-    return found
+    return by_op
