@@ -28,7 +28,7 @@ print(os.environ == before)
 """
 
 _RECORD = '''
-"""Host toy: what `reference` does, under another name."""
+"""Host toy: runs the program of an existing target, as `sim` does."""
 
 from mlxr.runtime.hosts.entry import HostEntry
 
@@ -44,13 +44,17 @@ HOST = HostEntry(name="toy", summary="a toy", target="metal", load=_load, cached
 _HOST = '''
 """The toy host."""
 
-from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr.runtime.hosts.sim.host import SimHost
 
 
-class ToyHost(ReferenceHost):
-    """Runs the graph that the metal program was made from."""
+class ToyHost(SimHost):
+    """Runs the Metal program, and counts its steps."""
 
     name = "toy"
+
+    def step(self, batch):
+        self.count("toy_step")
+        return super().step(batch)
 '''
 
 
@@ -73,7 +77,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_every_name_has_its_host() -> None:
     assert host_choices() == ("auto", "metal", "cuda", "cpu", "sim", "reference")
     for name, entry in hosts().items():
-        assert entry.name == entry.load().name == name
+        host = entry.load()
+        assert entry.name == host.name == name
+        assert entry.target == host.target
 
 
 def test_the_registry_loads_no_mlx_and_loading_hosts_changes_no_environment_variable() -> None:
@@ -94,6 +100,7 @@ def test_a_new_host_is_two_files(toy: Path, capsys: pytest.CaptureFixture[str]) 
         with mlxr.load("storyteller", Q8_0, host=host) as model:
             assert (model.host.name, model.types.target) == (host, "metal")
             answers.append(model.generate(prompt, max_tokens=4).token_ids)
+            assert (model.host.launches["toy_step"] == 4) is (host == "toy")
     assert answers[0] == answers[1]
     assert main(["run", "storyteller", "--host", "toy", "--prompt", "Once upon a time", "--max-tokens", "4"]) == 0
     assert capsys.readouterr().out == " I was sitting in\n"
