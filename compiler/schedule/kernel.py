@@ -6,7 +6,6 @@ are what follows from them.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
 
@@ -19,7 +18,11 @@ class Kernel(ABC):
     """A kernel to be rendered. `label` is the readable part of its name."""
 
     label: str
-    template: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def template(self) -> str:
+        """The file that its text is rendered from. Most kinds of kernels have one, and name it as a class variable."""
 
     @property
     @abstractmethod

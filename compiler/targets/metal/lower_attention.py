@@ -11,7 +11,7 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.buffers import layer_buffer
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, layer_buffer
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
@@ -354,7 +354,7 @@ def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
     return PendingLaunch(
         "copy_blocks",
         kernel,
-        ("copies", "k_arena", "v_arena", "arena_token"),
+        ("copies", *ARENAS, ARENA_TOKEN),
         ("copy_blocks.token",),
         (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
     )

@@ -24,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Phase
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
@@ -73,10 +73,10 @@ class CudaHost(MlxHost):
         with ThreadPoolExecutor(max_workers=1) as beside:  # the largest texts, compiled at the same time as the others
             images = beside.submit(self.build_steps, artifact)
             super().__init__(artifact, weights, arena, progress)
-        for name in (f"layer.{i}" for i in range(self.plan.num_layers)):
+        for name in (layer_buffer(i) for i in range(self.plan.num_layers)):
             self._fixed[name] = on_device(self._fixed[name])
         mx.eval(list(self._fixed.values()))  # a lazy array would be computed in each step
-        self._layers = on_device(mx.stack([self._fixed[f"layer.{i}"] for i in range(self.plan.num_layers)]))
+        self._layers = on_device(mx.stack([self._fixed[layer_buffer(i)] for i in range(self.plan.num_layers)]))
         built = images.result()
         failures = list(built.failures)
         self._step_kernels: list[StepKernel] = []

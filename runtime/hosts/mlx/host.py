@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Launch, Phase
+from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Artifact, Launch, Phase, layer_buffer
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch, kernel_input
@@ -65,10 +65,10 @@ class MlxHost(ArrayHost):
             phase.name: {name for launch in phase.launches for name in launch.inputs} for phase in self.program.phases
         }
         self._fixed: Arrays = {
-            f"layer.{i}": mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
+            layer_buffer(i): mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
         self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
-        self._fixed |= {"k_arena": arena.k, "v_arena": arena.v}
+        self._fixed |= {K_ARENA: arena.k, V_ARENA: arena.v}
         self._norms = norms_for_mlx(artifact, weights)
 
     @classmethod
@@ -207,7 +207,7 @@ class MlxHost(ArrayHost):
         assert launch is not None, "the pager forks only when the plan has the kernel"
         pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
         pairs[: len(copies)] = copies
-        arrays = {"copies": mx.array(pairs), "k_arena": self.arena.k, "v_arena": self.arena.v}
+        arrays = {"copies": mx.array(pairs), K_ARENA: self.arena.k, V_ARENA: self.arena.v}
         arrays[ARENA_TOKEN] = self.arena.token
         grid = grid_of(launch, {"copies": len(copies)})
         assert grid is not None, "there are copies to make"

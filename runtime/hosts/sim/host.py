@@ -11,7 +11,17 @@ from typing import ClassVar, Self
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, BatchDim, Launch, Phase
+from mlxr.compiler.artifact import (
+    ARENA_TOKEN,
+    ARENAS,
+    K_ARENA,
+    V_ARENA,
+    Artifact,
+    BatchDim,
+    Launch,
+    Phase,
+    layer_buffer,
+)
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, phase_of, shape_of
@@ -53,13 +63,13 @@ class SimHost(ArrayHost):
         self._base = -(-self._memory.ctypes.data // 256) * 256
         self._tokens: dict[str, np.ndarray] = {}
         self._fixed: dict[str, SimBuffer] = {
-            "k_arena": SimBuffer.of(arena.k, writable=True, name="k_arena"),
-            "v_arena": SimBuffer.of(arena.v, writable=True, name="v_arena"),
+            K_ARENA: SimBuffer.of(arena.k, writable=True, name=K_ARENA),
+            V_ARENA: SimBuffer.of(arena.v, writable=True, name=V_ARENA),
         }
         for name, array in weights.items():
             self._fixed[name] = SimBuffer.of(array, writable=False, name=name)
         for layer in range(self.plan.num_layers):
-            self._fix(f"layer.{layer}", np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
+            self._fix(layer_buffer(layer), np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
         # The dims that the sizes of a step's activations depend on.
         self._sizes: dict[str, list[BatchDim]] = {
             phase.name: sorted({d for b in phase.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
@@ -126,7 +136,7 @@ class SimHost(ArrayHost):
 
     def _reading(self, buffer: SimBuffer) -> SimBuffer:
         """A buffer as a kernel's input, which is read-only unless it is the arena."""
-        if not buffer.writable or buffer.name in ("k_arena", "v_arena"):
+        if not buffer.writable or buffer.name in ARENAS:
             return buffer
         key = (buffer.address, buffer.size_bytes)
         if key not in self._inputs:

@@ -1,10 +1,7 @@
 """How many bytes a decode step has to read, which limits its speed."""
 
-import re
-
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, ModelSpec
-
-_EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.")
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, OpGraph
+from mlxr.compiler.ir.ops.experts import ExpertProduct
 
 
 def weight_bytes(artifact: Artifact, target: str, rows: int = 1) -> int:
@@ -22,15 +19,19 @@ def weight_bytes(artifact: Artifact, target: str, rows: int = 1) -> int:
     launches = [(launch.kernel, launch.inputs) for launch in program.phase("decode").launches]
     whole = {name for kernel, inputs in launches if not kernel.startswith("embed_") for name in inputs}
     table = {name for kernel, inputs in launches if kernel.startswith("embed_") for name in inputs} - whole
-    read = sum(int(sizes[name][0] * _share(artifact.spec, name, rows)) for name in whole if name in sizes)
+    shares = _shares(artifact.graph("decode"), rows)
+    read = sum(int(sizes[name][0] * shares.get(name, 1.0)) for name in whole if name in sizes)
     return read + sum(sizes[name][0] // sizes[name][1] * rows for name in table if name in sizes)
 
 
-def _share(spec: ModelSpec, name: str, rows: int) -> float:
-    """The share of a weight that a step reads: of experts' weights only the chosen experts."""
-    match = _EXPERTS.match(name)
-    experts = spec.model.layer(int(match[1])).mlp.experts if match else None
-    return min(1.0, rows * experts.per_token / experts.count) if experts else 1.0
+def _shares(graph: OpGraph, rows: int) -> dict[str, float]:
+    """The share that a step reads of the experts' weights, by the names of weights and of their parts."""
+    shares: dict[str, float] = {}
+    for op, experts in graph.ops_of(ExpertProduct):
+        for weight in (graph.value(op.inputs[port]) for port in ("weight", "bias") if port in op.inputs):
+            share = min(1.0, rows * experts.top_k / experts.num_experts)
+            shares |= dict.fromkeys((weight.name, *weight.parts), share)
+    return shares
 
 
 def cache_bytes(arena: ArenaGeometry, tokens: int) -> int:

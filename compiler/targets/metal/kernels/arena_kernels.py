@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import ARENAS
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.rounding import round_up
@@ -40,7 +41,7 @@ class ArenaKernel(MetalKernel):
     @property
     def arena_ports(self) -> tuple[Port, ...]:
         """The arena's buffers and the token that orders the access."""
-        return (("k_arena", self.cache), ("v_arena", self.cache), ("token", DType.U32))
+        return (*((arena, self.cache) for arena in ARENAS), ("token", DType.U32))
 
 
 @dataclass(frozen=True)

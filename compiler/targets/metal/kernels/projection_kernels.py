@@ -303,7 +303,7 @@ class ProjectionKernel(MatrixKernel):
     mma: bool = False
 
     @property
-    def template(self) -> str:  # type: ignore[override]
+    def template(self) -> str:
         """One row, several or many."""
         if self.gemm:
             return "gemm_mma.metal.jinja" if self.mma else "gemm.metal.jinja"
