@@ -69,7 +69,7 @@ def test_gates_and_ups(parts):
         x = exact_in_8_bits(rows, 512)
         gate, up = np.split(x.astype(np.float64) @ rounded(bench.numbers, "f16").T.astype(np.float64), 2, axis=-1)
         want = gate / (1 + np.exp(-gate)) * up
-        got = bench.project(x, STYLE, 2, activation_kind="silu")
+        got = bench.project(x, STYLE, 2, activation="silu")
         assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-5
 
 

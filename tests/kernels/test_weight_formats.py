@@ -130,7 +130,7 @@ def test_gates_and_ups_of_different_formats(parts):
         gate, up = np.split(x.astype(np.float64) @ bench.numbers.T.astype(np.float64), 2, axis=-1)
         want = gate / (1 + np.exp(-gate)) * up
         for style in STYLES if rows == 1 else STYLES[1:]:
-            got = bench.project(x, style, activation_kind="silu")
+            got = bench.project(x, style, activation="silu")
             assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-5
 
 

@@ -10,7 +10,7 @@ from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.ir.graph import Op, Value
-from mlxr.compiler.ir.op_kind import GatedKind, NormKind, OpKind, RopeLayout
+from mlxr.compiler.ir.op_kind import NormKind, OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection, Route
@@ -27,6 +27,7 @@ from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection, Segment
 from mlxr.compiler.targets.cpu.kernels.rows import MOST_EXPERTS, CpuNorm, CpuQkNorm, CpuRoute
+from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
 
 ROPE_TABLE = "rope_table"
 """The buffer of the first table of rotations; a model with several has more, numbered from 2."""
@@ -41,12 +42,7 @@ class _MatrixFields(TypedDict):
     norm: NormKind | None
     norm_bias: bool
     eps: float | None
-    bias: bool
-    residual: bool
-    residual_scale: float
-    activation_kind: GatedKind | None
-    gated: bool
-    limit: float | None
+    epilogue: Epilogue
 
 
 class _RotaryFields(TypedDict):
@@ -126,7 +122,7 @@ class CpuLowering(Lowering):
     def _matrix_fields(self, op: Op, experts: int = 1) -> _MatrixFields:
         """Fields of the kernels that multiply with a weight of `experts` matrices."""
         weight, attrs = self._value(op, "weight"), op.attrs_as(Product)
-        norm, finish = attrs.norm, attrs.finish
+        norm = attrs.norm
         return {
             "in_features": self._width(op, "weight"),
             "segments": tuple(
@@ -136,12 +132,7 @@ class CpuLowering(Lowering):
             "norm": norm.kind if norm else None,
             "norm_bias": "norm_bias" in op.inputs,
             "eps": norm.eps if norm else None,
-            "bias": "bias" in op.inputs,
-            "residual": "residual" in op.inputs,
-            "residual_scale": finish.residual_scale,
-            "activation_kind": finish.activation,
-            "gated": finish.gated,
-            "limit": finish.limit,
+            "epilogue": epilogue_of(op, DType.F32, lambda port: DType.F32 if port in op.inputs else None),
         }
 
     def _label(self, op: Op) -> str:
@@ -152,16 +143,13 @@ class CpuLowering(Lowering):
         return {f"w{index}": part for index, part in enumerate(self._value(op, "weight").parts)}
 
     def _projection(self, op: Op) -> None:
-        logits, finish = op.out in self.graph.outputs, op.attrs_as(Product).finish
+        logits = op.out in self.graph.outputs
         # Where two experts are nearly as good, rounding would choose.
         routes = any(isinstance(reader.attrs, Route) for reader in self.graph.consumers(op.out))
         kernel = CpuProjection(
             label="logits" if logits else self._label(op),
             compute="exact" if routes else self.spec.compute,
             gather="rows" in op.inputs,
-            out_scale=finish.out_scale,
-            out_cap=finish.out_cap,
-            gate="gate" in op.inputs,
             logits=logits,
             **self._matrix_fields(op),
         )

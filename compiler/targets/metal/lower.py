@@ -17,9 +17,9 @@ from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Rule
-from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernels import EmbedKernel, Epilogue
+from mlxr.compiler.targets.metal.kernels.projection_kernels import EmbedKernel
 from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
 from mlxr.compiler.targets.metal.lower_projection import ProjectionLowering
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -64,7 +64,7 @@ class OpLowering(MetalLowering):
 
     def _expert_projection(self, op: Op) -> None:
         choice = self._expert_choice("experts", op)
-        kernel = ExpertProjectionKernel("experts", norm=norm_of(self, op), **self._expert_fields(op, choice))
+        kernel = ExpertProjectionKernel("experts", norm=self.norm_of(op), **self._expert_fields(op, choice))
         grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
         self.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=OneRow.names("mma")))
 
@@ -83,7 +83,7 @@ class OpLowering(MetalLowering):
             raise PlanError(
                 f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0"
             )
-        layout, epilogue, g = self.layouts[op.inputs["weight"]], epilogue_of(self, op), choice.geometry.one_row
+        layout, epilogue, g = self.layouts[op.inputs["weight"]], self.epilogue_of(op), choice.geometry.one_row
         experts = op.attrs_as(ExpertProduct)
         return {
             "in_features": layout.columns,

@@ -11,7 +11,6 @@ from mlxr.compiler.ir.ops import linear
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
-from mlxr.compiler.targets.metal.epilogue import epilogue_of, norm_of
 from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -54,8 +53,8 @@ class ProjectionLowering:
             out_features=out_features,
             layout=layout,
             activation=self._to.value(op, "x").dtype,
-            norm=norm_of(self._to, op),
-            epilogue=epilogue_of(self._to, op),
+            norm=self._to.norm_of(op),
+            epilogue=self._to.epilogue_of(op),
             gather=gather,
             one_row_alone=self._to.phase == "decode" or gather,
             dim=dim,

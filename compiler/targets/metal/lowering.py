@@ -1,8 +1,14 @@
 """What the rules that lower ops to Metal kernels share."""
 
+from functools import partial
+
 from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering
+from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
+from mlxr.compiler.targets.metal.kernels.projection_kernels import Norm
 
 
 class MetalLowering(Lowering):
@@ -23,3 +29,14 @@ class MetalLowering(Lowering):
         self.layouts = {weight.name: weight.layout for weight in given.weights}
         self.limits = given.limits[phase]
         self.one_kernel = one_kernel
+
+    def norm_of(self, op: Op) -> Norm | None:
+        """The norm of a projection's x; None where it has none."""
+        norm, weight = op.attrs_as(Product).norm, self.optional_dtype(op, "norm")
+        if norm is None or weight is None:
+            return None
+        return Norm(norm.kind, norm.eps, weight, self.optional_dtype(op, "norm_bias"))
+
+    def epilogue_of(self, op: Op) -> Epilogue:
+        """What a projection does with its finished sums."""
+        return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op))

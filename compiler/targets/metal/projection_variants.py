@@ -16,6 +16,7 @@ from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows, MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.size_record import SizeRecord
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.mma_kernels import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_COLUMNS,
@@ -25,7 +26,6 @@ from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_TILE,
     MMA_FORMATS,
     MMA_ROWS,
-    Epilogue,
     Norm,
     ProjectionKernel,
 )

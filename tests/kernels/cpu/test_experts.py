@@ -9,6 +9,7 @@ from mlxr.compiler.targets.cpu.kernels.projection import Segment
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed
+from mlxr_tests.epilogues import epilogue_from
 from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows
 from mlxr_tests.packed import dequantised, random_blocks
@@ -21,19 +22,22 @@ def experts(label, columns, formats, rows, compute, num_experts, top_k, **fields
     segments = tuple(Segment(format, rows) for format in formats)
     eps = EPS if "norm" in fields else None
     fields = {"gated": len(formats) == 2, "inputs_of_pairs": fields.get("combine", False)} | fields
-    return CpuExperts(label, columns, segments, compute, MOST, eps=eps, num_experts=num_experts, top_k=top_k, **fields)
+    epilogue, fields = epilogue_from(fields)
+    return CpuExperts(
+        label, columns, segments, compute, MOST, epilogue, eps=eps, num_experts=num_experts, top_k=top_k, **fields
+    )
 
 
-GATED = {"activation_kind": "silu", "norm": "rms"}
+GATED = {"activation": "silu", "norm": "rms"}
 CASES = [
     experts("f32", 72, (F.F32, F.F32), 24, "exact", 5, 2, **GATED),
     experts("bf16", 96, (F.BF16, F.BF16), 40, "fast", 4, 2, **GATED),
     experts("mixed_floats", 136, (F.F16, F.F32), 29, "fast", 4, 3, bias=True, **GATED),
     experts("q4_0", 256, (F.Q4_0, F.Q4_0), 48, "fast", 8, 2, **GATED),
     experts("q8_0_exact", 256, (F.Q8_0, F.Q8_0), 32, "exact", 6, 2, **GATED),
-    experts("mixed", 512, (F.Q4_K, F.BF16), 48, "fast", 4, 4, norm="layer", norm_bias=True, activation_kind="gelu"),
-    experts("oai", 64, (F.F32, F.F32), 40, "fast", 4, 2, bias=True, activation_kind="swiglu_oai", limit=2.0),
-    experts("ungated", 64, (F.F16,), 61, "fast", 4, 2, activation_kind="relu2"),
+    experts("mixed", 512, (F.Q4_K, F.BF16), 48, "fast", 4, 4, norm="layer", norm_bias=True, activation="gelu"),
+    experts("oai", 64, (F.F32, F.F32), 40, "fast", 4, 2, bias=True, activation="swiglu_oai", limit=2.0),
+    experts("ungated", 64, (F.F16,), 61, "fast", 4, 2, activation="relu2"),
     experts("one", 64, (F.F32,), 61, "exact", 3, 1, inputs_of_pairs=True),
     experts("sum_f32", 72, (F.F32,), 61, "exact", 5, 2, combine=True, bias=True, residual=True, residual_scale=0.5),
     experts("sum_bf16", 96, (F.BF16,), 77, "fast", 4, 2, combine=True, residual=True),
@@ -76,13 +80,13 @@ def expected(kernel, given, weights):
     x = given["x"].astype(np.float64)
     x = normed(kernel.norm, x, given["norm"], given["norm_bias"] if kernel.norm_bias else None, EPS)
     x = x.reshape(len(chosen), -1, k) if kernel.inputs_of_pairs else np.repeat(x[:, None], kernel.top_k, axis=1)
-    bias = given["bias"].reshape(len(weights), kernel.num_experts, n) * kernel.bias
+    bias = given["bias"].reshape(len(weights), kernel.num_experts, n) * bool(kernel.epilogue.bias)
     parts = [np.einsum("tpk,tpnk->tpn", x, w[chosen]) + b[chosen] for w, b in zip(weights, bias, strict=True)]
     norms = [np.linalg.norm(w, axis=2)[chosen] * np.linalg.norm(x, axis=2)[..., None] for w in weights]
-    if kernel.gated:
-        y = gated(kernel.activation_kind, *parts, kernel.limit)
+    if kernel.epilogue.gated:
+        y = gated(kernel.epilogue.activation, *parts, kernel.epilogue.limit)
         return y, sum(norms) * (1 + sum(np.abs(part) for part in parts))
-    return activation(kernel.activation_kind, parts[0]), norms[0] * (1 + np.abs(parts[0]))
+    return activation(kernel.epilogue.activation, parts[0]), norms[0] * (1 + np.abs(parts[0]))
 
 
 @pytest.mark.parametrize("kind", ["any", "same"])
@@ -110,7 +114,7 @@ def test_experts(kernels, kernel, kind):
         want, scale = expected(kernel, given, weights)
         if kernel.combine:
             want, scale = (np.einsum("tpn,tp->tn", a, given["weights"]) for a in (want, scale))
-            want = want * kernel.residual_scale + given["residual"] * kernel.residual
+            want = want * kernel.epilogue.residual_scale + given["residual"] * kernel.epilogue.residual
         got = given["out"][:tokens].reshape(want.shape)
         worst = np.max(np.abs(got - want) / (scale + 1e-3))
         assert worst < limit, f"{tokens} tokens: off by {worst:.1e}"

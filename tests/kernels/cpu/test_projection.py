@@ -8,6 +8,7 @@ from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection
 from mlxr_tests.c_harness import aligned, compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed, sigmoid
+from mlxr_tests.epilogues import epilogue_from
 from mlxr_tests.few import few
 from mlxr_tests.native_floats import float_rows
 from mlxr_tests.packed import FORMATS, dequantised, random_blocks
@@ -19,8 +20,9 @@ MOST = 70
 def projection(label, columns, formats, rows, compute, **fused):
     segments = tuple(Segment(format, n) for format, n in zip(formats, rows, strict=True))
     eps = EPS if "norm" in fused else None
-    gated = "activation_kind" in fused
-    return CpuProjection(label, columns, segments, compute, MOST, eps=eps, **({"gated": gated} | fused))
+    gated = "activation" in fused
+    epilogue, fields = epilogue_from({"gated": gated} | fused)
+    return CpuProjection(label, columns, segments, compute, MOST, epilogue, eps=eps, **fields)
 
 
 CASES = [
@@ -29,22 +31,22 @@ CASES = [
     projection("f32", 1096, (F.F32,), (77,), "fast", residual=True),
     projection("blocks", 2200, (F.F16, F.BF16), (61, 16), "fast", norm="rms", bias=True),
     projection("mixed_floats", 136, (F.F16, F.BF16, F.F32), (61, 16, 30), "fast"),
-    projection("bf16_silu", 2080, (F.BF16, F.BF16), (29, 29), "fast", norm="rms", bias=True, activation_kind="silu"),
-    projection("exact_gelu", 1096, (F.BF16, F.F32), (77, 77), "exact", residual=True, activation_kind="gelu"),
+    projection("bf16_silu", 2080, (F.BF16, F.BF16), (29, 29), "fast", norm="rms", bias=True, activation="silu"),
+    projection("exact_gelu", 1096, (F.BF16, F.F32), (77, 77), "exact", residual=True, activation="gelu"),
     projection(
         "q4_0_q8_0_q6_k", 256, (F.Q4_0, F.Q8_0, F.Q6_K), (61, 32, 13), "fast", norm="rms", bias=True, gather=True
     ),
-    projection("k_gelu", 2304, (F.Q4_K, F.Q6_K), (61, 61), "fast", norm="rms", activation_kind="gelu_tanh"),
+    projection("k_gelu", 2304, (F.Q4_K, F.Q6_K), (61, 61), "fast", norm="rms", activation="gelu_tanh"),
     projection("q5_k_f16", 512, (F.Q5_K, F.F16), (61, 48), "fast", norm="rms", residual=True),
     projection("exact_q5_k_q4_0", 1280, (F.Q5_K, F.Q4_0), (61, 48), "exact", norm="rms", residual=True),
-    projection("exact_q8_0_silu", 512, (F.Q8_0, F.BF16), (50, 50), "exact", norm="rms", activation_kind="silu"),
+    projection("exact_q8_0_silu", 512, (F.Q8_0, F.BF16), (50, 50), "exact", norm="rms", activation="silu"),
     projection("layer", 1096, (F.F32,), (61,), "fast", norm="layer", bias=True, residual=True, residual_scale=0.25),
     projection("layer_bias", 56, (F.BF16, F.F32), (29, 13), "exact", norm="layer", norm_bias=True, gate=True),
-    projection("relu2", 72, (F.F32,), (61,), "exact", activation_kind="relu2", gated=False, bias=True),
-    projection("ungated_gelu", 256, (F.Q8_0, F.Q4_0), (29, 29), "fast", activation_kind="gelu", gated=False),
-    projection("gated_relu", 72, (F.F16, F.F16), (29, 29), "exact", activation_kind="relu"),
-    projection("oai", 256, (F.F32, F.Q8_0), (61, 61), "exact", activation_kind="swiglu_oai", limit=1.5, bias=True),
-    projection("oai_unbound", 256, (F.Q8_0, F.Q8_0), (61, 61), "fast", activation_kind="swiglu_oai"),
+    projection("relu2", 72, (F.F32,), (61,), "exact", activation="relu2", gated=False, bias=True),
+    projection("ungated_gelu", 256, (F.Q8_0, F.Q4_0), (29, 29), "fast", activation="gelu", gated=False),
+    projection("gated_relu", 72, (F.F16, F.F16), (29, 29), "exact", activation="relu"),
+    projection("oai", 256, (F.F32, F.Q8_0), (61, 61), "exact", activation="swiglu_oai", limit=1.5, bias=True),
+    projection("oai_unbound", 256, (F.Q8_0, F.Q8_0), (61, 61), "fast", activation="swiglu_oai"),
     projection("cap", 64, (F.F32,), (77,), "exact", gather=True, out_scale=0.125, out_cap=1.5),
     projection("gate", 512, (F.Q4_0,), (61,), "fast", gate=True, residual=True, residual_scale=3.0),
 ]
@@ -81,21 +83,21 @@ def matrix(format, rows, columns, seed):
 def expected(kernel, x, weights, given):
     """The result in double precision, and what its error is relative to."""
     x = normed(kernel.norm, x.astype(np.float64), given["norm"], given["norm_bias"] if kernel.norm_bias else None, EPS)
-    y = x @ weights.T + (given["bias"] if kernel.bias else 0)
+    y = x @ weights.T + (given["bias"] if kernel.epilogue.bias else 0)
     scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
-    if kernel.gated:
+    if kernel.epilogue.gated:
         n = kernel.out_features
         scale = scale[:, :n] * (1 + np.abs(y[:, n:])) + scale[:, n:] * (1 + np.abs(y[:, :n]))
-        y = gated(kernel.activation_kind, y[:, :n], y[:, n:], kernel.limit)
+        y = gated(kernel.epilogue.activation, y[:, :n], y[:, n:], kernel.epilogue.limit)
     else:
-        scale = scale * (1 + np.abs(y)) if kernel.activation_kind == "relu2" else scale
-        y = activation(kernel.activation_kind, y)
-    y, scale = y * kernel.out_scale, scale * max(kernel.out_scale, 0.1)
-    if kernel.out_cap:
-        y = kernel.out_cap * np.tanh(y / kernel.out_cap)
-    if kernel.gate:
+        scale = scale * (1 + np.abs(y)) if kernel.epilogue.activation == "relu2" else scale
+        y = activation(kernel.epilogue.activation, y)
+    y, scale = y * kernel.epilogue.out_scale, scale * max(kernel.epilogue.out_scale, 0.1)
+    if kernel.epilogue.out_cap:
+        y = kernel.epilogue.out_cap * np.tanh(y / kernel.epilogue.out_cap)
+    if kernel.epilogue.gate:
         y = y * sigmoid(given["gate"])
-    return y * kernel.residual_scale + (given["residual"] if kernel.residual else 0), scale + 1e-3
+    return y * kernel.epilogue.residual_scale + (given["residual"] if kernel.epilogue.residual else 0), scale + 1e-3
 
 
 @pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.label)
@@ -120,7 +122,7 @@ def test_projection(kernels, kernel):
         given["gate"] = rng.normal(size=(count, 1)).astype(np.float32)
         # As in a model: the result takes the residual's place, here with a guard behind it.
         out = np.full((count + 1, outputs), 7, np.float32)
-        out[:count] = residual if kernel.residual else np.nan
+        out[:count] = residual if kernel.epilogue.residual else np.nan
         arguments = [given.get(param.name, out) for param in kernel.params]
         kernels.run(kernel, arguments, tokens, logit_rows=rows if kernel.gather else None)
         x = given["x"][rows] if kernel.gather else given["x"]

@@ -10,6 +10,7 @@ import pytest
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_MMA_TILE,
@@ -17,7 +18,6 @@ from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_SIMDGROUPS,
     GEMM_TILE,
     EmbedKernel,
-    Epilogue,
     ProjectionKernel,
 )
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
@@ -75,7 +75,7 @@ class MatrixBench:
             layout=self.layout,
             activation=self.activation,
             norm=None,
-            epilogue=Epilogue(DType.F32, gated=self.gated, **epilogue),
+            epilogue=Epilogue(out=DType.F32, gated=self.gated, **epilogue),
             outs=(GEMM_ROWS if many else 4) // halves,
             simdgroups=GEMM_SIMDGROUPS if many else 2,
             gather=False,

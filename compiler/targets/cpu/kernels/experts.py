@@ -3,10 +3,11 @@
 A weight holds one matrix of all experts' rows, in order. See templates/cpu/experts.h.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from mlxr.compiler.targets.cpu.kernels.kernel import Param
-from mlxr.compiler.targets.cpu.kernels.matrix import Finish
+from mlxr.compiler.targets.cpu.kernels.matrix import FinishRows
 from mlxr.compiler.targets.cpu.kernels.projection import TILE_ROWS, CpuMatrixKernel
 from mlxr.compiler.targets.rounding import round_up
 
@@ -34,9 +35,9 @@ class CpuExperts(CpuMatrixKernel):
     def params(self) -> tuple[Param, ...]:
         """x, norm, norm_bias, a weight per segment, bias, residual, experts, weights, out."""
         params = self._first_params
-        if self.bias:
+        if self.epilogue.bias:
             params.append(Param("bias", "vector"))
-        if self.residual:
+        if self.epilogue.residual:
             params.append(Param("residual", "input"))
         params.append(Param("experts", "indices"))
         if self.combine:
@@ -49,17 +50,10 @@ class CpuExperts(CpuMatrixKernel):
         return self.segments[0].rows
 
     @property
-    def finish(self) -> Finish:
-        """The epilogue. A sum starts as the residual, and what is added to is that."""
-        return Finish(
-            bias=self.bias,
-            activation_kind=self.activation_kind,
-            gated=self.gated,
-            limit=self.limit,
-            choices="summed" if self.combine else "apart",
-            residual_scale=self.residual_scale,
-            residual=self.combine,
-        )
+    def finish(self) -> FinishRows:
+        """The function that finishes its rows. A sum starts as the residual, and what is added to is that."""
+        choices: Literal["apart", "summed"] = "summed" if self.combine else "apart"
+        return FinishRows(replace(self.epilogue, residual=self.combine), choices)
 
     @property
     def formula(self) -> str:
@@ -75,9 +69,9 @@ class CpuExperts(CpuMatrixKernel):
         k, n = self.in_features, self.out_features
         rows = [f"x        [tokens, {f'{self.top_k}, ' if self.inputs_of_pairs else ''}{k}] f32", *self._norm_table]
         rows += [f"{f'w{i}':8} [{self.num_experts}, {s.rows}, {k}] {s.format}" for i, s in enumerate(self.segments)]
-        if self.bias:
+        if self.epilogue.bias:
             rows.append(f"bias     [{len(self.segments)}, {self.num_experts}, {n}] f32")
-        if self.residual:
+        if self.epilogue.residual:
             rows.append(f"residual [tokens, {n}] f32")
         rows.append(f"experts  [tokens, {self.top_k}] i32")
         if self.combine:

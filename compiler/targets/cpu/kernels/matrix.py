@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.targets.environment import float_literal
+from mlxr.compiler.targets.epilogue import Epilogue
 
 Compute = Literal["exact", "fast"]
 
@@ -67,68 +68,53 @@ class Matrix(CpuHelper):
 
 
 @dataclass(frozen=True)
-class Finish(CpuHelper):
-    """An epilogue: its fields are its steps, in this order.
+class FinishRows(CpuHelper):
+    """The function that finishes rows of sums.
 
     Attributes:
-        bias: whether a bias is added.
-        activation_kind: silu, gelu, gelu_tanh, relu, relu2 or swiglu_oai.
-        gated: whether there are gate and up: activation(gate) * up, else activation(y).
-        limit: what bounds gate and up of swiglu_oai.
-        out_scale: what results are multiplied by.
-        out_cap: results become out_cap * tanh(result / out_cap).
-        gate: whether rows are multiplied by the sigmoid of a number each.
+        epilogue: what it does.
         choices: None, `apart`: rows belong elsewhere, or `summed`: they do, and are multiplied by a number each.
-        residual_scale: what results are multiplied by before the residual.
-        residual: whether a residual is added.
     """
 
     template = "finish.jinja"
-    bias: bool = False
-    activation_kind: str | None = None
-    gated: bool = False
-    limit: float | None = None
-    out_scale: float = 1.0
-    out_cap: float | None = None
-    gate: bool = False
+    epilogue: Epilogue
     choices: Literal["apart", "summed"] | None = None
-    residual_scale: float = 1.0
-    residual: bool = False
 
     @property
     def _numbers(self) -> dict[str, float]:
         """Numbers of the steps that are there, by their names in C."""
-        scales = {"out_scale": self.out_scale, "residual_scale": self.residual_scale}
-        bounds = {"limit": self.limit, "out_cap": self.out_cap}
+        e = self.epilogue
+        scales = {"out_scale": e.out_scale, "residual_scale": e.residual_scale}
+        bounds = {"limit": e.limit, "out_cap": e.out_cap}
         return {name: v for name, v in scales.items() if v != 1} | {name: v for name, v in bounds.items() if v}
 
     @property
     def name(self) -> str:
         """What is done."""
-        kind = self.activation_kind
-        if kind and not self.gated:
-            kind = f"ungated_{kind}"
-        steps = ("bias" if self.bias else None, kind, "gate" if self.gate else None, self.choices)
+        e, kind = self.epilogue, self.epilogue.activation
+        activation = f"ungated_{kind}" if kind and not e.gated else kind
+        steps = ("bias" if e.bias else None, activation, "gate" if e.gate else None, self.choices)
         # A number in a name: 0.5 -> 0p5, -1e-05 -> m1em05.
         texts = {
             name: repr(v).replace(".", "p").replace("-", "m").replace("+", "") for name, v in self._numbers.items()
         }
         numbers = [f"{name}_{text}" for name, text in texts.items()]
-        last = "residual" if self.residual else None
+        last = "residual" if e.residual else None
         return "_".join(("finish", *(step for step in (*steps, *numbers, last) if step)))
 
     @property
     def steps(self) -> str:
         """The steps as fields of an `mlxr_epilogue`."""
+        e = self.epilogue
         flags = {
-            "bias": self.bias,
-            "gated": self.gated,
-            "gate": self.gate,
+            "bias": e.bias is not None,
+            "gated": e.gated,
+            "gate": e.gate is not None,
             "places": self.choices is not None,
             "factors": self.choices == "summed",
-            "residual": self.residual,
+            "residual": e.residual,
         }
-        fields = [f".activation = MLXR_{self.activation_kind.upper()}"] if self.activation_kind else []
+        fields = [f".activation = MLXR_{e.activation.upper()}"] if e.activation else []
         fields += [f".{name} = 1" for name, there in flags.items() if there]
         fields += [f".{name} = {float_literal(v)}" for name, v in self._numbers.items()]
         return ", ".join(fields) or "0"

@@ -11,7 +11,8 @@ from typing import Literal
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
-from mlxr.compiler.targets.cpu.kernels.matrix import Compute, CpuHelper, Finish, Matrix
+from mlxr.compiler.targets.cpu.kernels.matrix import Compute, CpuHelper, FinishRows, Matrix
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.rounding import round_up
 
 NormKind = Literal["rms", "layer"]
@@ -55,28 +56,19 @@ class CpuMatrixKernel(CpuKernel):
         segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
         norm: the norm that x goes through first, with `eps`; `norm_bias`: whether that adds one (of LayerNorm alone).
         eps: what keeps the norm's root from zero; None without a norm.
-        bias: whether one is added, [sum of the segments' rows].
-        residual: whether one, of the result's shape, is added last, to `residual_scale` times the result.
-        activation_kind: silu, gelu, gelu_tanh, relu, relu2; gated also swiglu_oai.
-        gated: out = activation(gate) * up, else activation of every output.
-        limit: what bounds gate and up of swiglu_oai; None: nothing.
         compute: exact keeps f32 inputs; fast may make 8-bit integers or bf16 of them.
         max_rows: most rows at once.
+        epilogue: what is done with the sums; its bias is [sum of the segments' rows].
     """
 
     in_features: int
     segments: tuple[Segment, ...]
     compute: Compute
     max_rows: int
+    epilogue: Epilogue
     norm: NormKind | None = None
     norm_bias: bool = False
     eps: float | None = None
-    bias: bool = False
-    residual: bool = False
-    residual_scale: float = 1.0
-    activation_kind: str | None = None
-    gated: bool = False
-    limit: float | None = None
 
     @property
     def tiles_f32(self) -> bool:
@@ -98,8 +90,8 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     @abstractmethod
-    def finish(self) -> Finish:
-        """The epilogue."""
+    def finish(self) -> FinishRows:
+        """The function that finishes its rows."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -132,19 +124,19 @@ class CpuMatrixKernel(CpuKernel):
     def _formula(self, x: str, of: str = "") -> str:
         """What it computes of its inputs; `of` is what selects among several matrices."""
         x = f"{self.norm}_norm({x})" if self.norm else x
-        bias = " + bias" if self.bias else ""
-        if not self.gated:
+        bias = " + bias" if self.epilogue.bias else ""
+        if not self.epilogue.gated:
             y = f"{x} @ W{of}.T{bias}"
-            return f"{self.activation_kind}({y})" if self.activation_kind else y
+            return f"{self.epilogue.activation}({y})" if self.epilogue.activation else y
         gate, up = f"{x} @ w0{of}.T{bias}", f"{x} @ w1{of}.T{bias}"
-        if self.activation_kind == "swiglu_oai":
+        if self.epilogue.activation == "swiglu_oai":
             return f"swiglu_oai({gate}, {up})"
-        return f"{self.activation_kind}({gate}) * ({up})"
+        return f"{self.epilogue.activation}({gate}) * ({up})"
 
     @property
     def _residual_formula(self) -> str:
-        scale = "" if self.residual_scale == 1 else f" * {self.residual_scale}"
-        return f"{scale}{' + residual' if self.residual else ''}"
+        scale = "" if self.epilogue.residual_scale == 1 else f" * {self.epilogue.residual_scale}"
+        return f"{scale}{' + residual' if self.epilogue.residual else ''}"
 
     @property
     def _many_bytes(self) -> int:
@@ -169,28 +161,22 @@ class CpuProjection(CpuMatrixKernel):
 
     Attributes:
         gather: whether rows are those of the batch's logit_rows, else all tokens.
-        out_scale: what the result is multiplied by.
-        out_cap: the result becomes out_cap * tanh(result / out_cap); None: it stays.
-        gate: whether each row is multiplied by the sigmoid of its number in `gate`, [rows, 1].
         logits: whether the batch says where the result goes.
     """
 
     template = "projection.jinja"
     gather: bool = False
-    out_scale: float = 1.0
-    out_cap: float | None = None
-    gate: bool = False
     logits: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
         """x, norm, norm_bias, a weight per segment, bias, residual, gate, out."""
         params = self._first_params
-        if self.bias:
+        if self.epilogue.bias:
             params.append(Param("bias", "vector"))
-        if self.residual:
+        if self.epilogue.residual:
             params.append(Param("residual", "input"))
-        if self.gate:
+        if self.epilogue.gate:
             params.append(Param("gate", "input"))
         return (*params, Param("out", "output"))
 
@@ -198,32 +184,22 @@ class CpuProjection(CpuMatrixKernel):
     def out_features(self) -> int:
         """Columns of the result."""
         rows = sum(segment.rows for segment in self.segments)
-        return rows // 2 if self.gated else rows
+        return rows // 2 if self.epilogue.gated else rows
 
     @property
     def products(self) -> tuple[Product, ...]:
         """The result's columns, in order."""
         tensors = [(m, f"w{i}", s.rows) for i, (m, s) in enumerate(zip(self.matrices, self.segments, strict=True))]
-        if self.gated:
+        if self.epilogue.gated:
             (gate, w0, rows), (up, w1, up_rows) = tensors
             assert rows == up_rows, "gate and up have equal rows"
             return (Product(gate, w0, up, w1, rows),)
         return tuple(Product(matrix, weight, None, None, rows) for matrix, weight, rows in tensors)
 
     @property
-    def finish(self) -> Finish:
-        """The epilogue."""
-        return Finish(
-            bias=self.bias,
-            activation_kind=self.activation_kind,
-            gated=self.gated,
-            limit=self.limit,
-            out_scale=self.out_scale,
-            out_cap=self.out_cap,
-            gate=self.gate,
-            residual_scale=self.residual_scale,
-            residual=self.residual,
-        )
+    def finish(self) -> FinishRows:
+        """The function that finishes its rows."""
+        return FinishRows(self.epilogue)
 
     @property
     def count(self) -> str:
@@ -234,11 +210,11 @@ class CpuProjection(CpuMatrixKernel):
     def formula(self) -> str:
         """What it computes."""
         y = self._formula("x[logit_rows]" if self.gather else "x")
-        if self.out_scale != 1:
-            y = f"({y}) * {self.out_scale}"
-        if self.out_cap:
-            y = f"{self.out_cap} * tanh(({y}) / {self.out_cap})"
-        if self.gate:
+        if self.epilogue.out_scale != 1:
+            y = f"({y}) * {self.epilogue.out_scale}"
+        if self.epilogue.out_cap:
+            y = f"{self.epilogue.out_cap} * tanh(({y}) / {self.epilogue.out_cap})"
+        if self.epilogue.gate:
             y = f"sigmoid(gate) * ({y})"
         return f"{self.label}: out = {y}{self._residual_formula}"
 
@@ -248,11 +224,11 @@ class CpuProjection(CpuMatrixKernel):
         n = self.out_features
         rows = [f"x        [tokens, {self.in_features}] f32", *self._norm_table]
         rows += [f"{f'w{i}':8} [{s.rows}, {self.in_features}] {s.format}" for i, s in enumerate(self.segments)]
-        if self.bias:
+        if self.epilogue.bias:
             rows.append(f"bias     [{sum(s.rows for s in self.segments)}] f32")
-        if self.residual:
+        if self.epilogue.residual:
             rows.append(f"residual [tokens, {n}] f32")
-        if self.gate:
+        if self.epilogue.gate:
             rows.append("gate     [tokens, 1] f32")
         rows.append(f"out      [{self.count}, {n}] f32")
         return "".join(f"//   {row}\n" for row in rows)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.formula import formula
 from mlxr.compiler.targets.metal.kernels.projection_kernels import MatrixKernel
 
 
@@ -43,7 +44,7 @@ class ExpertProjectionKernel(ExpertKernel):
     @property
     def formula(self) -> str:
         """What it computes, for the head of the kernel."""
-        return f"out = {self.epilogue.formula(f'{self.norm.kind}_norm(x)' if self.norm else 'x')}"
+        return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm(x)' if self.norm else 'x')}"
 
     @property
     def buffer_table(self) -> str:

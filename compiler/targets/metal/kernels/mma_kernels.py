@@ -6,6 +6,7 @@ from typing import ClassVar
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.formula import formula
 from mlxr.compiler.targets.metal.kernels.projection_kernels import MatrixKernel, Span
 
 MMA_TILES = (8, 16, 32, 64)
@@ -104,7 +105,7 @@ class MatmulMmaKernel(MatrixKernel):
     @property
     def formula(self) -> str:
         """What it computes, for the head of the kernel."""
-        return f"out = {self.epilogue.formula('x[rows]' if self.gather else 'x')}"
+        return f"out = {formula(self.epilogue, 'x[rows]' if self.gather else 'x')}"
 
     @property
     def buffer_table(self) -> str:

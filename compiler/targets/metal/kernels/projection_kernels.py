@@ -12,6 +12,8 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernels.formula import formula
 from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.rounding import round_up
 
@@ -81,64 +83,6 @@ class EmbedKernel(MetalKernel):
     def threads(self) -> int:
         """One thread per 8 elements (16 of a quantised table), up to 256."""
         return min(256, round_up(self.layout.columns // (PIECE if self.format.is_quantised else 8), SIMD_WIDTH))
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What happens to a finished sum y: bias, activation, factor, cap, and the residual stream, in this order.
-
-    Attributes:
-        out: type of the result, and of the residual.
-        bias: type of the bias.
-        residual: whether there is one.
-        gate: type of the gate, [tokens, 1]; y is multiplied by its sigmoid.
-        activation_kind: of y, or of the gates if `gated`.
-        gated: weight rows are gates, then ups.
-        limit: of swiglu_oai.
-        out_scale: y is multiplied by it; residual_scale: so is what is added to the residual.
-        out_cap: cap * tanh(y / cap).
-    """
-
-    out: DType
-    bias: DType | None = None
-    residual: bool = False
-    gate: DType | None = None
-    activation_kind: str | None = None
-    gated: bool = False
-    limit: float | None = None
-    residual_scale: float = 1.0
-    out_scale: float = 1.0
-    out_cap: float | None = None
-
-    @property
-    def halves(self) -> int:
-        """Weight rows of an output."""
-        return 2 if self.gated else 1
-
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        """What it binds."""
-        ports = [("bias", self.bias), ("residual", self.out if self.residual else None), ("gate", self.gate)]
-        return tuple((name, dtype) for name, dtype in ports if dtype)
-
-    def formula(self, x: str) -> str:
-        """What it makes of x, for the head of a kernel."""
-        bias = " + bias" if self.bias else ""
-        y = f"{x} @ weight.T{bias}"
-        if self.gated:
-            gate, up = f"{x} @ gate.T{bias}", f"{x} @ up.T{bias}"
-            if self.activation_kind == "swiglu_oai":
-                y = f"swiglu_oai({gate}, {up}), weight = [gate; up]"
-            else:
-                y = f"{self.activation_kind}({gate}) * ({up}), weight = [gate; up]"
-        elif self.activation_kind:
-            y = f"{self.activation_kind}({y})"
-        y = f"{self.out_scale:g} * ({y})" if self.out_scale != 1.0 else y
-        y = f"soft_cap({y}, {self.out_cap:g})" if self.out_cap else y
-        y = f"sigmoid(gate) * ({y})" if self.gate else y
-        if self.residual:
-            y = f"residual + {self.residual_scale:g} * ({y})" if self.residual_scale != 1.0 else f"{y} + residual"
-        return y
 
 
 @dataclass(frozen=True)
@@ -389,7 +333,7 @@ class ProjectionKernel(MatrixKernel):
     def formula(self) -> str:
         """What it computes, for the head of the kernel."""
         x = "x[rows]" if self.gather else "x"
-        return f"out = {self.epilogue.formula(f'{self.norm.kind}_norm({x})' if self.norm else x)}"
+        return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm({x})' if self.norm else x)}"
 
     @property
     def buffer_table(self) -> str:

@@ -10,7 +10,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.geometry import Geometry, OneRow
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
-from mlxr.compiler.targets.metal.kernels.projection_kernels import Epilogue
+from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.projection_variants import Projection, Variant, divided, variants_of
 
 
@@ -29,7 +29,7 @@ def projection(
         layout=layout,
         activation=activation,
         norm=None,
-        epilogue=Epilogue(activation),
+        epilogue=Epilogue(out=activation),
         gather=False,
         one_row_alone=one_row_alone,
         dim="tokens",
