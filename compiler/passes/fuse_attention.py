@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.ir.buffers import ARENAS
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.op_kind import RopeLayout
@@ -95,20 +95,20 @@ class FuseAttention:
     and temperature read other positions, or the attention comes before the write.
     """
 
-    step: Literal["decode", "prefill"]
+    phase: PhaseName
 
     @property
     def name(self) -> str:
         """The pass's name, with its option."""
-        return f"fuse_attention[{self.step}]"
+        return f"fuse_attention[{self.phase}]"
 
     def run(self, graph: OpGraph) -> PassResult:
-        """Applies the step's rule to every layer."""
+        """Applies the phase's rule to every layer."""
         edits = Edits(graph)
         for match in _matches(graph):
             for op in match.ops:
                 edits.replace(op)
-            fused = self._decode(match) if self.step == "decode" else self._prefill(edits, match)
+            fused = self._decode(match) if self.phase == "decode" else self._prefill(edits, match)
             edits.replace(match.attention, *fused)
         return edits.result()
 

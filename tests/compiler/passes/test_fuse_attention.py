@@ -1,9 +1,10 @@
 """fuse_attention: RoPE, cache write and attention become one op (decode) or two (prefill)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import OpGraph, Value
 from mlxr.compiler.ir.ops.attention import RopeWriteAttention
@@ -23,7 +24,6 @@ from mlxr_tests.graphs import (
 from mlxr_tests.specs import small_spec
 
 PREFIX = "layers.0.attention"
-STEPS: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"model__attention__sliding_window": 5},
@@ -83,20 +83,20 @@ def test_attributes_are_kept() -> None:
     )
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_layers_without_rotation_have_no_frequencies(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_layers_without_rotation_have_no_frequencies(phase: PhaseName) -> None:
     spec = small_spec(model__rope=None)
     source = source_graph(spec)
-    fused = fires(FuseAttention(step), fires(MergeQkv(), source))
+    fused = fires(FuseAttention(phase), fires(MergeQkv(), source))
     for op in fused.ops:
         if "k_arena" in op.inputs:
             assert (op.attrs.rotary_dim, op.attrs.rope_scale) == (0, 1.0)
             assert "frequencies" not in op.inputs and "positions" in op.inputs
-    check_same_numbers(source, fused, spec, decode_only=step == "decode")
+    check_same_numbers(source, fused, spec, decode_only=phase == "decode")
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_temperature_sinks_soft_cap_and_rope_scale_are_kept(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_temperature_sinks_soft_cap_and_rope_scale_are_kept(phase: PhaseName) -> None:
     scaling = {"kind": "yarn", "factor": 4.0, "original_context": 16, "attention_factor": 1.5}
     spec = small_spec(
         model__rope__scaling=scaling,
@@ -105,76 +105,76 @@ def test_temperature_sinks_soft_cap_and_rope_scale_are_kept(step: Literal["decod
         model__attention__temperature={"beta": 0.3, "original_context": 4},
     )
     source = source_graph(spec)
-    fused = fires(FuseAttention(step), fires(MergeQkv(), source))
-    kind = "rope_write_attention" if step == "decode" else "rope_attention"
+    fused = fires(FuseAttention(phase), fires(MergeQkv(), source))
+    kind = "rope_write_attention" if phase == "decode" else "rope_attention"
     for layer, op in enumerate(op for op in fused.ops if op.kind == kind):
         assert op.inputs["sinks"] == f"layers.{layer}.attention.sinks"
         names = ("rope_scale", "softcap", "temperature_beta", "temperature_context")
         assert [getattr(op.attrs, name) for name in names] == [1.5, 2.0, 0.3, 4]
-    check_same_numbers(source, fused, spec, decode_only=step == "decode")
+    check_same_numbers(source, fused, spec, decode_only=phase == "decode")
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_when_the_temperature_reads_other_positions(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_when_the_temperature_reads_other_positions(phase: PhaseName) -> None:
     graph = merged(model__attention__temperature={"beta": 0.3, "original_context": 4})
     other = Value("other", "input", ("tokens",), DType.I32)
     check_silent(
-        FuseAttention(step), edited(graph, f"{PREFIX}.q_tempered", inputs={"positions": "other"}, values=[other])
+        FuseAttention(phase), edited(graph, f"{PREFIX}.q_tempered", inputs={"positions": "other"}, values=[other])
     )
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_over_a_norm_of_the_queries(step: Literal["decode", "prefill"]) -> None:
-    check_silent(FuseAttention(step), merged(model__attention__qk_norm={"scope": "head"}))
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_over_a_norm_of_the_queries(phase: PhaseName) -> None:
+    check_silent(FuseAttention(phase), merged(model__attention__qk_norm={"scope": "head"}))
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_before_merge_qkv(step: Literal["decode", "prefill"]) -> None:
-    check_silent(FuseAttention(step), small_graph())
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_before_merge_qkv(phase: PhaseName) -> None:
+    check_silent(FuseAttention(phase), small_graph())
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("read", ["q_projected", "k_projected", "v_projected", "q_rotated", "k_rotated"])
-def test_must_not_fire_when_a_part_is_read_elsewhere(step: Literal["decode", "prefill"], read: str) -> None:
-    check_silent(FuseAttention(step), returning(merged(), f"{PREFIX}.{read}"))
+def test_must_not_fire_when_a_part_is_read_elsewhere(phase: PhaseName, read: str) -> None:
+    check_silent(FuseAttention(phase), returning(merged(), f"{PREFIX}.{read}"))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("port", "shape", "dtype"), [("positions", ("tokens",), "i32"), ("frequencies", (20,), "f32")])
 def test_must_not_fire_when_the_ropes_read_different_values(
-    step: Literal["decode", "prefill"], port: str, shape: tuple[Any, ...], dtype: str
+    phase: PhaseName, port: str, shape: tuple[Any, ...], dtype: str
 ) -> None:
     other = Value("other", "input", shape, DType(dtype))
     graph = edited(merged(), f"{PREFIX}.k_rotated", inputs={port: "other"}, values=[other])
-    check_silent(FuseAttention(step), graph)
+    check_silent(FuseAttention(phase), graph)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_when_the_ropes_have_different_layouts(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_when_the_ropes_have_different_layouts(phase: PhaseName) -> None:
     graph = edited(merged(), f"{PREFIX}.k_rotated", attrs={"rope_layout": "interleaved"})
-    check_silent(FuseAttention(step), graph)
+    check_silent(FuseAttention(phase), graph)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_when_only_queries_are_rotated(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_when_only_queries_are_rotated(phase: PhaseName) -> None:
     graph = edited(merged(), f"{PREFIX}.cache_write", inputs={"k": f"{PREFIX}.k_projected"})
-    check_silent(FuseAttention(step), graph.rewrite({f"{PREFIX}.k_rotated": []}))
+    check_silent(FuseAttention(phase), graph.rewrite({f"{PREFIX}.k_rotated": []}))
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_when_k_and_v_are_swapped(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_when_k_and_v_are_swapped(phase: PhaseName) -> None:
     graph = edited(merged(), f"{PREFIX}.k_rotated", inputs={"x": f"{PREFIX}.v_projected"})
     graph = edited(graph, f"{PREFIX}.cache_write", inputs={"v": f"{PREFIX}.k_projected"})
-    check_silent(FuseAttention(step), graph)
+    check_silent(FuseAttention(phase), graph)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_when_the_attention_comes_before_the_write(step: Literal["decode", "prefill"]) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_when_the_attention_comes_before_the_write(phase: PhaseName) -> None:
     graph = merged()
     write, attention = one(graph, "cache_write"), one(graph, "attention")
-    check_silent(FuseAttention(step), graph.rewrite({write.name: [], attention.name: [attention, write]}))
+    check_silent(FuseAttention(phase), graph.rewrite({write.name: [], attention.name: [attention, write]}))
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_must_not_fire_without_a_write(step: Literal["decode", "prefill"]) -> None:
-    check_silent(FuseAttention(step), merged().rewrite({f"{PREFIX}.cache_write": []}))
+@pytest.mark.parametrize("phase", PHASES)
+def test_must_not_fire_without_a_write(phase: PhaseName) -> None:
+    check_silent(FuseAttention(phase), merged().rewrite({f"{PREFIX}.cache_write": []}))
