@@ -3,30 +3,25 @@
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-from mlxr.compiler.artifact.launch import ROWS_WANTED
-from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
-from mlxr.compiler.ir.graph import Op, Value
+from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind, OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection, Route
 from mlxr.compiler.ir.ops.linear import Linear, Projection
-from mlxr.compiler.ir.ops.norm import Norm, QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.ir.ops.rows import Embed
-from mlxr.compiler.schedule.lowered import LoweringInput
-from mlxr.compiler.schedule.lowering import Lowering, Rule, Scratch
-from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.schedule.lowering import Rule
 from mlxr.compiler.targets.cpu.kernels.attention import CpuAttendDecode, CpuAttendPrefill, CpuCacheWrite, CpuRopeTable
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection, Segment
-from mlxr.compiler.targets.cpu.kernels.rows import MOST_EXPERTS, CpuNorm, CpuQkNorm, CpuRoute
+from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
 
 ROPE_TABLE = "rope_table"
@@ -65,66 +60,38 @@ class _AttentionFields(_RotaryFields):
     temperature: tuple[float, int] | None
 
 
-class CpuLowering(Lowering):
-    """Lowers the graph of one phase. Rotations are looked up in tables that the phase's first calls make."""
-
-    def __init__(self, given: LoweringInput, phase: PhaseName) -> None:
-        super().__init__(given.graphs[phase], phase)
-        self.spec, self.arena = given.spec, given.arena
-        self.max_tokens = max(limits["tokens"] for limits in given.limits.values())
-        self.shapes = self.spec.matrix_shapes()
-        self._tables: dict[CpuRopeTable, str] = {}
+class OpLowering(CpuLowering):
+    """Lowers the ops whose kernels do not have their rules beside them yet."""
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:
         """See `Lowering.rules`."""
         return {
+            **super().rules,
             Embed: self._embed,
             Linear: self._projection,
             Projection: self._projection,
-            Norm: self._norm,
-            QkNorm: self._qk_norm,
             RopeWriteAttention: self._attend_decode,
             RopeCacheWrite: self._cache_write,
             RopeAttention: self._attend_prefill,
-            Route: self._route,
             ExpertProjection: self._expert_projection,
             ExpertCombine: self._expert_combine,
         }
 
-    def lower_ops(self) -> None:
-        """Lowers every op; the tables come first."""
-        super().lower_ops()
-        self.pending[:0] = [PendingLaunch(name, table, (), (name,)) for table, name in self._tables.items()]
-
-    def _value(self, op: Op, port: str) -> Value:
-        return self.graph.value(op.inputs[port])
-
-    def _width(self, op: Op, port: str) -> int:
-        """Columns of a value, or elements of a vector."""
-        width = self._value(op, port).shape[-1]
-        assert isinstance(width, int), "only rows have symbolic dims"
-        return width
-
-    def _add(self, op: Op, kernel: CpuKernel, buffers: dict[str, str] | None = None) -> None:
-        """Adds a call; of what makes rows of logits, only where the batch asks for some."""
-        rows = "rows" in self.graph.value(next(iter(op.outputs.values()))).shape
-        self.emit(op, kernel, buffers=buffers, when=ROWS_WANTED if rows else None)
-
     def _embed(self, op: Op) -> None:
-        table = self._value(op, "table")
+        table = self.value(op, "table")
         vocab, hidden = table.shape
         assert isinstance(vocab, int) and isinstance(hidden, int), "weights have no symbolic dims"
         held = self.spec.weights.of_tensor(table.parts[0])
         layout: Literal["packed", "rows"] = "packed" if held.is_quantised else "rows"
-        self._add(op, CpuEmbed("embed", vocab, hidden, held, layout, op.attrs_as(Embed).scale))
+        self.add_call(op, CpuEmbed("embed", vocab, hidden, held, layout, op.attrs_as(Embed).scale))
 
     def _matrix_fields(self, op: Op, experts: int = 1) -> _MatrixFields:
         """Fields of the kernels that multiply with a weight of `experts` matrices."""
-        weight, attrs = self._value(op, "weight"), op.attrs_as(Product)
+        weight, attrs = self.value(op, "weight"), op.attrs_as(Product)
         norm = attrs.norm
         return {
-            "in_features": self._width(op, "weight"),
+            "in_features": self.width(op, "weight"),
             "segments": tuple(
                 Segment(self.spec.weights.of_tensor(p), self.shapes[p][0] // experts) for p in weight.parts
             ),
@@ -137,10 +104,10 @@ class CpuLowering(Lowering):
 
     def _label(self, op: Op) -> str:
         """The last word of a weight's name."""
-        return self._value(op, "weight").name.rpartition(".")[2]
+        return self.value(op, "weight").name.rpartition(".")[2]
 
     def _weights(self, op: Op) -> dict[str, str]:
-        return {f"w{index}": part for index, part in enumerate(self._value(op, "weight").parts)}
+        return {f"w{index}": part for index, part in enumerate(self.value(op, "weight").parts)}
 
     def _projection(self, op: Op) -> None:
         logits = op.out in self.graph.outputs
@@ -153,57 +120,12 @@ class CpuLowering(Lowering):
             logits=logits,
             **self._matrix_fields(op),
         )
-        self._add(op, kernel, self._weights(op))
-
-    def _norm(self, op: Op) -> None:
-        attrs, width = op.attrs_as(Norm), self._width(op, "x")
-        kernel = CpuNorm(
-            label="norm",
-            width=width,
-            groups=attrs.groups,
-            kind=attrs.kind,
-            eps=attrs.eps,
-            piece_weights=attrs.groups > 1 and self._width(op, "weight") == width,
-            bias="bias" in op.inputs,
-            residual="residual" in op.inputs,
-            residual_scale=attrs.residual_scale,
-            count="rows" if self._value(op, "x").shape[0] == "rows" else "tokens",
-        )
-        self._add(op, kernel)
-
-    def _qk_norm(self, op: Op) -> None:
-        attrs = op.attrs_as(QkNorm)
-        kernel = CpuQkNorm(
-            label="qk_norm",
-            num_heads=attrs.num_heads,
-            num_kv_heads=attrs.num_kv_heads,
-            head_dim=attrs.head_dim,
-            scope=attrs.scope,
-            kind=attrs.kind,
-            eps=attrs.eps,
-            bias="q_norm_bias" in op.inputs,
-        )
-        self._add(op, kernel)
-
-    def _route(self, op: Op) -> None:
-        attrs, count = op.attrs_as(Route), self._width(op, "x")
-        if count > MOST_EXPERTS:
-            raise PlanError(f"op {op.name!r} routes to {count} experts; target cpu has at most {MOST_EXPERTS}")
-        kernel = CpuRoute(
-            label="route",
-            num_experts=count,
-            top_k=attrs.top_k,
-            router=attrs.router,
-            bias="bias" in op.inputs,
-            normalise=attrs.normalise,
-            scale=attrs.scale,
-        )
-        self._add(op, kernel)
+        self.add_call(op, kernel, self._weights(op))
 
     def _experts(self, op: Op, *, combine: bool) -> None:
         attrs = op.attrs_as(ExpertProduct)
         fields = self._matrix_fields(op, attrs.num_experts)
-        for part, segment in zip(self._value(op, "weight").parts, fields["segments"], strict=True):
+        for part, segment in zip(self.value(op, "weight").parts, fields["segments"], strict=True):
             if segment.format.is_quantised and segment.rows % PANEL_ROWS:
                 raise PlanError(
                     f"{part} has {segment.rows} rows an expert in {segment.format}; target cpu packs {PANEL_ROWS} rows "
@@ -214,11 +136,11 @@ class CpuLowering(Lowering):
             compute=self.spec.compute,
             num_experts=attrs.num_experts,
             top_k=attrs.top_k,
-            inputs_of_pairs=combine or self._width(op, "x") != fields["in_features"],
+            inputs_of_pairs=combine or self.width(op, "x") != fields["in_features"],
             combine=combine,
             **fields,
         )
-        self._add(op, kernel, self._weights(op))
+        self.add_call(op, kernel, self._weights(op))
 
     def _expert_projection(self, op: Op) -> None:
         self._experts(op, combine=False)
@@ -251,15 +173,11 @@ class CpuLowering(Lowering):
         """Adds a call that reads the table of its op's rotations, which those with the same ones share."""
         buffers = {}
         if "frequencies" in op.inputs:
-            frequencies = self._value(op, "frequencies").data
+            frequencies = self.value(op, "frequencies").data
             scale = op.attrs_as(PackedHeads).rope_scale
             table = CpuRopeTable(label=ROPE_TABLE, frequencies=frequencies, scale=scale)
-            number = len(self._tables) + 1
-            name = self._tables.setdefault(table, ROPE_TABLE if number == 1 else f"{ROPE_TABLE}_{number}")
-            if number == len(self._tables):
-                self.scratch.append(Scratch(name, ("tokens", table.rotary_dim), DType.F32))
-            buffers["rope_table"] = name
-        self._add(op, kernel, buffers)
+            buffers["rope_table"] = self.table(table, ("tokens", table.rotary_dim))
+        self.add_call(op, kernel, buffers)
 
     def _cache_write(self, op: Op) -> None:
         self._rotated(op, CpuCacheWrite(label="cache_write", **self._rotary_fields(op)))

@@ -24,7 +24,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
 from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks
 from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
-from mlxr.compiler.targets.cpu.lower import CpuLowering
+from mlxr.compiler.targets.cpu.lower import OpLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors
 from mlxr.compiler.targets.cpu.types import cpu_types
 from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
@@ -47,7 +47,7 @@ class CpuTarget:
         """See `Target.lower`. Logits have no place: they go to the caller's memory."""
         phases = []
         for name in PHASES:
-            lowering = CpuLowering(given, name)
+            lowering = OpLowering(given, name)
             lowering.lower_ops()
             logits = given.graphs[name].outputs[0]
             shapes = _activations(given.graphs[name], logits)

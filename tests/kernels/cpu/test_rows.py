@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from mlxr.compiler.targets.cpu.kernels.rows import CpuNorm, CpuQkNorm, CpuRoute
+from mlxr.compiler.targets.cpu.kernels.norm import CpuNorm
+from mlxr.compiler.targets.cpu.kernels.qk_norm import CpuQkNorm
+from mlxr.compiler.targets.cpu.kernels.route import CpuRoute
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import normed, sigmoid

@@ -1,0 +1,91 @@
+"""Norms of rows that no projection takes into itself."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuNorm(CpuKernel):
+    """out = residual + residual_scale * norm(x), rows of f32.
+
+    Attributes:
+        width: columns of a row.
+        groups: equal pieces of a row that are normed each by itself.
+        piece_weights: whether each piece has its own weights, [width]; else all have the same, [width / groups].
+        count: which rows there are, the batch's tokens or those that make logits.
+    """
+
+    template = "norm.jinja"
+    width: int
+    groups: int
+    kind: NormKind
+    eps: float
+    piece_weights: bool
+    bias: bool
+    residual: bool
+    residual_scale: float
+    count: Literal["tokens", "rows"]
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """x, weight, bias, residual, out."""
+        params = [Param("x", "input"), Param("weight", "vector")]
+        if self.bias:
+            params.append(Param("bias", "vector"))
+        if self.residual:
+            params.append(Param("residual", "input"))
+        return (*params, Param("out", "output"))
+
+    @property
+    def columns(self) -> int:
+        """Columns of a piece."""
+        return self.width // self.groups
+
+    @property
+    def factor(self) -> float:
+        """What the norm is multiplied by; 0: nothing."""
+        return 0.0 if self.residual_scale == 1 else self.residual_scale
+
+    @property
+    def formula(self) -> str:
+        """What it computes."""
+        scale = f"{self.residual_scale} * " if self.factor else ""
+        pieces = f" of {self.groups} pieces" if self.groups > 1 else ""
+        return f"{self.label}: out = {'residual + ' if self.residual else ''}{scale}{self.kind}_norm(x){pieces}"
+
+    @property
+    def buffer_table(self) -> str:
+        """Its buffers, for the head of the function."""
+        weights = self.width if self.piece_weights else self.columns
+        rows = [f"x        [{self.count}, {self.width}] f32", f"weight   [{weights}] f32"]
+        if self.bias:
+            rows.append(f"bias     [{weights}] f32")
+        if self.residual:
+            rows.append(f"residual [{self.count}, {self.width}] f32")
+        rows.append(f"out      [{self.count}, {self.width}] f32")
+        return "".join(f"//   {row}\n" for row in rows)
+
+
+@lowers(Norm)
+def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
+    """Adds the call of an op."""
+    width = lowering.width(op, "x")
+    kernel = CpuNorm(
+        label="norm",
+        width=width,
+        groups=attrs.groups,
+        kind=attrs.kind,
+        eps=attrs.eps,
+        piece_weights=attrs.groups > 1 and lowering.width(op, "weight") == width,
+        bias="bias" in op.inputs,
+        residual="residual" in op.inputs,
+        residual_scale=attrs.residual_scale,
+        count="rows" if lowering.value(op, "x").shape[0] == "rows" else "tokens",
+    )
+    lowering.add_call(op, kernel)

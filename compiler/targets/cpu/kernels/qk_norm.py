@@ -1,0 +1,88 @@
+"""Norms of the queries and keys of a packed projection."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import NormKind, NormScope
+from mlxr.compiler.ir.ops.norm import QkNorm
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuQkNorm(CpuKernel):
+    """The packed projection with its queries and keys normed, [tokens, heads * head_dim] f32.
+
+    Attributes:
+        scope: `head`: each head by itself, all with the same weights [head_dim]; `heads`: with weights of its own,
+            [heads * head_dim]; `all`: all query heads as one row, all key heads as another.
+        bias: whether q and k have one each, like their weights (of LayerNorm alone).
+    """
+
+    template = "qk_norm.jinja"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scope: NormScope
+    kind: NormKind
+    eps: float
+    bias: bool
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """qkv, q_norm, k_norm, their biases, out."""
+        biases = ("q_norm_bias", "k_norm_bias") if self.bias else ()
+        vectors = [Param(name, "vector") for name in ("q_norm", "k_norm", *biases)]
+        return (Param("qkv", "input"), *vectors, Param("out", "output"))
+
+    @property
+    def heads(self) -> int:
+        """Query, key and value heads."""
+        return self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the keys, and of the values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """All columns."""
+        return self.q_width + 2 * self.kv_width
+
+    @property
+    def formula(self) -> str:
+        """What it computes."""
+        whose = {"head": "each head", "heads": "each head, with weights of its own", "all": "all heads together"}
+        return f"{self.label}: queries and keys through {self.kind}_norm, {whose[self.scope]}; values as they are"
+
+    @property
+    def buffer_table(self) -> str:
+        """Its buffers, for the head of the function."""
+        q, k = (self.head_dim,) * 2 if self.scope == "head" else (self.q_width, self.kv_width)
+        rows = [f"qkv      [tokens, {self.qkv_width}] f32", f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
+        if self.bias:
+            rows += [f"q_norm_bias [{q}] f32", f"k_norm_bias [{k}] f32"]
+        rows.append(f"out      [tokens, {self.qkv_width}] f32")
+        return "".join(f"//   {row}\n" for row in rows)
+
+
+@lowers(QkNorm)
+def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
+    """Adds the call of an op."""
+    kernel = CpuQkNorm(
+        label="qk_norm",
+        num_heads=attrs.num_heads,
+        num_kv_heads=attrs.num_kv_heads,
+        head_dim=attrs.head_dim,
+        scope=attrs.scope,
+        kind=attrs.kind,
+        eps=attrs.eps,
+        bias="q_norm_bias" in op.inputs,
+    )
+    lowering.add_call(op, kernel)

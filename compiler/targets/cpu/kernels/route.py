@@ -1,0 +1,68 @@
+"""The choice of experts by a router's logits."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import Router
+from mlxr.compiler.ir.ops.experts import Route
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+_MOST_EXPERTS = 1024
+"""The experts for which `mlxr_route`, a function of templates/cpu/rows.h, has room on its stack."""
+
+
+@dataclass(frozen=True)
+class CpuRoute(CpuKernel):
+    """The top_k experts of each token, [tokens, top_k] i32, and their weights, [tokens, top_k] f32.
+
+    Attributes:
+        router: `softmax_topk`: weights are probabilities among all experts; `topk_softmax`: among the chosen ones;
+            `sigmoid`: each expert's own.
+        bias: whether [num_experts] numbers are added to the scores for the choice alone.
+        normalise: whether weights are divided by their sum.
+        scale: what they are multiplied by.
+    """
+
+    template = "route.jinja"
+    num_experts: int
+    top_k: int
+    router: Router
+    bias: bool
+    normalise: bool
+    scale: float
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """x, bias, experts, weights."""
+        bias = (Param("bias", "vector"),) if self.bias else ()
+        return (Param("x", "input"), *bias, Param("experts", "output_indices"), Param("weights", "output"))
+
+    @property
+    def formula(self) -> str:
+        """What it computes."""
+        steps = f"{self.router}, the best {self.top_k} of {self.num_experts}"
+        return f"{self.label}: {steps}{', normalised' if self.normalise else ''}, times {self.scale}"
+
+
+@lowers(Route)
+def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
+    """Adds the call of an op.
+
+    Raises:
+        PlanError: there are too many experts.
+    """
+    count = lowering.width(op, "x")
+    if count > _MOST_EXPERTS:
+        raise PlanError(f"op {op.name!r} routes to {count} experts; target cpu has at most {_MOST_EXPERTS}")
+    kernel = CpuRoute(
+        label="route",
+        num_experts=count,
+        top_k=attrs.top_k,
+        router=attrs.router,
+        bias="bias" in op.inputs,
+        normalise=attrs.normalise,
+        scale=attrs.scale,
+    )
+    lowering.add_call(op, kernel)

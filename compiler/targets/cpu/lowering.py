@@ -1,0 +1,79 @@
+"""Lowers the ops of one phase to calls of C functions; each kernel's file has the rule of its op kinds."""
+
+from collections.abc import Mapping
+
+from mlxr.compiler.artifact.launch import ROWS_WANTED
+from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.tensor import Shape
+from mlxr.compiler.schedule.lowered import LoweringInput
+from mlxr.compiler.schedule.lowering import Lowering, Rule, Scratch
+from mlxr.compiler.schedule.lowering_rules import LoweringRules
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+
+
+class CpuLowering(Lowering):
+    """Lowers the graph of one phase.
+
+    Attributes:
+        spec: the spec.
+        arena: the KV arena.
+        max_tokens: the most tokens of a batch of any phase.
+        shapes: rows and columns of every matrix in files, by name.
+    """
+
+    def __init__(self, given: LoweringInput, phase: PhaseName) -> None:
+        super().__init__(given.graphs[phase], phase)
+        self.spec, self.arena = given.spec, given.arena
+        self.max_tokens = max(limits["tokens"] for limits in given.limits.values())
+        self.shapes = self.spec.matrix_shapes()
+        self._tables: dict[CpuKernel, str] = {}
+
+    @property
+    def rules(self) -> Mapping[type[OpKind], Rule]:
+        """See `Lowering.rules`."""
+        return _RULES.bound_to(self)
+
+    def lower_ops(self) -> None:
+        """Lowers every op. The tables that they read come first."""
+        super().lower_ops()
+        self.pending[:0] = [PendingLaunch(name, table, (), (name,)) for table, name in self._tables.items()]
+
+    def width(self, op: Op, port: str) -> int:
+        """Columns of an op's input, or elements of a vector."""
+        width = self.value(op, port).shape[-1]
+        assert isinstance(width, int), "only rows have symbolic dims"
+        return width
+
+    def add_call(self, op: Op, kernel: CpuKernel, buffers: Mapping[str, str] | None = None) -> None:
+        """Adds a call. One that makes rows of logits runs only where the batch asks for some.
+
+        Args:
+            op: what it computes.
+            kernel: what is called. Its parameters are bound to the op's ports of the same names.
+            buffers: buffers of the kernel's other parameters, or instead of the op's.
+        """
+        makes_rows = "rows" in self.graph.value(next(iter(op.outputs.values()))).shape
+        self.emit(op, kernel, buffers=buffers, when=ROWS_WANTED if makes_rows else None)
+
+    def table(self, kernel: CpuKernel, shape: Shape) -> str:
+        """The f32 buffer of a table that depends on the batch alone, so that one call makes it for all ops of a phase.
+
+        Args:
+            kernel: makes the table. Its label is the name of the buffer; that of a second table ends in `_2`.
+            shape: of the table.
+        """
+        if kernel not in self._tables:
+            number = 1 + sum(table.label == kernel.label for table in self._tables)
+            name = kernel.label if number == 1 else f"{kernel.label}_{number}"
+            self._tables[kernel] = name
+            self.scratch.append(Scratch(name, shape, DType.F32))
+        return self._tables[kernel]
+
+
+_RULES: LoweringRules[CpuLowering] = LoweringRules("mlxr.compiler.targets.cpu.kernels")
+lowers = _RULES.lowers
+"""Registers the function that lowers ops of some kinds."""
