@@ -4,13 +4,6 @@ import os
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
-from mlxr.runtime.hosts.registry import hosts
-
-
-def caches() -> dict[str, str]:
-    """The folders of the cache: the name of each, and what is in it."""
-    kept = {host.name: host.cached for host in hosts().values() if host.cached}
-    return {"artifacts": "what specs and model files compile to"} | dict(sorted(kept.items()))
 
 
 def cache_root() -> Path:
@@ -38,7 +31,7 @@ def cache_folder(name: str) -> Path:
     """The folder for one kind of cached files, in `cache_root()`. It may not exist yet.
 
     Args:
-        name: the name of the folder; see `caches`.
+        name: the name of the folder; `artifacts`, or of a host that caches what it compiles.
 
     Raises:
         MlxrError: there is no place for it.

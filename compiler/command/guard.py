@@ -55,14 +55,3 @@ def _open_closed_streams() -> None:
 def _discard_output() -> None:
     """Discards what is still buffered: Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def compile_main() -> int:
-    """The `mlxr-compile` command."""
-
-    def command() -> int:
-        from mlxr.compiler.cli import run  # noqa: PLC0415 (slow to import: inside the guard)
-
-        return run(None)
-
-    return guarded(command)

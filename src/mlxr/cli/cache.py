@@ -13,7 +13,8 @@ from pathlib import Path
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
-from mlxr.runtime.cache_folder import cache_root, caches
+from mlxr.runtime.cache_folder import cache_root
+from mlxr.runtime.hosts.registry import hosts
 
 _ABOUT = (
     "MLXR keeps what it compiled, so that the next run starts at once. All of it can be made again. It is in "
@@ -49,6 +50,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     clearing.add_argument("kind", nargs="*", metavar="KIND", help=f"only these: {', '.join(caches())} (default: all)")
     clearing.add_argument("--json", action="store_true", help="print JSON")
     clearing.set_defaults(run=run_clear)
+
+
+def caches() -> dict[str, str]:
+    """The folders of the cache: the name of each, and what is in it."""
+    of_hosts = {host.name: host.cached for host in hosts().values() if host.cached}
+    return {"artifacts": "what specs and model files compile to"} | dict(sorted(of_hosts.items()))
 
 
 def run_list(args: argparse.Namespace) -> int:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import MODEL_HELP, load
+from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 
 if TYPE_CHECKING:

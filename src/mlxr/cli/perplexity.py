@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_model_arguments, load_model
-from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text.plural import counted
+from mlxr.progress_line import ProgressLine
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -3,11 +3,11 @@
 import argparse
 from importlib import metadata
 
-from mlxr.cli.streams import ProgressLine
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
+from mlxr.progress_line import ProgressLine
 from mlxr.tuning.candidates import CANDIDATES
 from mlxr.tuning.pieces import device_name, gpu_host
 from mlxr.tuning.report import tuning_json, tuning_text

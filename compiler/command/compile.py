@@ -1,0 +1,186 @@
+"""What `mlxr-compile` does: it compiles a spec to an artifact, and says what that will need."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxr.compiler.artifact.artifact import Artifact
+from mlxr.compiler.artifact.c_library import CLibrary
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.artifact.running import launches_of
+from mlxr.compiler.chips.catalog import GENERIC, find_chip
+from mlxr.compiler.command.parser import CommandParser
+from mlxr.compiler.command.type_options import add_type_arguments, type_changes
+from mlxr.compiler.driver import Compilation, compile_spec
+from mlxr.compiler.spec.catalog import bundled_specs, find_spec
+from mlxr.compiler.spec.change import changed
+from mlxr.compiler.spec.load import load_spec
+from mlxr.compiler.spec.schema import spec_schema
+from mlxr.compiler.targets.registry import TARGETS
+from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text.plural import counted
+from mlxr.compiler.version import VERSION
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Runs the command line, unguarded.
+
+    Args:
+        argv: the arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        MlxrError: the spec, the chip or the output folder is at fault.
+    """
+    parser = CommandParser(
+        prog="mlxr-compile",
+        description="Compile a model spec into a launch plan and specialised code: Metal kernels, and a C program.",
+        epilog=f"Bundled specs: {', '.join(bundled_specs())}.",
+    )
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a YAML file, or the name of a bundled spec")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the artifact")
+    parser.add_argument(
+        "--target",
+        type=_targets,
+        metavar="T,...",
+        help=f"what to generate code for: {','.join(TARGETS)} (default: all that can run the spec)",
+    )
+    parser.add_argument(
+        "--chip",
+        default=GENERIC,
+        metavar="NAME",
+        help="the GPU to choose launch geometry for: h200, m4-max, ... (default: none in particular)",
+    )
+    add_type_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
+    parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
+    args = parser.parse_args(argv)
+    if args.schema:
+        if args.spec or args.output or args.json:
+            parser.error("--schema goes with no SPEC and no other option: mlxr-compile --schema > spec.schema.json")
+        print(json.dumps(spec_schema(), indent=2))
+        return 0
+    if args.spec is None:
+        parser.error("give a SPEC, or --schema")
+    if args.target == ("cpu",) and args.activations not in (None, "f32"):
+        parser.error(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
+    spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
+    compilation = compile_spec(spec, targets=args.target, chip=find_chip(args.chip))
+    if args.output is not None:
+        compilation.artifact.write(args.output)
+    print(json.dumps(summary(compilation, args.output), indent=1) if args.json else describe(compilation, args.output))
+    return 0
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no target {unknown[0]!r}; targets are {', '.join(TARGETS)}")
+    return tuple(target for target in TARGETS if target in names)
+
+
+def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
+    """The summary for programs."""
+    plan = compilation.artifact.plan
+    metal, cpu = plan.programs.get("metal"), plan.programs.get("cpu")  # the keys of this JSON are of these two
+    return {
+        "name": compilation.artifact.spec.name,
+        "artifact": str(output) if output else None,
+        "digest": compilation.artifact.digest,
+        "targets": list(plan.targets),
+        "chip": compilation.artifact.chip.name,
+        "kernels": [kernel.name for kernel in metal.kernels] if metal else [],
+        "launches": _launches(plan, metal) if metal else {},
+        "memory": _memory(plan.first.memory),
+        "needed_bytes": plan.largest_memory.total_bytes,
+        "cpu": _c_program(plan, cpu, cpu.library) if cpu and cpu.library else None,
+        "arena": {
+            "mode": plan.arena.mode,
+            "layout": plan.arena.layout,
+            "num_blocks": plan.arena.num_blocks,
+            "block_size": plan.arena.block_size,
+            "context": plan.arena.context,
+            "max_sequences": plan.arena.max_sequences,
+        },
+        "compile_ms": round(compilation.time_us / 1000, 1),
+    }
+
+
+def _c_program(plan: Plan, program: Program, library: CLibrary) -> dict[str, object]:
+    (file,) = program.files
+    return {
+        "file": file,
+        "compute": library.compute,
+        "kernels": [kernel.name for kernel in program.kernels],
+        "launches": _launches(plan, program),
+        "memory": _memory(program.memory),
+        "bytes_per_thread": library.thread_bytes,
+    }
+
+
+def _launches(plan: Plan, program: Program) -> dict[str, int]:
+    return {phase.name: launches_of(plan, phase) for phase in program.phases}
+
+
+def _memory(memory: MemoryPlan) -> dict[str, object]:
+    return memory.model_dump() | {"total_bytes": memory.total_bytes}
+
+
+def describe(compilation: Compilation, output: Path | None) -> str:
+    """The summary for people."""
+    artifact, plan = compilation.artifact, compilation.artifact.plan
+    model, arena, memory = artifact.spec.model, plan.arena, plan.first.memory
+    attention = model.attention
+    ops = {name: len(artifact.graph(name)) for name in ("source", *PHASES)}
+    sequences = counted(arena.max_sequences, "sequence")
+    whole = arena.num_blocks // arena.max_blocks_per_sequence
+    few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
+    budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
+    formats = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
+    caches = {str(program.types.cache): target for target, program in plan.programs.items()}
+    cache = ", ".join(f"{name} ({target})" if len(caches) > 1 else name for name, target in caches.items())
+    lines = [
+        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
+        f"{attention.num_kv_heads} KV heads (GQA {attention.gqa_ratio}:1), vocabulary {model.vocab_size}",
+        f"  graph    {ops['source']} ops, fused to {ops['decode']} (decode) and {ops['prefill']} (prefill)",
+    ]
+    lines += [f"  {target:<8} {_sources(artifact, program)}" for target, program in plan.programs.items()]
+    lines += [
+        f"  weights  {size(memory.weights_bytes)}, {formats}",
+        f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
+        f"context {arena.context} x {sequences}{few}, {cache}",
+        f"  scratch  {_scratch(plan)}",
+        f"  total    {_totals(plan)}{budget}",
+        f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
+    ]
+    return "\n".join(lines)
+
+
+def _sources(artifact: Artifact, program: Program) -> str:
+    """What was generated for a target."""
+    if program.library is None:
+        return f"{len(program.kernels)} kernels, geometry for {artifact.chip.title}"
+    return f"{len(program.kernels)} functions of C in {program.files[0]}, compute {program.library.compute}"
+
+
+def _totals(plan: Plan) -> str:
+    """The memory that each target needs; a budget counts the largest."""
+    return ", ".join(f"{size(program.memory.total_bytes)} ({target})" for target, program in plan.programs.items())
+
+
+def _scratch(plan: Plan) -> str:
+    """The activations of each target, whose hosts differ in how they hold them."""
+    texts = []
+    for target, program in plan.programs.items():
+        activations, library = size(program.memory.activation_bytes), program.library
+        threads = f", and {size(library.thread_bytes)} more for each thread after the first" if library else ""
+        texts.append(f"{activations}{'' if library else ' of activations'} ({target}{threads})")
+    return ", ".join(texts)
