@@ -6,7 +6,7 @@ from mlxr.compiler.artifact.launch import ROWS_WANTED, Condition
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedPhase, PlacedProgram
-from mlxr.compiler.targets.cpu.kernels.kernel import OUTPUTS, CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import OUTPUTS, CpuKernel
 from mlxr.compiler.targets.cpu.unit import Call, Calls
 
 

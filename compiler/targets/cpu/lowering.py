@@ -12,7 +12,7 @@ from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering, Rule, Scratch
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 
 
 class CpuLowering(Lowering):

@@ -22,8 +22,8 @@ from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.lower import OpLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors
 from mlxr.compiler.targets.cpu.types import cpu_types

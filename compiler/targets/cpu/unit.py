@@ -10,7 +10,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
 
@@ -86,7 +86,7 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     Raises:
         PlanError: a template has a mistake, or the text is not ASCII.
     """
-    helpers = dict.fromkeys(helper for _, kernel in unit.kernels for helper in getattr(kernel, "helpers", ()))
+    helpers = dict.fromkeys(helper for _, kernel in unit.kernels for helper in kernel.helpers)
     values: dict[str, object] = {
         "unit": unit,
         "origin": origin,

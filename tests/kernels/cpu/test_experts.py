@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat as F
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
 from mlxr.compiler.targets.cpu.kernels.experts import CpuExperts
-from mlxr.compiler.targets.cpu.kernels.projection import Segment
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
 from mlxr_tests.cpu_kernels import HEADERS, CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed

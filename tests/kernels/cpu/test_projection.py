@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat as F
-from mlxr.compiler.targets.cpu.kernels.projection import CpuEmbed, CpuProjection, Segment
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import Segment
+from mlxr.compiler.targets.cpu.kernels.embed import CpuEmbed
+from mlxr.compiler.targets.cpu.kernels.projection import CpuProjection
 from mlxr_tests.c_harness import aligned, compilers, marches
 from mlxr_tests.cpu_kernels import CpuKernels, kernels_code
 from mlxr_tests.cpu_numbers import activation, gated, normed, sigmoid

@@ -16,6 +16,7 @@ import numpy as np
 from mlxr.compiler.artifact import K_ARENA, V_ARENA, ArenaGeometry, Artifact
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.kernels.attention import (
     CpuAttendDecode,
     CpuAttendPrefill,
@@ -23,7 +24,6 @@ from mlxr.compiler.targets.cpu.kernels.attention import (
     CpuCopyBlocks,
     CpuRopeTable,
 )
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager

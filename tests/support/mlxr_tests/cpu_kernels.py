@@ -7,7 +7,7 @@ import numpy as np
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.unit import headers
 from mlxr.compiler.targets.environment import environment
 from mlxr_tests.c_harness import address, aligned, c_library
@@ -64,7 +64,7 @@ int pack_@(uint8_t *dst, const uint8_t *const *planes, int rows, int blocks) {
 def kernels_code(kernels: Sequence[CpuKernel]) -> str:
     """The kernels' text, named kernel_0 and so on, after what they need."""
     env = environment()
-    helpers = dict.fromkeys(helper for kernel in kernels for helper in getattr(kernel, "helpers", ()))
+    helpers = dict.fromkeys(helper for kernel in kernels for helper in kernel.helpers)
     texts = [env.get_template(f"cpu/{helper.template}").render(h=helper) for helper in helpers]
     for index, kernel in enumerate(kernels):
         texts.append(env.get_template(f"cpu/{kernel.template}").render(k=kernel, name=f"kernel_{index}"))
@@ -73,7 +73,7 @@ def kernels_code(kernels: Sequence[CpuKernel]) -> str:
 
 def _formats(kernels: Sequence[CpuKernel]) -> set[WeightFormat]:
     """Of the matrices that kernels read."""
-    helpers = [helper for kernel in kernels for helper in getattr(kernel, "helpers", ())]
+    helpers = [helper for kernel in kernels for helper in kernel.helpers]
     return {held.format for held in (*helpers, *kernels) if hasattr(held, "format")}
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
-from mlxr.compiler.targets.cpu.kernels.matrix import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.rounding import round_up
 from mlxr.compiler.targets.scores import cap_log2, query_scale
 

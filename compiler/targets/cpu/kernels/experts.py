@@ -1,28 +1,40 @@
-"""Contexts of the C kernels of a mixture of experts: each token goes through the experts that were chosen for it.
+"""Products of a mixture of experts: each token goes through the experts that were chosen for it.
 
-A weight holds one matrix of all experts' rows, in order. See templates/cpu/experts.h.
+A weight has the matrices of all experts, one below the other. See templates/cpu/experts.h.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlxr.compiler.targets.cpu.kernels.kernel import Param
-from mlxr.compiler.targets.cpu.kernels.matrix import FinishRows
-from mlxr.compiler.targets.cpu.kernels.projection import TILE_ROWS, CpuMatrixKernel
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection
+from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
+from mlxr.compiler.targets.cpu.kernel_parts.matrix_kernel import (
+    TILE_ROWS,
+    CpuMatrixKernel,
+    matrix_fields,
+    weight_buffers,
+    weight_label,
+)
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 from mlxr.compiler.targets.rounding import round_up
 
 
 @dataclass(frozen=True)
 class CpuExperts(CpuMatrixKernel):
-    """out = x @ W[expert].T for each chosen expert, [tokens, top_k, out_features] f32; or their weighted sum.
+    """out = x @ W[expert].T for each chosen expert, [tokens, top_k, out_features] f32, or the weighted sum of these.
 
     Attributes:
-        segments: tensors of all experts; their `rows` are those of one.
+        segments: see `CpuMatrixKernel`; each tensor has the matrices of all experts, and `rows` are those of one.
         num_experts: matrices in each tensor.
         top_k: experts that each token goes through.
-        inputs_of_pairs: whether x is [tokens, top_k, in_features], one row a choice, else [tokens, in_features].
-        combine: whether outputs are summed over a token's choices by `weights`: out is [tokens, out_features].
-        max_rows: most tokens at once.
+        inputs_of_pairs: whether x has a row for each choice, [tokens, top_k, in_features]; else [tokens, in_features].
+        combine: whether the results of a token's experts are summed, each times its weight; then out is
+            [tokens, out_features].
+        max_rows: the most tokens of a batch.
     """
 
     template = "experts.jinja"
@@ -51,7 +63,7 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def finish(self) -> FinishRows:
-        """The function that finishes its rows. A sum starts as the residual, and what is added to is that."""
+        """The function that makes outputs of sums. With `combine` it adds to `out`, first the residual or 0."""
         choices: Literal["apart", "summed"] = "summed" if self.combine else "apart"
         return FinishRows(replace(self.epilogue, residual=self.combine), choices)
 
@@ -81,7 +93,7 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def thread_bytes(self) -> int:
-        """Sorted pairs and a row in f32; then a token's rows in every form, blocks of weights, and sums that wait."""
+        """The sorted pairs, a row in f32, a token's rows in each form, and what many rows need."""
         pairs = self.max_rows * self.top_k
         lists = round_up(4 * (self.num_experts + 2), 64) + 3 * round_up(4 * pairs, 64)
         own = self._forms * (self.top_k + TILE_ROWS) * self._row_bytes
@@ -89,5 +101,32 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def shared_bytes(self) -> int:
-        """All pairs' rows, and those of a tile past the last one, in each form."""
+        """The rows of all pairs, and those that a tile may read past the last one, in each form."""
         return self._forms * (self.max_rows * self.top_k + TILE_ROWS) * self._row_bytes
+
+
+@lowers(ExpertProjection, ExpertCombine)
+def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
+    """Adds the call of an op.
+
+    Raises:
+        PlanError: an expert's rows of a quantised weight do not fill whole panels.
+    """
+    fields = matrix_fields(lowering, op, attrs, attrs.num_experts)
+    for part, segment in zip(lowering.value(op, "weight").parts, fields["segments"], strict=True):
+        if segment.format.is_quantised and segment.rows % PANEL_ROWS:
+            raise PlanError(
+                f"{part} has {segment.rows} rows an expert in {segment.format}; target cpu packs {PANEL_ROWS} rows "
+                f"together: make them a multiple of that, or the format a float one"
+            )
+    combine = isinstance(attrs, ExpertCombine)
+    kernel = CpuExperts(
+        label=f"experts_{weight_label(lowering, op)}",
+        compute=lowering.spec.compute,
+        num_experts=attrs.num_experts,
+        top_k=attrs.top_k,
+        inputs_of_pairs=combine or lowering.width(op, "x") != fields["in_features"],
+        combine=combine,
+        **fields,
+    )
+    lowering.add_call(op, kernel, weight_buffers(lowering, op))

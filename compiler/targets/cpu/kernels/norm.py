@@ -6,7 +6,7 @@ from typing import Literal
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind, NormScope
 from mlxr.compiler.ir.ops.norm import QkNorm
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 

@@ -6,7 +6,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import Router
 from mlxr.compiler.ir.ops.experts import Route
-from mlxr.compiler.targets.cpu.kernels.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 _MOST_EXPERTS = 1024

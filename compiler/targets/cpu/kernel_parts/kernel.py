@@ -1,6 +1,6 @@
-"""What a C kernel is to the rest: a frozen context, a template, parameters and scratch.
+"""What a C kernel is: a frozen context with a template, parameters and scratch.
 
-Equal contexts are one function; see `mlxr.compiler.schedule.kernel`.
+Equal contexts are one C function; see `mlxr.compiler.schedule.kernel`.
 """
 
 from abc import abstractmethod
@@ -9,6 +9,7 @@ from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Kernel, Port
+from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
 
 ParamKind = Literal["matrix", "vector", "input", "output", "indices", "output_indices", "layer"]
 OUTPUTS: tuple[ParamKind, ...] = ("output", "output_indices")
@@ -34,12 +35,12 @@ _DTYPES: dict[ParamKind, DType] = {
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a kernel, after the worker and the batch.
+    """A parameter of a kernel. Every kernel has the worker and the batch before its own parameters.
 
     Attributes:
         name: its name in C.
-        kind: `matrix` a weight's bytes, `vector` f32 weights, `input` and `output` activations,
-            `indices` and `output_indices` activations of i32, `layer` a number.
+        kind: `matrix`: bytes of a weight; `vector`: f32 weights; `input`, `output`: f32 activations; `indices`,
+            `output_indices`: i32 activations; `layer`: the number of the layer.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Param:
 
 @dataclass(frozen=True)
 class CpuKernel(Kernel):
-    """A function in C."""
+    """A C function that all threads call. Its template reads this object as `k`."""
 
     @property
     @abstractmethod
@@ -63,8 +64,8 @@ class CpuKernel(Kernel):
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The parameters that it reads; the layer is no buffer."""
-        kinds = (param for param in self.params if param.kind not in OUTPUTS)
-        return tuple((param.name, _DTYPES[param.kind]) for param in kinds if param.kind != "layer")
+        read = (param for param in self.params if param.kind not in OUTPUTS and param.kind != "layer")
+        return tuple((param.name, _DTYPES[param.kind]) for param in read)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -77,11 +78,16 @@ class CpuKernel(Kernel):
         return "".join(f", {param.declaration}" for param in self.params)
 
     @property
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """What the program has before its kernels because this one uses it."""
+        return ()
+
+    @property
     def thread_bytes(self) -> int:
-        """Scratch of each thread."""
+        """Bytes of scratch that each thread has for itself."""
         return 0
 
     @property
     def shared_bytes(self) -> int:
-        """Scratch that the threads share."""
+        """Bytes of scratch that the threads share."""
         return 0

@@ -1,0 +1,184 @@
+"""What the C kernels share that multiply rows of inputs with weight matrices.
+
+The number of rows decides at run time how a product is computed; see templates/cpu/projection.h. Sizes of scratch are
+those of the machine that needs most.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.formats.weight_layout import PANEL_ROWS
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.ir.ops.product import Product
+from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
+from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute, Matrix
+from mlxr.compiler.targets.cpu.lowering import CpuLowering
+from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
+from mlxr.compiler.targets.rounding import round_up
+
+_UNIT_BYTES = 2 * PANEL_ROWS * 4096  # the most unpacked weights of a unit of work
+_UNITS = 8
+_WAITING_BYTES = 2 * 32 * 16 * 4  # sums of a tile
+_TILE_ROWS = 24, 32  # of f32, of bf16
+TILE_ROWS = max(_TILE_ROWS)
+"""Rows past the last one that a tile may read; what they hold does not matter."""
+_MOST_COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Adjacent outputs whose weights are one tensor, [rows, in_features]."""
+
+    format: WeightFormat
+    rows: int
+
+
+@dataclass(frozen=True)
+class CpuMatrixKernel(CpuKernel):
+    """Base of the kernels that multiply rows of inputs with matrices.
+
+    Attributes:
+        in_features: columns of the matrices.
+        segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
+        compute: `exact` keeps inputs in f32; `fast` may round them to 8-bit integers or bf16.
+        max_rows: the most rows of a batch.
+        epilogue: what is done with the sums; its bias is [sum of the segments' rows].
+        norm: the norm of x before the product; None without one.
+        norm_bias: whether the norm adds a bias. Only LayerNorm does.
+        eps: what the norm adds to the mean square; None without a norm.
+    """
+
+    in_features: int
+    segments: tuple[Segment, ...]
+    compute: Compute
+    max_rows: int
+    epilogue: Epilogue
+    norm: NormKind | None = None
+    norm_bias: bool = False
+    eps: float | None = None
+
+    @property
+    def tiles_f32(self) -> bool:
+        """Whether products of many rows are in f32 on every machine."""
+        return self.compute == "exact" or any(segment.format is WeightFormat.F32 for segment in self.segments)
+
+    @property
+    def wide(self) -> str:
+        """The form that many rows are converted to, as C names it."""
+        return "MLXR_ROWS_F32" if self.tiles_f32 else "MLXR_ROWS_FAST"
+
+    @property
+    def few(self) -> str:
+        """The most rows for which panels are not unpacked first, as C names that number."""
+        if self.tiles_f32:
+            return "MLXR_FEW_F32"
+        quantised = all(segment.format.is_quantised for segment in self.segments)
+        return "MLXR_FEW_INTEGER" if quantised else "MLXR_FEW_HALF"
+
+    @property
+    @abstractmethod
+    def finish(self) -> FinishRows:
+        """The function that makes outputs of sums."""
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """How each segment's tensor is read."""
+        return tuple(
+            Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
+            for segment in self.segments
+        )
+
+    @property
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """How matrices are multiplied, and what is done with the sums."""
+        return (*dict.fromkeys(self.matrices), self.finish)
+
+    @property
+    def _first_params(self) -> list[Param]:
+        """x, what norms it, and a weight per segment."""
+        params = [Param("x", "input")]
+        if self.norm:
+            params.append(Param("norm", "vector"))
+        if self.norm_bias:
+            params.append(Param("norm_bias", "vector"))
+        return params + [Param(f"w{index}", "matrix") for index in range(len(self.segments))]
+
+    @property
+    def _norm_table(self) -> list[str]:
+        rows = [f"norm     [{self.in_features}] f32"] if self.norm else []
+        return rows + ([f"norm_bias [{self.in_features}] f32"] if self.norm_bias else [])
+
+    def _formula(self, x: str, of: str = "") -> str:
+        """What it computes, without the steps after the activation; `of` selects one of several matrices."""
+        x = f"{self.norm}_norm({x})" if self.norm else x
+        bias = " + bias" if self.epilogue.bias else ""
+        if not self.epilogue.gated:
+            y = f"{x} @ W{of}.T{bias}"
+            return f"{self.epilogue.activation}({y})" if self.epilogue.activation else y
+        gate, up = f"{x} @ w0{of}.T{bias}", f"{x} @ w1{of}.T{bias}"
+        if self.epilogue.activation == "swiglu_oai":
+            return f"swiglu_oai({gate}, {up})"
+        return f"{self.epilogue.activation}({gate}) * ({up})"
+
+    @property
+    def _residual_formula(self) -> str:
+        scale = "" if self.epilogue.residual_scale == 1 else f" * {self.epilogue.residual_scale}"
+        return f"{scale}{' + residual' if self.epilogue.residual else ''}"
+
+    @property
+    def _many_bytes(self) -> int:
+        """Scratch for many rows: blocks of unpacked weights, and sums that wait; or inputs transposed to 64 columns."""
+        tiles = -(-self.max_rows // _TILE_ROWS[0])
+        return max(_UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES), round_up(self.in_features, 32) * _MOST_COLUMNS * 2)
+
+    @property
+    def _forms(self) -> int:
+        """The most forms that rows have at the same time: those of few rows, and that of many."""
+        return len({matrix.form for matrix in self.matrices} | {self.wide})
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of a row in its largest form."""
+        return round_up(self.in_features, 32) * 4 + 64
+
+
+class MatrixFields(TypedDict):
+    """The fields of a `CpuMatrixKernel` that its op fixes."""
+
+    in_features: int
+    segments: tuple[Segment, ...]
+    max_rows: int
+    norm: NormKind | None
+    norm_bias: bool
+    eps: float | None
+    epilogue: Epilogue
+
+
+def matrix_fields(lowering: CpuLowering, op: Op, attrs: Product, matrices: int = 1) -> MatrixFields:
+    """The fields of the kernel of an op whose weight has a number of matrices, one below the other."""
+    parts, formats, norm = lowering.value(op, "weight").parts, lowering.spec.weights, attrs.norm
+    return {
+        "in_features": lowering.width(op, "weight"),
+        "segments": tuple(Segment(formats.of_tensor(part), lowering.shapes[part][0] // matrices) for part in parts),
+        "max_rows": lowering.max_tokens,
+        "norm": norm.kind if norm else None,
+        "norm_bias": "norm_bias" in op.inputs,
+        "eps": norm.eps if norm else None,
+        "epilogue": epilogue_of(op, DType.F32, lambda port: DType.F32 if port in op.inputs else None),
+    }
+
+
+def weight_label(lowering: CpuLowering, op: Op) -> str:
+    """The last word of the name of an op's weight."""
+    return lowering.value(op, "weight").name.rpartition(".")[2]
+
+
+def weight_buffers(lowering: CpuLowering, op: Op) -> dict[str, str]:
+    """The tensors of an op's weight by the kernel's parameters: w0, w1 and so on."""
+    return {f"w{index}": part for index, part in enumerate(lowering.value(op, "weight").parts)}

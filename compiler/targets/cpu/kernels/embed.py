@@ -1,0 +1,59 @@
+"""Rows of the embedding table."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.rows import Embed
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuEmbed(CpuKernel):
+    """out = table[token_ids] * scale, [tokens, hidden_size] f32.
+
+    Attributes:
+        layout: `rows`: as in the file; `packed`: panels of a quantised format.
+    """
+
+    template = "embed.jinja"
+    vocab_size: int
+    hidden_size: int
+    format: WeightFormat
+    layout: Literal["rows", "packed"]
+    scale: float = 1.0
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The table and the result."""
+        return (Param("table", "matrix"), Param("out", "output"))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the table."""
+        return self.format.row_bytes(self.hidden_size)
+
+    @property
+    def c_format(self) -> str:
+        """The format's number in C."""
+        return f"MLXR_{self.format.upper()}"
+
+
+@lowers(Embed)
+def lower_embed(lowering: CpuLowering, op: Op, attrs: Embed) -> None:
+    """Adds the call of an op."""
+    table = lowering.value(op, "table")
+    vocab_size, hidden_size = table.shape
+    assert isinstance(vocab_size, int) and isinstance(hidden_size, int), "weights have no symbolic dims"
+    weight_format = lowering.spec.weights.of_tensor(table.parts[0])
+    kernel = CpuEmbed(
+        label="embed",
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        format=weight_format,
+        layout="packed" if weight_format.is_quantised else "rows",
+        scale=attrs.scale,
+    )
+    lowering.add_call(op, kernel)
