@@ -7,7 +7,8 @@ import pytest
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.targets.environment import float_literal
-from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel, QkNormKernel
+from mlxr.compiler.targets.metal.kernels.norm import NormKernel
+from mlxr.compiler.targets.metal.kernels.qk_norm import QkNormKernel
 from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.reference_ops import evaluate

@@ -6,7 +6,7 @@ import pytest
 
 from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import KernelFault
-from mlxr.compiler.targets.metal.kernels.row_kernels import RouteKernel
+from mlxr.compiler.targets.metal.kernels.route import RouteKernel
 from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
 from mlxr_tests.reference_ops import evaluate

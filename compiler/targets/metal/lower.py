@@ -12,14 +12,12 @@ from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.experts import ExpertCombine, ExpertProduct, ExpertProjection
-from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Rule
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.expert_kernels import ExpertCombineKernel, ExpertProjectionKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernels import EmbedKernel
 from mlxr.compiler.targets.metal.lower_attention import AttentionLowering
 from mlxr.compiler.targets.metal.lower_projection import ProjectionLowering
 from mlxr.compiler.targets.metal.lowering import MetalLowering
@@ -45,7 +43,7 @@ class OpLowering(MetalLowering):
     def __init__(self, given: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
         super().__init__(given, phase, one_kernel=one_kernel)
         self._rules: dict[type[OpKind], Rule] = {
-            Embed: self._embed,
+            **super().rules,
             ExpertProjection: self._expert_projection,
             ExpertCombine: self._expert_combine,
             **ProjectionLowering(self, self.layouts, self.limits).rules,
@@ -56,11 +54,6 @@ class OpLowering(MetalLowering):
     def rules(self) -> Mapping[type[OpKind], Rule]:
         """See `Lowering.rules`."""
         return self._rules
-
-    def _embed(self, op: Op) -> None:
-        layout = self.layouts[op.inputs["table"]]
-        kernel = EmbedKernel("embed", layout, self.graph.value(op.out).dtype, op.attrs_as(Embed).scale)
-        self.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})
 
     def _expert_projection(self, op: Op) -> None:
         choice = self._expert_choice("experts", op)

@@ -1,4 +1,4 @@
-"""Lowers attention and what surrounds it to launches: cache writes, block copies, norms and the choice of experts."""
+"""Lowers attention and what surrounds it to launches: cache writes and block copies."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,12 +12,10 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, layer_buffer
-from mlxr.compiler.ir.graph import Op, Value
+from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind, RopeLayout
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
-from mlxr.compiler.ir.ops.experts import Route
-from mlxr.compiler.ir.ops.norm import Norm, QkNorm
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.schedule.geometry import (
     AttendPartition,
@@ -40,7 +38,6 @@ from mlxr.compiler.targets.metal.kernels.attention_kernels import (
     AttendReduceKernel,
 )
 from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES
-from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel, QkNormKernel, RouteKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 MLX_MOST_HEAD_DIM = 128
@@ -83,9 +80,6 @@ class AttentionLowering:
             RopeWriteAttention: self._decode_attention,
             RopeCacheWrite: self._cache_write,
             RopeAttention: self._prefill_attention,
-            Norm: self._norm,
-            QkNorm: self._qk_norm,
-            Route: self._route,
         }
 
     def _rope_fields(self, op: Op) -> _RopeFields:
@@ -268,63 +262,6 @@ class AttentionLowering:
             keys //= 2
         raise PlanError(f"no prefill attention tile of heads of {self._arena.head_dim} fits {THREADGROUP_BYTES} bytes")
 
-    def _norm(self, op: Op) -> None:
-        attrs, x, weight = op.attrs_as(Norm), self._to.value(op, "x"), self._to.value(op, "weight")
-        width, groups = x.shape[1], attrs.groups
-        assert isinstance(width, int), "only rows are symbolic"
-        if width // groups % 4:
-            raise PlanError(
-                f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read 4 at a time: "
-                "compile with --target cpu"
-            )
-        kernel = NormKernel(
-            "norm",
-            width=width,
-            groups=groups,
-            kind=attrs.kind,
-            eps=attrs.eps,
-            shared=groups > 1 and weight.shape != (width,),
-            weight=weight.dtype,
-            bias=self._to.optional_dtype(op, "bias"),
-            residual="residual" in op.inputs,
-            residual_scale=attrs.residual_scale,
-            activation=x.dtype,
-        )
-        self._to.emit(op, kernel, (Extent(times=groups), _rows(x)), {"out": op.out})
-
-    def _qk_norm(self, op: Op) -> None:
-        attrs, qkv = op.attrs_as(QkNorm), self._to.value(op, "qkv")
-        kernel = QkNormKernel(
-            "qk_norm",
-            num_heads=attrs.num_heads,
-            num_kv_heads=attrs.num_kv_heads,
-            head_dim=attrs.head_dim,
-            scope=attrs.scope,
-            kind=attrs.kind,
-            eps=attrs.eps,
-            q_norm=self._to.value(op, "q_norm").dtype,
-            k_norm=self._to.value(op, "k_norm").dtype,
-            q_bias=self._to.optional_dtype(op, "q_norm_bias"),
-            k_bias=self._to.optional_dtype(op, "k_norm_bias"),
-            activation=qkv.dtype,
-        )
-        groups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
-        self._to.emit(op, kernel, (Extent(times=groups), _rows(qkv)), {"out": op.out})
-
-    def _route(self, op: Op) -> None:
-        attrs, x = op.attrs_as(Route), self._to.value(op, "x")
-        assert isinstance(x.shape[1], int), "only rows are symbolic"
-        kernel = RouteKernel(
-            "route",
-            num_experts=x.shape[1],
-            top_k=attrs.top_k,
-            router=attrs.router,
-            bias=self._to.optional_dtype(op, "bias"),
-            normalise=attrs.normalise,
-            scale=attrs.scale,
-        )
-        self._to.emit(op, kernel, (_rows(x),), {port: op.outputs[port] for port in ("experts", "weights")})
-
 
 def _sizes(choice: Choice, kernel: AttendKernel, alone: bool) -> ChosenGeometry:
     """The sizes of attention that mean something to a kernel, or say which one it is where that is open."""
@@ -342,10 +279,6 @@ def _by_matrix(kernel: AttendKernel) -> AttendKernel:
         return kernel
     same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     return AttendMmaKernel(**same | {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1})
-
-
-def _rows(value: Value) -> Extent:
-    return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
 
 
 def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.ops import linear
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
-from mlxr.compiler.targets.metal.kernels.row_kernels import NormKernel
+from mlxr.compiler.targets.metal.kernels.norm import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.projection_variants import Projection, Variant, divided, variants_of

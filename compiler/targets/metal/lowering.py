@@ -1,14 +1,26 @@
-"""What the rules that lower ops to Metal kernels share."""
+"""Lowers the ops of one phase to launches of Metal kernels.
 
+The rule of each op kind stands beside its kernel, in a module of the folder `kernels`, and registers itself there with
+`lowers`.
+"""
+
+from collections.abc import Mapping
 from functools import partial
 
+from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.phase_name import PhaseName
-from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.graph import Op, Value
+from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowered import LoweringInput
-from mlxr.compiler.schedule.lowering import Lowering
+from mlxr.compiler.schedule.lowering import Lowering, Rule
+from mlxr.compiler.schedule.lowering_rules import LoweringRules
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
 from mlxr.compiler.targets.metal.kernels.projection_kernels import Norm
+
+METAL_RULES: LoweringRules["MetalLowering"] = LoweringRules("mlxr.compiler.targets.metal.kernels")
+lowers = METAL_RULES.lowers
+"""Registers the rule of an op kind."""
 
 
 class MetalLowering(Lowering):
@@ -30,6 +42,11 @@ class MetalLowering(Lowering):
         self.limits = given.limits[phase]
         self.one_kernel = one_kernel
 
+    @property
+    def rules(self) -> Mapping[type[OpKind], Rule]:
+        """See `Lowering.rules`."""
+        return METAL_RULES.bound_to(self)
+
     def norm_of(self, op: Op) -> Norm | None:
         """The norm of a projection's x; None where it has none."""
         norm, weight = op.attrs_as(Product).norm, self.optional_dtype(op, "norm")
@@ -40,3 +57,15 @@ class MetalLowering(Lowering):
     def epilogue_of(self, op: Op) -> Epilogue:
         """What a projection does with its finished sums."""
         return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op))
+
+
+def row_count(value: Value) -> Extent:
+    """One threadgroup for each row of a value: each token, or each row that logits are computed of."""
+    return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
+
+
+def num_columns(value: Value) -> int:
+    """Columns of a value [rows, columns]."""
+    columns = value.shape[1]
+    assert isinstance(columns, int), f"{value.name}: only rows are symbolic"
+    return columns

@@ -11,13 +11,13 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernels.embed import EmbedKernel
 from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernels import (
     GEMM_MMA_TILE,
     GEMM_ROWS,
     GEMM_SIMDGROUPS,
     GEMM_TILE,
-    EmbedKernel,
     ProjectionKernel,
 )
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel

@@ -1,4 +1,4 @@
-"""Contexts of the kernels that read weight matrices: embedding, projections of one row, of several and of many.
+"""Contexts of the kernels that read weight matrices: projections of one row, of several and of many.
 
 A launch may read several matrices as one, in different formats: its threadgroups are divided into spans, and a span's
 outputs have their rows in one segment of the weight (gated: one for gates, one for ups).
@@ -6,7 +6,7 @@ outputs have their rows in one segment of the weight (gated: one for gates, one 
 
 from dataclasses import KW_ONLY, dataclass
 from itertools import groupby, pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
@@ -15,7 +15,6 @@ from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.formula import formula
 from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.rounding import round_up
 
 PIECE = 16
 """Elements that a lane takes of a quantised row at once, whatever the format."""
@@ -53,36 +52,6 @@ class Span:
     first_out: int
     end_out: int
     groups: tuple[Group, ...]
-
-
-@dataclass(frozen=True)
-class EmbedKernel(MetalKernel):
-    """Embedding gather."""
-
-    template: ClassVar[str] = "embed.metal.jinja"
-    layout: WeightLayout
-    activation: DType
-    scale: float
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """Token ids and the table."""
-        return (("token_ids", DType.I32), ("table", self.layout.dtype))
-
-    @property
-    def outputs(self) -> tuple[Port, ...]:
-        """The rows."""
-        return (("out", self.activation),)
-
-    @property
-    def format(self) -> WeightFormat:
-        """The table's format."""
-        return self.layout.formats[0]
-
-    @property
-    def threads(self) -> int:
-        """One thread per 8 elements (16 of a quantised table), up to 256."""
-        return min(256, round_up(self.layout.columns // (PIECE if self.format.is_quantised else 8), SIMD_WIDTH))
 
 
 @dataclass(frozen=True)

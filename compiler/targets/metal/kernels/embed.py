@@ -1,0 +1,59 @@
+"""The embedding: rows of a table."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.formats.weight_layout import WeightLayout
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.rows import Embed
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernels.projection_kernels import PIECE
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+from mlxr.compiler.targets.rounding import round_up
+
+
+@dataclass(frozen=True)
+class EmbedKernel(MetalKernel):
+    """scale * table[token_ids], rows of a table [vocab, hidden].
+
+    Attributes:
+        layout: where the rows of the table lie, and in which format.
+        activation: element type of the result.
+        scale: factor of the rows.
+    """
+
+    template = "embed.metal.jinja"
+    layout: WeightLayout
+    activation: DType
+    scale: float
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Token ids and the table."""
+        return (("token_ids", DType.I32), ("table", self.layout.dtype))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The rows."""
+        return (("out", self.activation),)
+
+    @property
+    def format(self) -> WeightFormat:
+        """The table's format."""
+        return self.layout.formats[0]
+
+    @property
+    def threads(self) -> int:
+        """One thread per 8 elements (16 of a quantised table), up to 256."""
+        return min(256, round_up(self.layout.columns // (PIECE if self.format.is_quantised else 8), SIMD_WIDTH))
+
+
+@lowers(Embed)
+def lower_embed(lowering: MetalLowering, op: Op, attrs: Embed) -> None:
+    """Adds the launch of the embedding."""
+    layout = lowering.layouts[op.inputs["table"]]
+    kernel = EmbedKernel("embed", layout, lowering.graph.value(op.out).dtype, attrs.scale)
+    lowering.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})

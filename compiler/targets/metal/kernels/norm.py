@@ -1,0 +1,128 @@
+"""Norms of rows that no projection normalises itself."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernels.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
+
+
+@dataclass(frozen=True)
+class NormKernel(MetalKernel):
+    """residual + residual_scale * norm(x), of each of `groups` equal pieces of a row.
+
+    Attributes:
+        width: columns of x [tokens, width].
+        groups: equal pieces of a row; each is normalised by itself.
+        kind: `rms` or `layer`.
+        eps: added to the mean square, or to the variance.
+        shared: whether all pieces have one weight [width / groups]; otherwise the weight is [width].
+        weight, bias: element types of the weight and of the bias; None: there is no bias.
+        residual: whether the norm is added to a residual, which has x's type.
+        residual_scale: factor of the norm where it is added to a residual.
+        activation: element type of x and of the result.
+    """
+
+    template = "norm.metal.jinja"
+    width: int
+    groups: int
+    kind: NormKind
+    eps: float
+    shared: bool
+    weight: DType
+    bias: DType | None
+    residual: bool
+    residual_scale: float
+    activation: DType
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """x, the weight, and the bias and the residual where there are any."""
+        ports: list[Port] = [("x", self.activation), ("weight", self.weight)]
+        if self.bias:
+            ports.append(("bias", self.bias))
+        if self.residual:
+            ports.append(("residual", self.activation))
+        return tuple(ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The result."""
+        return (("out", self.activation),)
+
+    @property
+    def loads(self) -> tuple[tuple[str, int], ...]:
+        """The vector loads that it needs: element type, and elements of a load."""
+        return tuple((str(d), QUAD) for d in (self.activation, self.weight, self.bias) if d)
+
+    @property
+    def piece(self) -> int:
+        """Columns of a piece."""
+        return self.width // self.groups
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the weight, and as many of the bias."""
+        return self.piece if self.shared else self.width
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups that share a piece."""
+        return simdgroups_for(self.piece)
+
+    @property
+    def threads(self) -> int:
+        """Threads of all simdgroups."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def quads(self) -> int:
+        """Vectors of 4 elements that a lane holds."""
+        return -(-self.piece // (QUAD * self.threads))
+
+    @property
+    def exact(self) -> bool:
+        """Whether no lane holds elements past the end of its piece."""
+        return self.piece == self.quads * self.threads * QUAD
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the simdgroups' sums."""
+        return sums_bytes(self.kind, self.simdgroups)
+
+
+@lowers(Norm)
+def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
+    """Adds the launch of a norm.
+
+    Raises:
+        PlanError: the pieces of a row cannot be read 4 elements at a time.
+    """
+    x, weight = lowering.value(op, "x"), lowering.value(op, "weight")
+    width, groups = num_columns(x), attrs.groups
+    if width // groups % QUAD:
+        raise PlanError(
+            f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read {QUAD} at a time: "
+            "compile with --target cpu"
+        )
+    kernel = NormKernel(
+        "norm",
+        width=width,
+        groups=groups,
+        kind=attrs.kind,
+        eps=attrs.eps,
+        shared=groups > 1 and weight.shape != (width,),
+        weight=weight.dtype,
+        bias=lowering.optional_dtype(op, "bias"),
+        residual="residual" in op.inputs,
+        residual_scale=attrs.residual_scale,
+        activation=x.dtype,
+    )
+    lowering.emit(op, kernel, (Extent(times=groups), row_count(x)), {"out": op.out})

@@ -1,0 +1,86 @@
+"""The choice of experts by a router's logits."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import Router
+from mlxr.compiler.ir.ops.experts import Route
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
+from mlxr.compiler.targets.rounding import round_up
+
+
+@dataclass(frozen=True)
+class RouteKernel(MetalKernel):
+    """The top_k experts of each token, best first, and their weights.
+
+    Between equal experts the one with the lower index comes first. So the choice does not depend on how lanes share the
+    experts (an argpartition promises no order). A logit that is not a number counts as minus infinity. Without a
+    selection bias the kernel compares the logits themselves, so that rounding makes no ties. With one it compares
+    softmax(logits) + bias in `softmax_topk`, logits + bias in `topk_softmax`, and sigmoid(logits) + bias in `sigmoid`.
+
+    Attributes:
+        num_experts: columns of x [tokens, num_experts] f32.
+        top_k: experts chosen for a token.
+        router: where the weights come from: `softmax_topk`, a softmax over all logits; `topk_softmax`, a softmax over
+            the chosen ones; `sigmoid`, the sigmoid of each.
+        bias: element type of the selection bias [num_experts]; None: there is no bias.
+        normalise: whether the weights are divided by their sum.
+        scale: factor of the weights.
+    """
+
+    template = "route.metal.jinja"
+    num_experts: int
+    top_k: int
+    router: Router
+    bias: DType | None
+    normalise: bool
+    scale: float
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The logits, and the selection bias where there is one."""
+        return (("x", DType.F32), *((("bias", self.bias),) if self.bias else ()))
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The chosen experts and their weights."""
+        return (("experts", DType.I32), ("weights", DType.F32))
+
+    @property
+    def threads(self) -> int:
+        """One simdgroup, which takes one token."""
+        return SIMD_WIDTH
+
+    @property
+    def per_lane(self) -> int:
+        """Experts of a lane: those with the indices lane + 32 * i."""
+        return round_up(self.num_experts, SIMD_WIDTH) // SIMD_WIDTH
+
+    @property
+    def whole(self) -> bool:
+        """Whether all lanes have equally many experts."""
+        return self.num_experts % SIMD_WIDTH == 0
+
+    @property
+    def kept(self) -> int:
+        """Chosen experts whose weights a lane keeps: the lane rank % 32 keeps the expert of that rank."""
+        return round_up(self.top_k, SIMD_WIDTH) // SIMD_WIDTH
+
+
+@lowers(Route)
+def lower_route(lowering: MetalLowering, op: Op, attrs: Route) -> None:
+    """Adds the launch of a choice of experts."""
+    x = lowering.value(op, "x")
+    kernel = RouteKernel(
+        "route",
+        num_experts=num_columns(x),
+        top_k=attrs.top_k,
+        router=attrs.router,
+        bias=lowering.optional_dtype(op, "bias"),
+        normalise=attrs.normalise,
+        scale=attrs.scale,
+    )
+    lowering.emit(op, kernel, (row_count(x),), {port: op.outputs[port] for port in ("experts", "weights")})

@@ -1,0 +1,21 @@
+"""How the kernels that normalise share the elements of a row among their lanes, and add up the lanes' sums."""
+
+from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+
+QUAD = 4
+"""Elements of a vector load."""
+_QUADS_PER_LANE = 4
+_MOST_SIMDGROUPS = 32
+
+
+def simdgroups_for(elements: int) -> int:
+    """Simdgroups that share so many elements: a lane holds 16 of them, and more where the threadgroup is full."""
+    wanted = -(-elements // (QUAD * _QUADS_PER_LANE * SIMD_WIDTH))
+    return min(_MOST_SIMDGROUPS, wanted)
+
+
+def sums_bytes(kind: NormKind, simdgroups: int) -> int:
+    """Bytes of the simdgroups' sums in threadgroup memory: of the squares, and in `layer` of the elements too."""
+    sums = 2 if kind == "layer" else 1
+    return 4 * simdgroups * sums if simdgroups > 1 else 0
