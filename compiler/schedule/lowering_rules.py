@@ -43,9 +43,13 @@ class LoweringRules(Generic[LoweringT]):
 
     def bound_to(self, lowering: LoweringT) -> Mapping[type[OpKind], Rule]:
         """All rules, for `Lowering.rules`."""
+        return {kind: partial(_apply, rule, lowering) for kind, rule in self.of_kinds().items()}
+
+    def of_kinds(self) -> Mapping[type[OpKind], KindRule[LoweringT, Any]]:
+        """The rule of each op kind."""
         for info in pkgutil.iter_modules(importlib.import_module(self._package).__path__, f"{self._package}."):
             importlib.import_module(info.name)
-        return {kind: partial(_apply, rule, lowering) for kind, rule in self._rules.items()}
+        return self._rules
 
 
 def _apply(rule: KindRule[LoweringT, Any], lowering: LoweringT, op: Op) -> None:

@@ -1,4 +1,4 @@
-"""The launches of a C program as calls: their arguments as C text."""
+"""Makes C calls of launches."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ def calls_of(program: PlacedProgram, names: Mapping[CpuKernel, str]) -> tuple[Ca
     """The calls of each phase.
 
     Args:
-        program: its launches, with the places of their buffers.
-        names: of its kernels, in the order of their launch counters.
+        program: the launches, whose buffers have places.
+        names: the names of the kernels, in the order of their launch counters.
 
     Raises:
         PlanError: a launch has a condition that the program cannot test.
@@ -42,7 +42,7 @@ def _calls(
 def _arguments(
     launch: PendingLaunch, kernel: CpuKernel, tensors: Mapping[str, int], places: Mapping[str, int], logits: str
 ) -> tuple[str, ...]:
-    """In the order of the function's parameters."""
+    """Arguments of a call, as C text, in the order of the function's parameters."""
     inputs, outputs = iter(launch.inputs), iter(launch.outputs)
     arguments = []
     for param in kernel.params:

@@ -1,6 +1,6 @@
-"""The headers of templates/cpu/formats that a program's weight formats need, in order.
+"""The headers of templates/cpu/formats that the weight formats of a program need.
 
-A header that builds on another says so in a line of its own: `// Needs: k_scales.h`.
+A header that needs another one says so in a line of its own: `// Needs: k_scales.h`.
 """
 
 import re
@@ -15,14 +15,14 @@ _NEEDS = re.compile(r"^// Needs: (\w+)\.h$", re.MULTILINE)
 
 
 def format_headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
-    """Their paths under templates/cpu. Formats that are not quantised need none."""
+    """Paths under templates/cpu, each after those that it needs. Float formats need none."""
     quantised = [format for format in WeightFormat if format in formats and format.is_quantised]
     names = dict.fromkeys(name for format in quantised for name in _with_needs(format.template))
     return tuple(f"formats/{name}.h" for name in ((*_BASE, *names) if names else ()))
 
 
 def affine_definitions(formats: Collection[WeightFormat]) -> str:
-    """C text after the headers: the formats that share affine.h."""
+    """C text that follows the headers and defines each format that uses affine.h."""
     affine = [(format, format.affine) for format in WeightFormat if format in formats]
     lines = [f"MLXR_AFFINE_FORMAT({format}, {a.bits}, {a.group}, {a.scale})\n" for format, a in affine if a]
     return "".join(lines)
@@ -30,7 +30,7 @@ def affine_definitions(formats: Collection[WeightFormat]) -> str:
 
 @cache
 def _with_needs(name: str) -> tuple[str, ...]:
-    """A header after all that it builds on."""
+    """A header, after all that it needs."""
 
     def walk(name: str) -> Iterator[str]:
         text = (files("mlxr.templates") / "cpu" / "formats" / f"{name}.h").read_text("utf-8")

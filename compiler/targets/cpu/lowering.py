@@ -1,4 +1,4 @@
-"""Lowers the ops of one phase to calls of C functions; each kernel's file has the rule of its op kinds."""
+"""Lowers the ops of one phase to calls of C functions. The rules are beside their kernels, in `kernels`."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ class CpuLowering(Lowering):
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:
         """See `Lowering.rules`."""
-        return _RULES.bound_to(self)
+        return RULES.bound_to(self)
 
     def lower_ops(self) -> None:
         """Lowers every op. The tables that they read come first."""
@@ -74,6 +74,7 @@ class CpuLowering(Lowering):
         return self._tables[kernel]
 
 
-_RULES: LoweringRules[CpuLowering] = LoweringRules("mlxr.compiler.targets.cpu.kernels")
-lowers = _RULES.lowers
+RULES: LoweringRules[CpuLowering] = LoweringRules("mlxr.compiler.targets.cpu.kernels")
+"""The rules of this target."""
+lowers = RULES.lowers
 """Registers the function that lowers ops of some kinds."""

@@ -1,7 +1,7 @@
 """Target cpu: the whole model as one C program, for host cpu.
 
-Everything that the program reads is a tensor, in memory as `CTensor` says; everything between two calls is an f32
-buffer. All threads run every call, with a barrier after each.
+The program reads its weights as `CTensor` records describe them. Activations are f32. Every thread makes every call and
+does its share of the work, and after each call the threads wait for each other.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,12 @@ from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.kernel import Kernel
 from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
-from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
-from mlxr.compiler.targets.cpu.kernels.attention import CpuCopyBlocks
-from mlxr.compiler.targets.cpu.lower import OpLowering
+from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
+from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors
 from mlxr.compiler.targets.cpu.types import cpu_types
 from mlxr.compiler.targets.cpu.unit import Unit, name_kernels, render_unit
@@ -44,19 +43,16 @@ class CpuTarget:
         return cpu_types(spec)
 
     def lower(self, given: LoweringInput) -> Lowered:
-        """See `Target.lower`. Logits have no place: they go to the caller's memory."""
+        """See `Target.lower`. Logits have no buffer: they go to the caller's memory."""
         phases = []
         for name in PHASES:
-            lowering = OpLowering(given, name)
+            lowering = CpuLowering(given, name)
             lowering.lower_ops()
             logits = given.graphs[name].outputs[0]
             shapes = _activations(given.graphs[name], logits)
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
-        copies = None
-        if given.arena.max_sequences > 1:
-            kernel = CpuCopyBlocks(label="copy_blocks", arena=given.arena)
-            copies = PendingLaunch("copy_blocks", kernel, (), ())
+        copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.kernel for phase in phases for la in phase.launches)))
         return Lowered(tuple(phases), copies, tensors=c_tensors(given.weights), scratch_bytes=scratch_bytes)
 
@@ -69,7 +65,7 @@ class CpuTarget:
         unit = Unit(
             kernels=tuple((names[kernel], kernel) for kernel in kernels),
             copy_blocks=(names[copies], copies) if copies is not None else None,
-            programs=calls_of(placed, names),
+            phases=calls_of(placed, names),
             tensors=tensors,
             activation_bytes=placed.activation_bytes,
             shared_bytes=shared_bytes,
@@ -89,7 +85,7 @@ class CpuTarget:
 
 
 def _activations(graph: OpGraph, logits: str) -> dict[str, tuple[Shape, DType]]:
-    """Shape and type of the activations of a graph, save the logits."""
+    """Shape and type of the activations of a graph, except the logits."""
     return {
         value.name: (value.shape, DType.I32 if value.dtype is DType.I32 else DType.F32)
         for value in graph.values
@@ -104,7 +100,7 @@ def _c_kernels(kernels: Iterable[Kernel]) -> Iterator[CpuKernel]:
 
 
 def _scratch_bytes(kernels: Iterable[CpuKernel]) -> tuple[int, int]:
-    """Scratch that the threads share, and that of each: the most that any kernel needs."""
+    """Scratch that the threads share, and that of each thread: the most that any kernel needs."""
     needs = [(kernel.shared_bytes, kernel.thread_bytes) for kernel in dict.fromkeys(kernels)]
     return max(shared for shared, _ in needs), max(thread for _, thread in needs)
 

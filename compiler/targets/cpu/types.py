@@ -1,4 +1,4 @@
-"""Chooses the element types of the C program."""
+"""Chooses the types of activations and cache of the C program."""
 
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.formats.dtypes import DType

@@ -1,4 +1,4 @@
-"""Renders the translation unit: headers, one C function per kernel, two programs, and the library's API."""
+"""Renders the translation unit: headers, a C function for each kernel and each phase, and the API of the library."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -14,6 +14,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
 
+# Headers that every program has. A kernel names others as its `helpers`.
 _BASE = ("common.h", "simd.h", "math.h", "activations.h")
 _PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h", "experts.h", "rows.h")
 _ATTENTION = ("cache.h", "attend.h")
@@ -40,11 +41,21 @@ class Calls:
 
 @dataclass(frozen=True)
 class Unit:
-    """Everything that the translation unit is rendered from. Kernels come with their names."""
+    """What the translation unit is rendered from.
+
+    Attributes:
+        kernels: names and contexts of all kernels that steps call, in the order of their launch counters.
+        copy_blocks: the same of the kernel that copies blocks; None where no block is ever shared.
+        phases: the calls of each phase.
+        tensors: the weights, in the order in which the runtime passes them.
+        activation_bytes: memory of the buffers between calls.
+        shared_bytes, thread_bytes: scratch that the threads share, and that of each.
+        vocab_size: columns of the logits.
+    """
 
     kernels: tuple[tuple[str, CpuKernel], ...]
     copy_blocks: tuple[str, CpuKernel] | None
-    programs: tuple[Calls, ...]
+    phases: tuple[Calls, ...]
     tensors: tuple[CTensor, ...]
     activation_bytes: int
     shared_bytes: int
@@ -53,17 +64,17 @@ class Unit:
 
     @property
     def formats(self) -> frozenset[WeightFormat]:
-        """Of its tensors."""
+        """Formats of its tensors."""
         return frozenset(tensor.format for tensor in self.tensors)
 
     @property
     def packed(self) -> tuple[tuple[int, CTensor], ...]:
-        """The tensors that the library packs, with their indices."""
+        """The tensors that the library packs, each with its index."""
         return tuple((index, t) for index, t in enumerate(self.tensors) if t.layout == "packed")
 
 
 def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
-    """The headers of templates/cpu in the order in which they build on each other, without those of other formats."""
+    """Headers of templates/cpu for these weight formats. Each comes after those that it needs."""
     return (*_BASE, *format_headers(formats), *_PROJECTION, *_ATTENTION)
 
 
@@ -81,7 +92,7 @@ def name_kernels(kernels: Sequence[CpuKernel]) -> dict[CpuKernel, str]:
 
 
 def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
-    """The translation unit, and the number that tells its library from others.
+    """The translation unit, and its ABI number, by which the runtime recognises its library.
 
     Raises:
         PlanError: a template has a mistake, or the text is not ASCII.

@@ -17,13 +17,11 @@ from mlxr.compiler.artifact import K_ARENA, V_ARENA, ArenaGeometry, Artifact
 from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention, RopeWriteAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
-from mlxr.compiler.targets.cpu.kernels.attention import (
-    CpuAttendDecode,
-    CpuAttendPrefill,
-    CpuCacheWrite,
-    CpuCopyBlocks,
-    CpuRopeTable,
-)
+from mlxr.compiler.targets.cpu.kernels.attend_decode import CpuAttendDecode
+from mlxr.compiler.targets.cpu.kernels.attend_prefill import CpuAttendPrefill
+from mlxr.compiler.targets.cpu.kernels.cache_write import CpuCacheWrite
+from mlxr.compiler.targets.cpu.kernels.copy_blocks import CpuCopyBlocks
+from mlxr.compiler.targets.cpu.kernels.rope_table import CpuRopeTable
 from mlxr.compiler.targets.environment import environment
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager

@@ -1,17 +1,26 @@
-"""A part of the C program that several kernels share."""
+"""Parts of the C program that it has because some kernel uses them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class CpuHelper(ABC):
     """C text that a program has once, before its kernels. Its template reads this object as `h`."""
 
-    template: ClassVar[str]
-
     @property
     @abstractmethod
-    def name(self) -> str:
-        """The C name that it defines, or the start of its C names. Different helpers have different names."""
+    def template(self) -> str:
+        """Its file under templates/cpu."""
+
+
+@dataclass(frozen=True)
+class CpuHeader(CpuHelper):
+    """A C header that only some kernels use. `unit.py` lists the headers that every program has."""
+
+    file: str
+
+    @property
+    def template(self) -> str:
+        """The file itself."""
+        return self.file

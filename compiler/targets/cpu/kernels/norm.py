@@ -1,4 +1,4 @@
-"""Norms of rows that no projection takes into itself."""
+"""Norms of rows, where no pass fused them with a projection."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,9 +16,12 @@ class CpuNorm(CpuKernel):
 
     Attributes:
         width: columns of a row.
-        groups: equal pieces of a row that are normed each by itself.
+        groups: equal pieces of a row, each of which is normalised by itself.
+        kind, eps: see `Norm`.
         piece_weights: whether each piece has its own weights, [width]; else all have the same, [width / groups].
-        count: which rows there are, the batch's tokens or those that make logits.
+        bias, residual: whether there is one.
+        residual_scale: factor of the norm.
+        count: the field of the batch that has the number of rows: all tokens, or those that make logits.
     """
 
     template = "norm.jinja"
@@ -49,7 +52,7 @@ class CpuNorm(CpuKernel):
 
     @property
     def factor(self) -> float:
-        """What the norm is multiplied by; 0: nothing."""
+        """Factor of the norm, for C; 0 for none."""
         return 0.0 if self.residual_scale == 1 else self.residual_scale
 
     @property

@@ -14,9 +14,10 @@ class CpuQkNorm(CpuKernel):
     """The packed projection with its queries and keys normed, [tokens, heads * head_dim] f32.
 
     Attributes:
-        scope: `head`: each head by itself, all with the same weights [head_dim]; `heads`: with weights of its own,
-            [heads * head_dim]; `all`: all query heads as one row, all key heads as another.
-        bias: whether q and k have one each, like their weights (of LayerNorm alone).
+        num_heads, num_kv_heads, head_dim, kind, eps: see `QkNorm`.
+        scope: what is normalised by itself. `head`: each head, and all have the same weights [head_dim]; `heads`: each
+            head, with weights of its own, [heads * head_dim]; `all`: all query heads together, and all key heads.
+        bias: whether q and k have a bias each, of the shape of their weights. Only LayerNorm has.
     """
 
     template = "qk_norm.jinja"

@@ -18,11 +18,12 @@ class CpuRoute(CpuKernel):
     """The top_k experts of each token, [tokens, top_k] i32, and their weights, [tokens, top_k] f32.
 
     Attributes:
-        router: `softmax_topk`: weights are probabilities among all experts; `topk_softmax`: among the chosen ones;
-            `sigmoid`: each expert's own.
-        bias: whether [num_experts] numbers are added to the scores for the choice alone.
-        normalise: whether weights are divided by their sum.
-        scale: what they are multiplied by.
+        num_experts, top_k: how many experts there are, and how many are chosen for a token.
+        router: what weights are. `softmax_topk`: softmax over all experts; `topk_softmax`: softmax over the chosen
+            ones; `sigmoid`: the sigmoid of each logit.
+        bias: whether a bias, [num_experts], is added to the scores for the choice, but not for the weights.
+        normalise: whether the weights of a token are divided by their sum.
+        scale: factor of the weights.
     """
 
     template = "route.jinja"

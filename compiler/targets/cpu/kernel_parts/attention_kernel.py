@@ -1,0 +1,95 @@
+"""What the C kernels of attention share."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
+from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHeader
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
+from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
+from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, RotaryFields, rotary_fields
+from mlxr.compiler.targets.cpu.lowering import CpuLowering
+from mlxr.compiler.targets.scores import cap_log2, query_scale
+
+MATRIX_TILE_BYTES = 1024
+"""Bytes of a matrix tile (AMX): 16 rows of 64 bytes."""
+MATRIX_TILES = CpuHeader("attend_tiles.h")
+"""Attention with matrix tiles."""
+
+
+@dataclass(frozen=True)
+class CpuAttentionKernel(CpuRotaryKernel):
+    """Base of the attention kernels.
+
+    Attributes:
+        scale: factor of the scores.
+        window: the most keys that a query sees, its own included; None for all.
+        compute: `fast` may use bf16 matrix tiles where the machine has them.
+        softcap: then scores become softcap * tanh(score / softcap); None for no cap.
+        sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
+        temperature: (beta, original_context): queries are multiplied by 1 + beta * log(1 + position //
+            original_context); None for no temperature.
+    """
+
+    scale: float
+    window: int | None
+    compute: Compute
+    softcap: float | None = None
+    sinks: bool = False
+    temperature: tuple[float, int] | None = None
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The packed projection, the table of rotations, the layer, the sinks and the heads' results."""
+        sinks = (Param("sinks", "vector"),) if self.sinks else ()
+        return (*self._inputs, *sinks, Param("out", "output"))
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of the queries: it makes scores ready for exp2, or for tanh where they are capped."""
+        return query_scale(self.scale, self.softcap)
+
+    @property
+    def cap(self) -> float:
+        """What the tanh of a score is multiplied by, ready for exp2; 0 for no cap."""
+        return cap_log2(self.softcap)
+
+    @property
+    def rows_in_place(self) -> bool:
+        """Whether matrix tiles may be loaded from rows of the arena, without a copy."""
+        return self.cache is DType.BF16 and self.head_dim % 32 == 0 and self.arena.block_size >= LANES
+
+    @property
+    def steps(self) -> int:
+        """Matrix tiles along the elements of a head."""
+        return -(-self.head_dim // 32)
+
+    @property
+    def _may_tile(self) -> bool:
+        return self.compute == "fast" and self.cache is not DType.F32
+
+
+class AttentionFields(RotaryFields):
+    """The fields of a `CpuAttentionKernel`."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    compute: Compute
+    sinks: bool
+    temperature: tuple[float, int] | None
+
+
+def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> AttentionFields:
+    """The fields of the kernel of an op."""
+    return {
+        **rotary_fields(lowering, attrs),
+        "scale": attrs.scale,
+        "window": attrs.window,
+        "softcap": attrs.softcap,
+        "compute": lowering.spec.compute,
+        "sinks": "sinks" in op.inputs,
+        "temperature": attrs.temperature,
+    }

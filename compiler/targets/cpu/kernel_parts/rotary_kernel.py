@@ -1,0 +1,66 @@
+"""What the C kernels share that rotate heads of a packed projection."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.ir.op_kind import RopeLayout
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES, CpuArenaKernel
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering
+from mlxr.compiler.targets.rounding import round_up
+
+
+@dataclass(frozen=True)
+class CpuRotaryKernel(CpuArenaKernel):
+    """Base of the kernels that rotate heads of the packed projection, [tokens, qkv_width] f32.
+
+    Attributes:
+        num_heads: query heads.
+        rotary_dim: leading elements of a head that are rotated; 0 for none, and then there is no table.
+        rope_layout: see `PackedHeads`.
+    """
+
+    num_heads: int
+    rotary_dim: int
+    rope_layout: RopeLayout
+
+    @property
+    def gqa_ratio(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def gqa_padded(self) -> int:
+        """Query heads per KV head, rounded up to whole vectors."""
+        return round_up(self.gqa_ratio, LANES)
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the packed projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def _inputs(self) -> tuple[Param, ...]:
+        table = (Param("rope_table", "input"),) if self.rotary_dim else ()
+        return (Param("qkv", "input"), *table, Param("layer", "layer"))
+
+
+class RotaryFields(TypedDict):
+    """The fields of a `CpuRotaryKernel`."""
+
+    arena: ArenaGeometry
+    num_heads: int
+    rotary_dim: int
+    rope_layout: RopeLayout
+
+
+def rotary_fields(lowering: CpuLowering, attrs: PackedHeads) -> RotaryFields:
+    """The fields of the kernel of an op with these attributes."""
+    return {
+        "arena": lowering.arena,
+        "num_heads": attrs.num_heads,
+        "rotary_dim": attrs.rotary_dim,
+        "rope_layout": attrs.rope_layout,
+    }

@@ -1,0 +1,88 @@
+"""Attention of one new token of each sequence, with the write of its keys and values."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.attention import RopeWriteAttention
+from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
+from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
+    MATRIX_TILE_BYTES,
+    MATRIX_TILES,
+    CpuAttentionKernel,
+    attention_fields,
+)
+from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
+from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
+from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+_SPLIT_UNITS = 8
+_TILED_HEADS = 4
+
+
+@dataclass(frozen=True)
+class CpuAttendDecode(CpuAttentionKernel):
+    """Decode: RoPE, cache write and attention of one new token a sequence."""
+
+    template = "attend_decode.jinja"
+
+    @property
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """The header of attention with matrix tiles, where it uses these."""
+        return (MATRIX_TILES,) if self.tiles else ()
+
+    @property
+    def split_units(self) -> int:
+        """Threads share keys, not heads, if there are that many units of 16 keys for each thread."""
+        return _SPLIT_UNITS
+
+    @property
+    def key_tile(self) -> int:
+        """Keys of which all scores are in scratch at the same time."""
+        return 64
+
+    @property
+    def tiles(self) -> bool:
+        """Whether long contexts use matrix tiles where the machine has them; with few heads memory is the limit."""
+        return self._may_tile and self.gqa_ratio >= _TILED_HEADS
+
+    @property
+    def q_tile_bytes(self) -> int:
+        """Bytes of the matrix tiles of the queries on one KV head."""
+        return -(-self.gqa_ratio // LANES) * self.steps * MATRIX_TILE_BYTES
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """A thread's scratch.
+
+        A thread shares at most two sequences with others, its first and its last: so it has two partial results.
+        """
+        tiled: Arrays = (
+            ("q_tiles", "uint8_t", (self.num_kv_heads, self.q_tile_bytes)),
+            ("copies", "uint8_t", (self.key_tile, self.steps, 64)),
+            ("weights", "uint8_t", (self.key_tile // 32, MATRIX_TILE_BYTES)),
+            ("v_tiles", "uint8_t", (self.key_tile // 32, 2 * self.steps, MATRIX_TILE_BYTES)),
+            ("v_sums", "float", (2 * self.steps, LANES, LANES)),
+        )
+        return place_regions(
+            (
+                ("queries", "float", (self.num_heads, self.padded_dim)),
+                ("values", "float", (2, self.num_heads, self.padded_dim)),
+                ("maxima", "float", (2, self.num_kv_heads, self.gqa_padded)),
+                ("sums", "float", (2, self.num_kv_heads, self.gqa_padded)),
+                ("scores", "float", (self.key_tile + 32, LANES)),
+                *(tiled if self.tiles else ()),
+            )
+        )
+
+    @property
+    def thread_bytes(self) -> int:
+        """Bytes of all regions."""
+        return regions_bytes(self.regions)
+
+
+@lowers(RopeWriteAttention)
+def lower_attend_decode(lowering: CpuLowering, op: Op, attrs: RopeWriteAttention) -> None:
+    """Adds the call of an op."""
+    kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

@@ -1,0 +1,29 @@
+"""Rotated keys, and values, into the KV arena."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
+from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, rotary_fields
+from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuCacheWrite(CpuRotaryKernel):
+    """Prefill: K rotated, K and V stored."""
+
+    template = "cache_write.jinja"
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The packed projection, the table of rotations and the layer."""
+        return self._inputs
+
+
+@lowers(RopeCacheWrite)
+def lower_cache_write(lowering: CpuLowering, op: Op, attrs: RopeCacheWrite) -> None:
+    """Adds the call of an op."""
+    kernel = CpuCacheWrite(label="cache_write", **rotary_fields(lowering, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

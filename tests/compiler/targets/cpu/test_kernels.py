@@ -1,0 +1,42 @@
+"""A kernel of target cpu is one module, with a template of the same name and the rule of its op kinds."""
+
+import importlib
+import pkgutil
+from importlib.resources import files
+
+from mlxr.compiler.ir.op_registry import op_kinds
+from mlxr.compiler.targets.cpu import kernels
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.lowering import RULES
+
+SHARED = {"model.c.jinja", "cache.jinja", "finish.jinja", "matrix.jinja"}
+"""Templates that are no kernels."""
+WITHOUT_RULE = {"copy_blocks", "rope_table"}
+"""Kernels of which no op is the result: they run before the ops that need them."""
+
+
+def modules() -> dict[str, object]:
+    return {
+        info.name: importlib.import_module(f"{kernels.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(kernels.__path__)
+    }
+
+
+def test_a_kernel_has_a_module_and_a_template_of_one_name() -> None:
+    templates = {path.name for path in (files("mlxr.templates") / "cpu").iterdir() if path.name.endswith(".jinja")}
+    assert {f"{name}.jinja" for name in modules()} == templates - SHARED
+    for name, module in modules().items():
+        own = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, CpuKernel) and value.__module__ == module.__name__
+        ]
+        assert [kernel.template for kernel in own] == [f"{name}.jinja"]
+
+
+def test_rules_stand_beside_their_kernels() -> None:
+    assert {rule.__module__.rpartition(".")[2] for rule in RULES.of_kinds().values()} == set(modules()) - WITHOUT_RULE
+
+
+def test_every_kind_that_the_passes_leave_has_a_rule() -> None:
+    assert set(RULES.of_kinds()) == {kind for kind in op_kinds().values() if "ordered" in kind.stages}
