@@ -1,15 +1,15 @@
 """Host cpu: the artifact's C program, compiled for this CPU.
 
-    processor      what this CPU is, and what the compiler may use of it
+    processor      what this CPU is, and which of its features the compiler may use
     toolchain      which C compilers there are, and how to call them
-    build          text -> shared library, cached by content
-    library        the library through ctypes: a program, opened on tensors and an arena
+    build          compiles the C text to a shared library, cached by content
+    library        calls the library through ctypes
     memory         zeroed memory in large pages
-    logits_memory  memory for logits, used again
-    tensors        weights, mapped from a file or packed, where the program expects them
+    logits_memory  memory for logits, reused from step to step
+    tensors        maps, converts or packs the weights for the program
     host           the host itself
 
-Only `tensors` and `host` know plans. To the other modules a program is text, and a step is a batch.
+Only `tensors` and `host` know what a plan is.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _check() -> None:
-    from mlxr.runtime.hosts.cpu.toolchain import find_compilers, no_compiler  # noqa: PLC0415 (imported when wanted)
+    from mlxr.runtime.hosts.cpu.toolchain import find_compilers, no_compiler  # noqa: PLC0415 (imported on first use)
 
     if not find_compilers():
         raise no_compiler()

@@ -1,8 +1,9 @@
 """Compiles the C text of an artifact to a shared library and loads it; libraries are cached by content.
 
-The name of a library hashes the text, the compiler, its flags and the CPU. The library itself contains that hash, so
-one built for another CPU is never loaded, whatever its file is called. If a compiler cannot build the text, the next
-one is tried. If the cache cannot be used, a note says so, and the library is built in a temporary folder.
+The file name of a library has a hash of the text, the compiler, its flags and the CPU. The library itself contains the
+same hash, so that one built for another CPU is never loaded, whatever its file is called. If a compiler cannot build
+the text, the next one is tried. If the cache cannot be used, a note says so, and the library is built in a temporary
+folder.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import run_compiler
 
 Tick = Callable[[str, float], None]
-"""Called now and then while a compiler runs, with the compiler's name and the seconds so far."""
+"""Called repeatedly while a compiler runs, with the compiler's name and the seconds so far."""
 
 _SOURCE, _OUTPUT = "model.c", "model.so"
 _cache = LibraryCache("cpu")
@@ -46,7 +47,7 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
     folder = _folder()
     failures: list[tuple[Compiler, str]] = []
     chosen = [compiler for compiler in compilers if compiler.is_chosen]
-    # Of the other compilers, one whose library is cached is better than one that must run.
+    # Compilers that the user did not choose are equally good, so a cached library of any saves running one.
     for group in (chosen, [compiler for compiler in compilers if not compiler.is_chosen]):
         for compiler in group:
             cached = folder and _load_cached(_entry(folder, compiler, text, name), _key(compiler, text))
@@ -65,7 +66,7 @@ def load_library(text: str, name: str, tick: Tick | None = None) -> ctypes.CDLL:
 
 
 def _key(compiler: Compiler, text: str) -> str:
-    """A hash of everything that decides what the compiler makes of the text."""
+    """A hash of everything that the library depends on."""
     command = compiler.build_command(_SOURCE, _OUTPUT)
     return digest(text, *command, compiler.identity, processor_identity())
 
@@ -83,7 +84,7 @@ def _folder() -> Path | None:
 
 
 def _load_cached(path: Path, key: str) -> ctypes.CDLL | None:
-    """A cached library that is undamaged and contains this key; None if there is none, or it cannot be loaded."""
+    """The cached library, if it is undamaged, contains this key and can be loaded; else None."""
     content = _cache.read(path)
     if content is None or key.encode() not in content:
         return None
@@ -135,7 +136,7 @@ def _publish(built: Path, target: Path) -> Path | None:
 
 
 def _load_new(path: Path, name: str) -> ctypes.CDLL:
-    """Loads a library that is not cached; it stays loaded after its file is removed."""
+    """Loads a library that is not in the cache. It stays loaded after its file is removed."""
     try:
         return ctypes.CDLL(str(path), use_errno=True)
     except OSError as error:

@@ -1,7 +1,8 @@
-"""The `cpu` host: the artifact's C program, compiled for this CPU. One call runs a whole step.
+"""The `cpu` host: runs the artifact's C program, compiled for this CPU. One call runs a whole step.
 
 The program's threads live as long as the host. Weights are mapped from their file, or packed once into the program's
-layout. The arena is the same MLX arrays as on the GPU, written in place. A step is complete when `step` returns.
+layout. The arena is MLX arrays, as on the GPU; the program writes them in place. A step is complete when `step`
+returns.
 """
 
 import re
@@ -31,11 +32,11 @@ from mlxr.runtime.weights.weight_file import WeightFile
 class CpuHost(Host):
     """Runs the plan's C program.
 
-    Several Python threads may call it; they take turns. After a fork, the child must load the model anew.
+    Several Python threads may call it; they take turns. After a fork, the child must load the model again.
 
     Attributes:
-        mapped_bytes: bytes of weights that are read in place, in their file or in the arrays given.
-        own_bytes: bytes of weights in memory of the host's own.
+        mapped_bytes: bytes of weights that the program reads in place, from their file or the caller's arrays.
+        own_bytes: bytes of weights in memory that the host allocated.
     """
 
     name = "cpu"
@@ -50,7 +51,7 @@ class CpuHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Compiles the program, or takes it from the cache, puts the weights in place, and starts the threads.
+        """Compiles the program, or takes it from the cache, loads the weights, and starts the threads.
 
         Args:
             artifact: the compiled model.
@@ -60,7 +61,7 @@ class CpuHost(Host):
             progress: called as loading proceeds.
 
         Raises:
-            WeightsError: a tensor has other blocks than the program's, or cannot be read.
+            WeightsError: a quantised tensor has another format than the program reads, or a tensor cannot be read.
             HostError: there is no compiler, none can build the program, there is too little memory, or that many
                 threads cannot run here.
             ArtifactError: the artifact has no target cpu.
@@ -94,7 +95,7 @@ class CpuHost(Host):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """See `Host.from_file`. Tensors that the program reads as they are stay mapped from the file."""
+        """See `Host.from_file`. Tensors that the program reads in place stay mapped from the file."""
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
         return cls(artifact, read_from(file), arena, threads=threads, progress=progress)
@@ -104,7 +105,7 @@ class CpuHost(Host):
 
         Raises:
             RequestError: the batch is larger than the plan allows.
-            HostError: the host is closed, or this process was forked from the one that made it.
+            HostError: the host is closed, or this process was forked from the one that loaded it.
         """
         rows = batch.num_rows
         logits = self._logits.take(rows)
@@ -125,7 +126,7 @@ class CpuHost(Host):
         return logits
 
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """A step's logits, not copied."""
+        """A step's logits, without a copy."""
         return np.asarray(logits)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

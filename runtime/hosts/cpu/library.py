@@ -1,4 +1,4 @@
-"""Calls an artifact's library through ctypes: the structures of common.h, and a program with its weights and arena.
+"""Calls an artifact's library through ctypes. The structures are those of templates/cpu/common.h.
 
 During a call, other Python threads run. The program's own threads never touch Python.
 """
@@ -68,10 +68,10 @@ def _function(loaded: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> C
 
 
 class OpenProgram:
-    """A library's program with its threads, which end with `close`, or when this object is garbage.
+    """A library's program with its threads, which end with `close`, or when this object is garbage-collected.
 
-    Several Python threads may call it; they take turns. A process forked from the one that made it has none of its
-    threads and cannot use it.
+    Several Python threads may call it; they take turns. A process that was forked from the one that opened the program
+    does not have its threads, and cannot use it.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class OpenProgram:
             tensors: the address of each tensor.
             arenas: the addresses of K and V.
             threads: how many threads work, including the caller's.
-            keep: the owner of that memory; referenced until the threads have ended.
+            keep: the owners of that memory, which stay referenced until the threads have ended.
 
         Raises:
-            HostError: there is no memory or no thread left, or Linux refuses the AMX registers.
+            HostError: there is not enough memory, no further thread can start, or Linux refuses the AMX registers.
         """
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*tensors)
         handle = library.open(pointers, *arenas, threads)
@@ -103,7 +103,7 @@ class OpenProgram:
         """Runs one batch to its end.
 
         Raises:
-            HostError: the program is closed, or this is another process.
+            HostError: the program is closed, or this process was forked from the one that opened it.
         """
         self._check()
         with self._lock:
@@ -122,11 +122,11 @@ class OpenProgram:
             self._copy(self._handle, pairs.ctypes.data, len(pairs))
 
     def launches(self, count: int) -> list[int]:
-        """How often each of the program's kernels was launched."""
+        """How often each of the first `count` kernels was launched; zeros once the program is closed."""
         return self._launches[:count] if self._finish.alive else [0] * count
 
     def close(self) -> None:
-        """Ends the threads; waits for a step that is running."""
+        """Ends the threads, after a step that is running."""
         self._finish()
 
     def _check(self) -> None:
@@ -140,7 +140,7 @@ class OpenProgram:
 
 
 def _close(library: Library, handle: int, pid: int, lock: threading.Lock, keep: object) -> None:
-    """Frees the program. When Python exits, another thread may be running a step, and gets time to finish it."""
+    """Frees the program. When Python exits, another thread may be running a step; it gets time to finish."""
     if os.getpid() == pid and lock.acquire(timeout=_CLOSE_WAIT_S):
         library.close(handle)
         lock.release()

@@ -1,4 +1,4 @@
-"""Memory for logits that is reused when nobody refers to it: the first touch of each page of new memory is slow."""
+"""Memory for logits, reused once nothing refers to it: the first touch of each page of new memory is slow."""
 
 import sys
 import threading
@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-_KEPT = 2
-"""Arrays that are kept: the caller still has the logits of one step while the next one runs."""
+_MOST_ARRAYS = 2
+"""How many arrays are kept: the caller still has the logits of one step while the next step runs."""
 _UNUSED = 2
-"""References to an array that is only in our list, as `sys.getrefcount` counts them."""
+"""What `sys.getrefcount` returns for an array that only our list refers to."""
 _MOST_BYTES = 64 << 20
 
 
@@ -22,7 +22,7 @@ class LogitsMemory:
         self._lock = threading.Lock()
 
     def take(self, rows: int) -> npt.NDArray[np.float32]:
-        """An array [rows, width] that nobody else refers to, not even to a part of it. Its content is undefined."""
+        """An array [rows, width] that nothing else refers to, not even to a part of it. Its content is undefined."""
         with self._lock:
             for index in range(len(self._arrays)):
                 # A view refers to the array whose memory it shows, so views are counted too.
@@ -30,6 +30,6 @@ class LogitsMemory:
                     return self._arrays[index][:rows]
             array = np.empty((rows, self._width), np.float32)
             if 0 < array.nbytes <= _MOST_BYTES:
-                self._arrays = [array, *self._arrays][:_KEPT]
+                self._arrays = [array, *self._arrays][:_MOST_ARRAYS]
                 return array[:]
             return array

@@ -1,4 +1,4 @@
-"""Memory for weights that are not mapped from a file: one block, zeroed, in large pages where the system has them."""
+"""Memory for weights that are not mapped from a file: one block of zeros, in large pages where the system has them."""
 
 import contextlib
 import mmap
@@ -17,10 +17,10 @@ ALIGNMENT = 64
 def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
     """A block of zeros. Each page is allocated when it is first touched, near the thread that touches it.
 
-    NumPy's own allocation would not do: this block begins at a large page, and is returned to the system as a whole.
+    It is not NumPy's allocation, because it must begin at a large page and return to the system as a whole.
 
     Args:
-        size_bytes: may be 0.
+        size_bytes: its size, which may be 0.
 
     Raises:
         HostError: there is not that much memory.
@@ -36,7 +36,7 @@ def reserve(size_bytes: int) -> npt.NDArray[np.uint8]:
             "spec with smaller weight formats"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel has no large pages
+        with contextlib.suppress(OSError):  # this kernel has no large pages
             block.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(block, np.uint8)
     first = -whole.ctypes.data % _LARGE_PAGE

@@ -1,6 +1,6 @@
-"""Identifies this CPU, as far as that decides what a compiler makes of a text.
+"""Identifies this CPU, as far as compiled code depends on it.
 
-Invariant: this is cheap, because every start does it; no compiler and no other program runs.
+Invariant: this is cheap, because every start does it; it runs no compiler and no other program.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def processor_identity() -> str:
 
 @functools.cache
 def native_flags() -> tuple[str, ...]:
-    """The flags that let a compiler use everything in this CPU that this process may use."""
+    """The flags that let a compiler use all features of this CPU that this process may use."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)
     if "amx_tile" in _cpuinfo().get("flags", "").split() and not _may_use_amx():
@@ -52,7 +52,7 @@ def native_flags() -> tuple[str, ...]:
 
 
 def _may_use_amx() -> bool:
-    """Asks Linux for the AMX registers, which a container may forbid; permission is for the whole process."""
+    """Asks Linux for permission to use the AMX registers, for the whole process. A container may refuse it."""
     library = ctypes.CDLL(None)
     answer: int = library.syscall(
         ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)
@@ -62,7 +62,7 @@ def _may_use_amx() -> bool:
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """The lines of the first processor in /proc/cpuinfo; on large machines, the whole file takes long to produce."""
+    """What /proc/cpuinfo says of the first processor. The whole file takes long on large machines."""
     try:
         with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
             text = b""

@@ -1,9 +1,9 @@
-"""Puts every weight where the program expects it: mapped, converted, or packed into panels.
+"""Maps, converts or packs every weight for the program.
 
-A matrix in a float format is used in place, if its type is the program's and its rows are in order; else it is
-converted into memory of our own. A quantised matrix must have exactly the blocks of the program, whose own `mlxr_pack`
-combines and rearranges their planes. Vectors become f32. Memory is reserved once, and several threads fill it piece by
-piece. Pages of the file that have been read for this are released.
+A float matrix is read in place if it has the program's type and its rows are in order; else it is converted into memory
+that the host allocates. A quantised matrix must have the format that the program reads; the program's own `mlxr_pack`
+packs its planes into panels. Vectors become f32. Memory is reserved once, and several threads fill it piece by piece.
+Pages of the file are released once they have been converted or packed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,17 +30,23 @@ _MAX_LISTED = 8
 
 
 TensorReader = Callable[[TensorSource], TensorRows]
-"""Finds the tensors from which a program's weights are made."""
+"""Finds a tensor of the model, in a file or in memory."""
 
 
 def read_from(file: WeightFile) -> TensorReader:
-    """Finds tensors in a weight file, which it maps."""
+    """A reader of the tensors of a weight file, which it maps."""
     return partial(open_tensor, MappedWeights(file))
 
 
 @dataclass
-class Placed:
-    """The addresses of the program's tensors, and the owners of that memory."""
+class PlacedTensors:
+    """The tensors of a program in memory.
+
+    Attributes:
+        addresses: of each tensor.
+        owners: the objects that own that memory.
+        mapped_bytes, own_bytes: see `CpuHost`.
+    """
 
     addresses: list[int]
     owners: list[object] = field(default_factory=list)
@@ -54,25 +60,25 @@ def place_tensors(
     read: TensorReader,
     threads: int,
     progress: Callable[[int, int], None] | None = None,
-) -> Placed:
-    """Puts every weight of a program in place.
+) -> PlacedTensors:
+    """Brings every weight of a program into memory.
 
     Args:
-        tensors: those that the program expects, in its order.
+        tensors: the tensors that the program reads, in its order.
         library: packs panels.
         read: finds tensors.
         threads: how many threads fill memory.
-        progress: called with the bytes in place and the total.
+        progress: called with the bytes done so far and the total.
 
     Raises:
-        WeightsError: a quantised tensor has other blocks than the program's, a number does not fit, or a file cannot
-            be read.
+        WeightsError: a quantised tensor has another format than the program reads, a number does not fit, or a file
+            cannot be read.
         HostError: there is not enough memory.
     """
     sources = [[read(part) for part in tensor.parts] for tensor in tensors]
     _check_blocks(tensors, sources)
     total = sum(tensor.size_bytes for tensor in tensors)
-    placed = Placed([0] * len(tensors))
+    placed = PlacedTensors([0] * len(tensors))
     offsets: dict[int, int] = {}
     for index, (tensor, parts) in enumerate(zip(tensors, sources, strict=True)):
         rows = _in_place(tensor, parts)
@@ -96,19 +102,19 @@ def place_tensors(
             tasks += _convert_tasks(tensor, parts, target)
     done = placed.mapped_bytes
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         done += count
         if progress is not None:
             progress(done, total)
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        run_tasks(pool, tasks, tell)
+        run_tasks(pool, tasks, report)
     return placed
 
 
 def _in_place(tensor: CTensor, parts: Sequence[TensorRows]) -> Bytes | None:
-    """A tensor's bytes if the program can read them in place, else None."""
+    """The bytes of a tensor, if the program can read them in place; else None."""
     if tensor.layout != "rows":
         return None
     (part,) = parts

@@ -1,7 +1,7 @@
 """Which C compilers there are, and how to call them.
 
-In this order: `$CC`, cc, clang, and the one inside the `ziglang` wheel. Invariant: nothing here runs a compiler, so a
-start with everything cached runs none. Whether a compiler can build a text is found out by building it.
+They are tried in this order: `$CC`, cc, clang, and the one inside the `ziglang` wheel. Invariant: nothing here runs a
+compiler, so that a start with a cached library runs none. Whether a compiler works shows when it builds a text.
 """
 
 import os
@@ -19,8 +19,8 @@ from mlxr.runtime.hosts.run_compiler import zig_executable
 INSTALL = "pip install 'mlxr[cpu]'"
 _FLAGS = (
     "-std=gnu11",
-    # -O3, -fgcse and -funswitch-loops take GCC three times as long, for nothing measurable: vectors are written out,
-    # and what a loop branches on is a literal anyway.
+    # With -O3, -fgcse and -funswitch-loops GCC takes three times as long, and nothing is measurably faster: the text
+    # uses vectors explicitly, and loops branch on literals.
     "-O2",
     "-fno-gcse",
     "-fno-unswitch-loops",
@@ -31,7 +31,7 @@ _FLAGS = (
     "-fPIC",
     "-shared",
     "-pthread",
-    # GCC notes that vectors wider than the CPU's registers are passed otherwise than in older versions.
+    # No notes that older versions of GCC pass vectors differently that are wider than the CPU's registers.
     "-Wno-psabi",
 )
 
@@ -42,8 +42,8 @@ class Compiler:
 
     Attributes:
         name: its name in messages.
-        command: the words that start it.
-        identity: differs between versions: the program's file, its size and its time.
+        command: the program and its first arguments.
+        identity: the program's file, size and modification time, which differ between versions.
         is_chosen: whether the user named it.
         extra: flags that only this compiler needs.
     """
@@ -64,7 +64,7 @@ def find_compilers() -> list[Compiler]:
     """The compilers of this machine, the preferred one first; each program once.
 
     Raises:
-        HostError: `$CC` is no command line.
+        HostError: `$CC` is not a command line.
     """
     compilers = [_chosen(os.environ["CC"])] if os.environ.get("CC", "").strip() else []
     compilers += [_program(name) for name in ("cc", "clang")]
@@ -83,7 +83,7 @@ def machine_flags(*, is_zig: bool = False) -> tuple[str, ...]:
     """The flags that name the CPU: this one, or that of `$MLXR_CPU_ARCH`. Zig wants `_` where others want `-`.
 
     Raises:
-        HostError: `$MLXR_CPU_ARCH` is no name.
+        HostError: `$MLXR_CPU_ARCH` is not the name of a CPU.
     """
     arch = os.environ.get("MLXR_CPU_ARCH")
     if not arch:
@@ -114,7 +114,7 @@ def _chosen(value: str) -> Compiler | None:
     if program is None:
         print(f"note: CC={value!r} does not name a program; using another compiler", file=sys.stderr)
         return None
-    # If the command starts another program (`ccache gcc`, `python -m ziglang cc`), that one belongs to the identity.
+    # The command may start another program (`ccache gcc`, `python -m ziglang cc`), which is part of the identity too.
     others = [zig_executable() if word == "ziglang" else shutil.which(word) for word in words[1:]]
     identity = " ".join([*map(_identity, [program, *filter(None, others)]), *words[1:]])
     return Compiler(f"$CC ({value})", (program, *words[1:]), identity, is_chosen=True)
@@ -133,7 +133,7 @@ def _words(variable: str, value: str) -> list[str]:
 
 
 def _identity(program: str) -> str:
-    """A program is identified by its file, behind all links: `cc` and `gcc` are often the same."""
+    """Identifies a program by its file, with links resolved: `cc` and `gcc` are often the same."""
     real = Path(program).resolve()
     try:
         status = real.stat()

@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
         function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     align, place = tensors.aligned, tensors.place_tensors
 
-    def place_apart(program: Any, *arguments: Any) -> tensors.Placed:
+    def place_apart(program: Any, *arguments: Any) -> tensors.PlacedTensors:
         placed = place(program, *arguments)
         memory = placed.owners[-1]
         start = memory.ctypes.data

@@ -52,9 +52,9 @@ def test_little_is_kept(monkeypatch) -> None:
     memory = LogitsMemory(100)
     held = [memory.take(1) for _ in range(9)]
     assert len({start(array) for array in held}) == 9
-    assert len(memory._arrays) == logits_memory._KEPT
+    assert len(memory._arrays) == logits_memory._MOST_ARRAYS
     monkeypatch.setattr(logits_memory, "_MOST_BYTES", 100)
-    assert memory.take(2).base is None and len(memory._arrays) == logits_memory._KEPT
+    assert memory.take(2).base is None and len(memory._arrays) == logits_memory._MOST_ARRAYS
 
 
 def test_several_threads_never_get_the_same() -> None:

@@ -15,7 +15,7 @@ from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
 from mlxr.runtime.hosts.cpu.library import Library
 from mlxr.runtime.hosts.cpu.memory import reserve
-from mlxr.runtime.hosts.cpu.tensors import Placed, place_tensors, read_from
+from mlxr.runtime.hosts.cpu.tensors import PlacedTensors, place_tensors, read_from
 from mlxr.runtime.weights import mapped_weights, open_weights
 from mlxr.runtime.weights.element_types import encode
 from mlxr.runtime.weights.stored_tensor import StoredTensor
@@ -53,7 +53,7 @@ def tensor(layout: str, held: str, *parts: TensorSource) -> CTensor:
     )
 
 
-def contents(placed: Placed, index: int, tensor: CTensor) -> np.ndarray:
+def contents(placed: PlacedTensors, index: int, tensor: CTensor) -> np.ndarray:
     """What lies where a tensor begins, as its format's carrier or, packed, as rows of bytes."""
     view = (np.ctypeslib.ctypes.c_uint8 * tensor.size_bytes).from_address(placed.addresses[index])
     raw = np.frombuffer(view, np.uint8).copy()
