@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.artifact import ARENAS, K_ARENA, V_ARENA, ArenaGeometry, DType
-from mlxr.compiler.targets.metal.kernels.arena_kernels import RopeCacheWriteKernel
-from mlxr.compiler.targets.metal.kernels.attention_kernels import AttendKernel
+from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
+from mlxr.compiler.targets.metal.kernels.rope_cache_write import RopeCacheWriteKernel
 from mlxr.runtime.hosts.mlx_ops.cache_rows import encode_rows
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, as_bits
 from mlxr_tests.kernel_bench import run_kernel

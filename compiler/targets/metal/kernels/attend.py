@@ -1,0 +1,128 @@
+"""Attention of a decode step."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+
+_MOST_QUADS = 16
+"""Most vectors of 4 elements of queries, and as many of values, that a lane may hold in registers."""
+
+
+@dataclass(frozen=True)
+class AttendKernel(AttentionKernel):
+    """RoPE, cache write and attention of one new token of each sequence.
+
+    Attributes:
+        simdgroups: simdgroups of a threadgroup, which share its keys.
+        partition: positions of the shortest partition of a context (split-KV); 0: a threadgroup reads the whole
+            context. The reduction counts the sinks of a context that is split.
+        max_partitions: most partitions of a context.
+        heads: query heads of a threadgroup, a divisor of those on a KV head.
+        unroll: keys that a group of lanes loads and scores at once.
+    """
+
+    template = "attend.metal.jinja"
+    simdgroups: int
+    partition: int
+    max_partitions: int
+    heads: int
+    unroll: int
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The packed projection, positions and slots of the tokens, the layer, the sinks, and the arena."""
+        places = (("positions", DType.I32), ("slots", DType.I32), *self.table_ports, ("layer", DType.U32))
+        return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The results of the heads, or those of each partition, and the token."""
+        results: tuple[Port, ...] = (("out", self.activation),)
+        if self.split:
+            results = (("partial", DType.F32), ("stats", DType.F32))
+        return (*results, ("token_out", DType.U32))
+
+    @property
+    def threads(self) -> int:
+        """Threads of all simdgroups."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def split(self) -> bool:
+        """Whether the context is split into partitions."""
+        return self.partition > 0
+
+    @property
+    def groups(self) -> int:
+        """Threadgroups that share the query heads of one KV head."""
+        return self.gqa_ratio // self.heads
+
+    @cached_property
+    def _head_split(self) -> tuple[int, int]:
+        """(vec, lanes): how lanes share the elements of a head.
+
+        Among the splits that do not need too many registers, it is the one that wastes fewest lanes on padding. Among
+        equals it has the widest loads, then the most lanes. In q8, whose loads have 4 bytes, 8 lanes come first: they
+        have several loads in flight, and few sums across lanes. If all splits need too many registers, it is the one
+        that needs fewest.
+        """
+        if self.scaled:
+            splits = [(4, lanes) for lanes in (8, 16, 4, 32, 2, 1)]
+        else:
+            splits = [(vec, lanes) for vec in (16 // self.cache_bytes, 4) for lanes in (32, 16, 8, 4, 2, 1)]
+        light = [split for split in splits if self._quads(*split) * self.heads <= _MOST_QUADS]
+        return min(light or [(4, SIMD_WIDTH)], key=lambda split: split[1] * self._quads(*split))
+
+    def _quads(self, vec: int, lanes: int) -> int:
+        return -(-self.head_dim // (vec * lanes)) * vec // 4
+
+    @property
+    def vec(self) -> int:
+        """Elements of one load of a lane, of 16 or of 8 bytes; in q8, whose rows are aligned to 4 bytes, of 4 bytes."""
+        return self._head_split[0]
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that share a key."""
+        return self._head_split[1]
+
+    @property
+    def quads(self) -> int:
+        """Vectors of 4 elements of a head that a lane holds."""
+        return self._quads(self.vec, self.lanes)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some lanes hold vectors past the end of the head."""
+        return self.quads * self.lanes * 4 > self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Keys that a simdgroup takes at a time."""
+        return SIMD_WIDTH // self.lanes
+
+    @property
+    def newest_apart(self) -> bool:
+        """Whether the new token's score and value are added only when the simdgroups' results are merged."""
+        return False
+
+    @property
+    def value_stride(self) -> int:
+        """Numbers from one head's values to the next head's in threadgroup memory."""
+        return self.head_dim
+
+    @property
+    def merge_heads(self) -> int:
+        """Query heads that are merged between two barriers: as many as threadgroup memory holds."""
+        stats = 2 * 4 * self.simdgroups * self.heads
+        head_bytes = 4 * self.simdgroups * self.head_dim
+        return max(1, min(self.heads, (THREADGROUP_BYTES - stats) // head_bytes))
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the simdgroups' maxima, sums and values."""
+        return 4 * self.simdgroups * (2 * self.heads + self.merge_heads * self.head_dim)

@@ -1,0 +1,60 @@
+"""Attention of a decode step by matrix instructions."""
+
+from dataclasses import dataclass, fields
+
+from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
+from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES
+
+MMA_HEADS, MMA_KEYS = 8, 16
+"""Query heads and keys of a matrix instruction."""
+
+
+@dataclass(frozen=True)
+class AttendMmaKernel(AttendKernel):
+    """Decode attention by matrix instructions, for at most 8 query heads on a KV head; `unroll` means nothing."""
+
+    template = "attend_mma.metal.jinja"
+
+    @staticmethod
+    def can_replace(kernel: AttendKernel) -> bool:
+        """Whether matrix instructions can do what a kernel does."""
+        return kernel.suits_mma and kernel.gqa_ratio <= MMA_HEADS
+
+    @staticmethod
+    def replacing(kernel: AttendKernel) -> "AttendMmaKernel":
+        """The kernel by matrix instructions that does what this one does; it takes all query heads of a KV head."""
+        same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+        changes = {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1}
+        return AttendMmaKernel(**same | changes)
+
+    @property
+    def newest_apart(self) -> bool:
+        """True: so a simdgroup reads all of its keys in the same way."""
+        return True
+
+    @property
+    def one_block(self) -> bool:
+        """Whether 16 keys that are read at once always lie in one block."""
+        whole = self.partition % MMA_KEYS == 0 and self.window is None
+        return whole and self.arena.block_size % MMA_KEYS == 0
+
+    @property
+    def value_stride(self) -> int:
+        """Numbers from one head's values to the next head's: heads begin in different banks."""
+        return self.head_dim + 4
+
+    @property
+    def merge_heads(self) -> int:
+        """Query heads that are merged between two barriers: equally many, and as few times as memory allows."""
+        head_bytes = 4 * self.simdgroups * self.value_stride
+        turns = -(-self.heads // max(1, (THREADGROUP_BYTES - self._fixed_bytes) // head_bytes))
+        return -(-self.heads // turns)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the queries, of the new token, and of the simdgroups' results."""
+        return self._fixed_bytes + 4 * self.simdgroups * self.merge_heads * self.value_stride
+
+    @property
+    def _fixed_bytes(self) -> int:
+        return 4 * (self.heads * self.head_dim + self.head_dim + self.heads + 2 * self.simdgroups * self.heads)

@@ -1,0 +1,104 @@
+"""Attention of a prefill step."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+
+
+@dataclass(frozen=True)
+class AttendPrefillKernel(AttentionKernel):
+    """Attention of tiles of query tokens, whose keys and values are in the arena already.
+
+    Attributes:
+        tile: query tokens of a tile.
+        heads: query heads of a threadgroup, all on one KV head.
+        keys: keys in threadgroup memory at once.
+        rows_per_simdgroup: pairs of a token and a query head of a simdgroup.
+    """
+
+    template = "attend_prefill.metal.jinja"
+    tile: int
+    heads: int
+    keys: int
+    rows_per_simdgroup: int
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The packed projection, tiles, positions, tables, the layer, the sinks, and the arena."""
+        places = (
+            ("query_tiles", DType.I32),
+            ("positions", DType.I32),
+            ("query_start", DType.I32),
+            *self.table_ports,
+            ("layer", DType.U32),
+        )
+        return (("qkv", self.activation), *places, *self.sink_ports, *self.arena_ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The results of the heads, and the token."""
+        return (("out", self.activation), ("token_out", DType.U32))
+
+    @property
+    def simdgroups(self) -> int:
+        """Simdgroups that the rows of a tile need."""
+        return -(-self.tile * self.heads // self.rows_per_simdgroup)
+
+    @property
+    def head_groups(self) -> int:
+        """Threadgroups that share the query heads of one KV head: one, unless it has no room for all heads."""
+        return -(-self.gqa_ratio // self.heads)
+
+    @property
+    def threads(self) -> int:
+        """Threads of all simdgroups."""
+        return self.simdgroups * SIMD_WIDTH
+
+    @property
+    def rows(self) -> int:
+        """Rows of a threadgroup, each a token and a query head; unused ones count too."""
+        return self.simdgroups * self.rows_per_simdgroup
+
+    @property
+    def chunk(self) -> str:
+        """The type of a chunk, which a thread copies at a time."""
+        return "uint" if self.scaled else "uint4"
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk of a key: 16; in q8, whose rows are aligned to 4 bytes, 4."""
+        return 4 if self.scaled else 16
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a key; in q8 the last one is its scale."""
+        return self.arena.row_bytes // self.chunk_bytes
+
+    @property
+    def element_chunks(self) -> int:
+        """Chunks of a key that are its elements."""
+        return self.head_dim * self.cache_bytes // self.chunk_bytes
+
+    @property
+    def quads_per_chunk(self) -> int:
+        """Vectors of 4 elements of a chunk."""
+        return self.chunk_bytes // (4 * self.cache_bytes)
+
+    @property
+    def stride(self) -> int:
+        """Chunks from one key of a tile to the next: odd, so that lanes that read a chunk of 32 keys use all banks."""
+        return self.chunks | 1
+
+    @property
+    def dims_per_lane(self) -> int:
+        """Elements of a head whose values a lane sums."""
+        return -(-self.head_dim // SIMD_WIDTH)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the queries, of the tiles of K and V, and of the weights."""
+        tiles = 2 * self.keys * self.stride * self.chunk_bytes
+        return 4 * self.rows * self.head_dim + tiles + 4 * self.rows * self.keys

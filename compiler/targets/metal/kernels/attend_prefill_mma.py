@@ -1,0 +1,46 @@
+"""Attention of a prefill step by matrix instructions."""
+
+from dataclasses import dataclass, fields
+
+from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
+
+MMA_ROWS = 16
+"""Rows of a matrix instruction."""
+_TILE_ELEMENTS = 4096
+"""Elements of a tile of K, and of V."""
+
+
+@dataclass(frozen=True)
+class AttendPrefillMmaKernel(AttendPrefillKernel):
+    """Prefill attention by matrix instructions: 16 rows a simdgroup, and as many keys as fill 16 KiB with K and V."""
+
+    template = "attend_prefill_mma.metal.jinja"
+
+    @staticmethod
+    def takes(kernel: AttendPrefillKernel) -> bool:
+        """Whether there is a kernel by matrix instructions for what this one does."""
+        return kernel.suits_mma
+
+    @staticmethod
+    def made_of(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
+        """The kernel for what this one does, of so many rows."""
+        heads = min(rows, kernel.gqa_ratio)
+        sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
+        same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+        return AttendPrefillMmaKernel(**same | sizes | {"label": f"{kernel.label}_mma", "rows_per_simdgroup": MMA_ROWS})
+
+    @property
+    def turns(self) -> int:
+        """Pairs of cosine and sine of the tile's tokens, in threadgroup memory that keys fill later; 0: no room."""
+        turns = self.tile * self.rotary_dim // 2
+        return turns if 8 * turns <= self.threadgroup_bytes else 0
+
+    @property
+    def loads(self) -> int:
+        """Chunks of 16 bytes of a tile of K that a thread loads, and as many of V."""
+        return -(-self.keys * self.head_dim // (8 * self.threads))
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the tiles of K and V."""
+        return 2 * _TILE_ELEMENTS * self.cache_bytes

@@ -1,0 +1,85 @@
+"""The base of the kernels that attend."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.attention import PackedAttention
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.rope_kernel import RopeFields, RopeKernel, rope_fields
+from mlxr.compiler.targets.metal.lowering import MetalLowering
+from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
+
+
+@dataclass(frozen=True)
+class AttentionKernel(RopeKernel):
+    """Base of the kernels that attend.
+
+    Attributes:
+        scale: factor of the scores.
+        window: tokens that a query sees, itself included; None: all.
+        softcap: scores become softcap * tanh(score / softcap); None: they stay as they are.
+        temperature: (beta, context): queries are multiplied by 1 + beta * ln(1 + floor(position / context)); None: they
+            are not.
+        sinks: element type of the sinks, which are one more score in the softmax of each head; None: there are none.
+    """
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    temperature: tuple[float, int] | None
+    sinks: DType | None
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of the queries, by which scores are ready for exp2, or for tanh where they are capped."""
+        return query_scale(self.scale, self.softcap)
+
+    @property
+    def cap_log2(self) -> float:
+        """The cap of scores that are ready for exp2."""
+        assert self.softcap, "asked for where scores are capped"
+        return cap_log2(self.softcap)
+
+    @property
+    def log2_e(self) -> float:
+        """Factor of the sinks, by which they are ready for exp2."""
+        return LOG2_E
+
+    @property
+    def sink_ports(self) -> tuple[Port, ...]:
+        """The sinks, where there are any."""
+        return (("sinks", self.sinks),) if self.sinks else ()
+
+    @property
+    def suits_mma(self) -> bool:
+        """Whether matrix instructions take these types and heads."""
+        return self.activation.is_16_bit and self.cache is self.activation and self.head_dim in (64, 128)
+
+    @property
+    def weight_exponent(self) -> int:
+        """Matrix instructions take weights up to 2 to this power: f16 has more numbers above 1 than below."""
+        return 14 if self.activation is DType.F16 else 0
+
+
+class AttentionFields(RopeFields):
+    """The fields of `AttentionKernel`."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    temperature: tuple[float, int] | None
+    sinks: DType | None
+
+
+def attention_fields(lowering: MetalLowering, op: Op) -> AttentionFields:
+    """The fields of an op's kernel."""
+    attrs = op.attrs_as(PackedAttention)
+    return {
+        **rope_fields(lowering, op),
+        "scale": attrs.scale,
+        "window": attrs.window,
+        "softcap": attrs.softcap,
+        "temperature": attrs.temperature,
+        "sinks": lowering.optional_dtype(op, "sinks"),
+    }

@@ -1,0 +1,70 @@
+"""Copies of the arena's blocks."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import ONE, Extent
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.schedule.pending_launch import PendingLaunch
+from mlxr.compiler.targets.metal.kernels.arena_kernel import ArenaKernel
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.rounding import round_up
+
+_WORDS = {16: "uint4", 8: "uint2", 4: "uint"}
+"""Types of words by their bytes, largest first."""
+
+
+@dataclass(frozen=True)
+class CopyBlocksKernel(ArenaKernel):
+    """Copies whole blocks of all layers, before a step writes into blocks that sequences share (copy-on-write)."""
+
+    template = "copy_blocks.metal.jinja"
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Pairs of blocks and the arena."""
+        return (("copies", DType.I32), *self.arena_ports)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The token."""
+        return (("token_out", DType.U32),)
+
+    @property
+    def threads(self) -> int:
+        """A thread for each word of one layer of a block, up to 256."""
+        return min(256, round_up(self.chunks, SIMD_WIDTH))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return self.arena.block_size * self.arena.num_kv_heads * self.arena.row_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a word, which a thread copies at a time: the most that divide one layer of a block."""
+        return next(size for size in _WORDS if self.block_bytes % size == 0)
+
+    @property
+    def word(self) -> str:
+        """The type of a word."""
+        return _WORDS[self.word_bytes]
+
+    @property
+    def chunks(self) -> int:
+        """Words of one layer of a block."""
+        return self.block_bytes // self.word_bytes
+
+
+def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
+    """The launch that copies blocks before a step; no op of the graph stands for it."""
+    kernel = CopyBlocksKernel("copy_blocks", arena)
+    return PendingLaunch(
+        "copy_blocks",
+        kernel,
+        ("copies", *ARENAS, ARENA_TOKEN),
+        ("copy_blocks.token",),
+        (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
+    )

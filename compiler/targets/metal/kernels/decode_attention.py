@@ -1,0 +1,135 @@
+"""Lowers attention of a decode step to launches, by which there are enough threadgroups and each reads little."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.attention import RopeWriteAttention
+from mlxr.compiler.schedule.geometry import AttendPartition, AttendWhole, DecodeAttention
+from mlxr.compiler.schedule.lowering import Scratch
+from mlxr.compiler.targets.metal.kernels.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
+from mlxr.compiler.targets.metal.kernels.attend_mma import AttendMmaKernel
+from mlxr.compiler.targets.metal.kernels.attend_reduce import AttendReduceKernel
+from mlxr.compiler.targets.metal.kernels.attention_kernel import attention_fields
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel, and the steps that it takes; `when` is None if it takes them all."""
+
+    kernel: AttendKernel
+    when: Condition | None
+
+
+@lowers(RopeWriteAttention)
+def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
+    """Adds a launch for each variant, and after one that splits contexts the launch that merges the parts."""
+    choice = lowering.table.choose(Site.of_arena("attend", lowering.arena))
+    for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
+        kernel, when = variant.kernel, variant.when
+        chosen = choice.sizes(DecodeAttention, without=_unused_sizes(kernel, lowering))
+        buffers = arena_buffers(op) | {"out": op.out}
+        grid = [Extent(times=kernel.num_kv_heads * kernel.groups), Extent(dim="seqs")]
+        if not kernel.split:
+            lowering.emit(op, kernel, tuple(grid), buffers, when=when, chosen=chosen)
+            continue
+        partial = _partial_results(lowering, op, kernel)
+        grid.append(Extent(times=kernel.max_partitions))
+        lowering.emit(op, kernel, tuple(grid), buffers | partial, when=when, chosen=chosen)
+        reduce = AttendReduceKernel(
+            "attend_reduce",
+            num_heads=kernel.num_heads,
+            head_dim=kernel.head_dim,
+            partition=kernel.partition,
+            max_partitions=kernel.max_partitions,
+            window=kernel.window,
+            activation=kernel.activation,
+            sinks=lowering.optional_dtype(op, "sinks"),
+        )
+        heads = (Extent(times=kernel.num_heads), Extent(dim="seqs"))
+        chosen = choice.sizes(AttendPartition)
+        lowering.emit(op, reduce, heads, partial | {"out": op.out}, when=when, chosen=chosen)
+
+
+def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: DecodeAttention) -> Iterator[Variant]:
+    """The kernels of an op. Times were measured on an H200; experiments are those of benchmarks/NOTES-gpu.md.
+
+    Each of them may use matrix instructions instead: 64 sequences of 8B 69 -> 56 us a layer, 32,000 tokens of one
+    sequence 59 -> 41 (experiment 13).
+    """
+    arena, gqa_ratio = lowering.arena, attrs.num_heads // attrs.num_kv_heads
+    whole = AttendKernel(
+        "attend",
+        **attention_fields(lowering, op),
+        simdgroups=g.whole.simdgroups,
+        partition=0,
+        max_partitions=0,
+        heads=math.gcd(g.whole.heads, gqa_ratio),
+        unroll=g.whole.unroll,
+    )
+    # As part of a step kernel, one by matrix instructions would take the registers of others: with it a step of whole
+    # contexts took 822 us, and 745 without (experiment 13).
+    alone = not lowering.one_kernel
+    few: Condition | None = None
+    if 0 < g.many.min_sequences <= arena.max_sequences:
+        # Many sequences have threadgroups enough, so that a threadgroup can take all query heads of a KV head and read
+        # keys and values once: a step of 64 sequences of 8B 13.6 -> 10.9 ms (experiment 10).
+        many = replace(
+            whole,
+            label="attend_many",
+            simdgroups=g.many.simdgroups,
+            heads=math.gcd(g.many.heads, gqa_ratio),
+            unroll=g.many.unroll,
+        )
+        few = Condition(dim="seqs", maximum=g.many.min_sequences - 1)
+        yield Variant(_with_mma(many, bool(g.many.mma)), Condition(dim="seqs", minimum=g.many.min_sequences))
+    # Short contexts in one launch: splitting them gains less than the second launch costs (not measured alone).
+    longest = g.whole.max_context or g.partition.length
+    short = few if arena.context <= longest else Condition(dim="context", maximum=longest, also=few)
+    yield Variant(_with_mma(whole, bool(g.whole.mma) and alone), short)
+    if arena.context <= longest:
+        return
+    # Long contexts in partitions, so that one sequence has threadgroups enough: 32,000 tokens of 8B 188 -> 54 us
+    # (experiment 3). The reduction counts the sinks, once.
+    part = replace(
+        whole,
+        label="attend_partition",
+        simdgroups=g.partition.simdgroups or whole.simdgroups,
+        heads=math.gcd(g.partition.heads, gqa_ratio) if g.partition.heads else whole.heads,
+        unroll=g.partition.unroll or whole.unroll,
+        partition=g.partition.length,
+        max_partitions=min(g.partition.most, -(-arena.context // g.partition.length)),
+        sinks=None,
+    )
+    long = Condition(dim="context", minimum=longest + 1, also=few)
+    yield Variant(_with_mma(part, bool(g.partition.mma) and alone), long)
+
+
+def _with_mma(kernel: AttendKernel, wanted: bool) -> AttendKernel:
+    """The kernel by matrix instructions, where it is wanted and there is one; otherwise the same kernel."""
+    return AttendMmaKernel.replacing(kernel) if wanted and AttendMmaKernel.can_replace(kernel) else kernel
+
+
+def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> dict[str, str]:
+    """Adds the buffers between a launch that splits contexts and the one that merges the parts; by port."""
+    buffers = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
+    parts = ("seqs", kernel.num_heads, kernel.max_partitions)
+    lowering.scratch.append(Scratch(buffers["partial"], (*parts, kernel.head_dim), DType.F32))
+    lowering.scratch.append(Scratch(buffers["stats"], (*parts, 4), DType.F32))
+    return buffers
+
+
+def _unused_sizes(kernel: AttendKernel, lowering: MetalLowering) -> tuple[str, ...]:
+    """Flat names of the sizes that mean nothing to a kernel, and do not decide which one it is."""
+    if not AttendMmaKernel.can_replace(kernel):
+        return DecodeAttention.names("mma")
+    unused = DecodeAttention.names("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else ()
+    if lowering.one_kernel:
+        unused += (*AttendWhole.names("mma"), *AttendPartition.names("mma"))
+    return unused

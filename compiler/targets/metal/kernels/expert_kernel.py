@@ -1,0 +1,90 @@
+"""The base of the experts' kernels: they read the rows of the experts that a token's router chose, and no others."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_layout import WeightLayout
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernels.projection_kernels import MatrixKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
+
+EXPERTS_IGNORE = OneRow.names("mma")
+"""Flat names of the one-row sizes that mean nothing to the experts' kernels."""
+
+
+@dataclass(frozen=True)
+class ExpertKernel(MatrixKernel):
+    """Base of the experts' kernels.
+
+    Attributes:
+        out_features: outputs of one expert. The weight has the rows of all experts, one expert after the other.
+        num_experts: experts of the weight.
+        top_k: experts of a token.
+    """
+
+    num_experts: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        """Checks that the rows of all experts lie in the same way."""
+        assert self.matrix_rows == self.num_experts * self.out_features, f"{self.label}: rows of the weight"
+        borders = {s.first_row for s in self.layout.segments}
+        assert borders <= {half * self.matrix_rows for half in range(self.epilogue.halves)}, f"{self.label}: segments"
+
+    def _head(self, x: str, *rows: str) -> str:
+        """The table of buffers: x has the shape `x`, and `rows` are those that the base does not know."""
+        table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32", *rows]
+        if self.epilogue.bias:
+            table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
+        return "".join(f"//   {row}\n" for row in table)
+
+
+class ExpertFields(TypedDict):
+    """The fields of the experts' kernels that follow from the op and its geometry."""
+
+    in_features: int
+    out_features: int
+    layout: WeightLayout
+    activation: DType
+    epilogue: Epilogue
+    outs: int
+    simdgroups: int
+    num_experts: int
+    top_k: int
+
+
+def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
+    """The geometry of an op's kernel.
+
+    Raises:
+        PlanError: it asks for matrix instructions, by which no kernel multiplies experts.
+    """
+    experts = op.attrs_as(ExpertProduct)
+    choice = lowering.table.choose(Site.of_weight(label, lowering.layouts[op.inputs["weight"]], experts.num_experts))
+    if choice.geometry.one_row.mma:
+        raise PlanError(f"geometry: matvec_mma is 1 for {choice.site}, but experts have no such kernel; set it to 0")
+    return choice
+
+
+def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFields:
+    """The fields of an op's kernel."""
+    layout, epilogue, g = lowering.layouts[op.inputs["weight"]], lowering.epilogue_of(op), choice.geometry.one_row
+    experts = op.attrs_as(ExpertProduct)
+    return {
+        "in_features": layout.columns,
+        "out_features": layout.rows // epilogue.halves // experts.num_experts,
+        "layout": layout,
+        "activation": lowering.value(op, "x").dtype,
+        "epilogue": epilogue,
+        "outs": max(1, g.outputs // epilogue.halves),
+        "simdgroups": g.simdgroups,
+        "num_experts": experts.num_experts,
+        "top_k": experts.top_k,
+    }

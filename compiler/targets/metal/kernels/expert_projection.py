@@ -1,0 +1,51 @@
+"""The first projections of the chosen experts."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.experts import ExpertProjection
+from mlxr.compiler.schedule.geometry import OneRow
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.expert_kernel import (
+    EXPERTS_IGNORE,
+    ExpertKernel,
+    expert_choice,
+    expert_fields,
+)
+from mlxr.compiler.targets.metal.kernels.formula import formula
+from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
+
+
+@dataclass(frozen=True)
+class ExpertProjectionKernel(ExpertKernel):
+    """The projections of the chosen experts, each into its own columns of the result."""
+
+    template = "expert_projection.metal.jinja"
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """x, the weight, the chosen experts, and what norm and epilogue read."""
+        ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("experts", DType.I32)]
+        return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
+
+    @property
+    def formula(self) -> str:
+        """What it computes, for the head of the kernel."""
+        return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm(x)' if self.norm else 'x')}"
+
+    @property
+    def buffer_table(self) -> str:
+        """The buffers, for the head of the kernel."""
+        out = f"out        [tokens, {self.top_k} * {self.out_features}] {self.epilogue.out}"
+        return self._head(f"[tokens, {self.in_features}]", out)
+
+
+@lowers(ExpertProjection)
+def lower_expert_projection(lowering: MetalLowering, op: Op, _: ExpertProjection) -> None:
+    """Adds the launch of the experts' first projections."""
+    choice = expert_choice(lowering, op, "experts")
+    kernel = ExpertProjectionKernel("experts", norm=lowering.norm_of(op), **expert_fields(lowering, op, choice))
+    grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
+    lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=EXPERTS_IGNORE))

@@ -1,0 +1,85 @@
+"""The base of the kernels that rotate queries or keys."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import RopeLayout
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.kernels.arena_kernel import ArenaKernel
+from mlxr.compiler.targets.metal.lowering import MetalLowering
+
+
+@dataclass(frozen=True)
+class RopeKernel(ArenaKernel):
+    """Base of the kernels that read packed queries, keys and values, and rotate some of them.
+
+    Attributes:
+        num_heads: query heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
+        activation: element type of qkv.
+        frequencies: the angle per position of each pair of elements.
+        rotary_dim: elements of a head that are rotated, the first ones; 0: the layer has no RoPE.
+        rope_layout: which elements are a pair: neighbours, or those half of `rotary_dim` apart.
+        rope_scale: factor of cosines and sines.
+    """
+
+    num_heads: int
+    activation: DType
+    frequencies: tuple[float, ...]
+    rotary_dim: int
+    rope_layout: RopeLayout
+    rope_scale: float
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads."""
+        return self.arena.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.arena.head_dim
+
+    @property
+    def gqa_ratio(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the packed projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def table_ports(self) -> tuple[Port, ...]:
+        """The block table, where positions are looked up in one."""
+        return (("block_tables", DType.I32),) if self.arena.mode == "paged" else ()
+
+
+class RopeFields(TypedDict):
+    """The fields of `RopeKernel`."""
+
+    arena: ArenaGeometry
+    num_heads: int
+    activation: DType
+    frequencies: tuple[float, ...]
+    rotary_dim: int
+    rope_layout: RopeLayout
+    rope_scale: float
+
+
+def rope_fields(lowering: MetalLowering, op: Op) -> RopeFields:
+    """The fields of an op's kernel."""
+    attrs = op.attrs_as(PackedHeads)
+    return {
+        "arena": lowering.arena,
+        "num_heads": attrs.num_heads,
+        "activation": lowering.value(op, "qkv").dtype,
+        "frequencies": lowering.value(op, "frequencies").data if attrs.rotary_dim else (),
+        "rotary_dim": attrs.rotary_dim,
+        "rope_layout": attrs.rope_layout,
+        "rope_scale": attrs.rope_scale,
+    }
