@@ -33,7 +33,7 @@ def _calls(
     calls = []
     for launch in phase.lowered.launches:
         kernel = launch.kernel
-        assert isinstance(kernel, CpuKernel), "this target lowers to these"
+        assert isinstance(kernel, CpuKernel), "target cpu lowers to C functions"
         arguments = _arguments(launch, kernel, tensors, places, logits)
         calls.append(Call(counters[kernel], names[kernel], arguments, launch.op, _needs_rows(launch.when)))
     return Calls(phase.lowered.name, tuple(calls))

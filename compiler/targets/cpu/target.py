@@ -95,7 +95,7 @@ def _activations(graph: OpGraph, logits: str) -> dict[str, tuple[Shape, DType]]:
 
 def _c_kernels(kernels: Iterable[Kernel]) -> Iterator[CpuKernel]:
     for kernel in kernels:
-        assert isinstance(kernel, CpuKernel), "this target lowers to these"
+        assert isinstance(kernel, CpuKernel), "target cpu lowers to C functions"
         yield kernel
 
 

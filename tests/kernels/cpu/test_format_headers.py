@@ -15,14 +15,14 @@ def test_floats_need_none() -> None:
     assert format_headers(floats) == () and affine_definitions(floats) == ""
 
 
-@pytest.mark.parametrize("held", [held for held in WeightFormat if held.is_quantised], ids=str)
-def test_a_format_comes_after_what_it_builds_on(held: WeightFormat) -> None:
-    found = format_headers([held])
-    assert found[:3] == ("formats/integer_dot.h", "formats/interleave.h", "formats/panels.h")
-    assert found[-1] == f"formats/{held.template}.h" and len(found) == len(set(found))
-    for needed in NEEDS.get(held, ()):
-        assert f"formats/{needed}.h" in found[3:-1]
-    assert affine_definitions([held]).count(f"MLXR_AFFINE_FORMAT({held},") == (held.affine is not None)
+@pytest.mark.parametrize("fmt", [fmt for fmt in WeightFormat if fmt.is_quantised], ids=str)
+def test_a_format_comes_after_what_it_builds_on(fmt: WeightFormat) -> None:
+    names = format_headers([fmt])
+    assert names[:3] == ("formats/integer_dot.h", "formats/interleave.h", "formats/panels.h")
+    assert names[-1] == f"formats/{fmt.template}.h" and len(names) == len(set(names))
+    for needed in NEEDS.get(fmt, ()):
+        assert f"formats/{needed}.h" in names[3:-1]
+    assert affine_definitions([fmt]).count(f"MLXR_AFFINE_FORMAT({fmt},") == (fmt.affine is not None)
 
 
 def test_a_program_holds_its_formats_alone() -> None:

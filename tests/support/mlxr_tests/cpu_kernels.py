@@ -74,15 +74,15 @@ def kernels_code(kernels: Sequence[CpuKernel]) -> str:
 def _formats(kernels: Sequence[CpuKernel]) -> set[WeightFormat]:
     """Of the matrices that kernels read."""
     helpers = [helper for kernel in kernels for helper in kernel.helpers]
-    return {held.format for held in (*helpers, *kernels) if hasattr(held, "format")}
+    return {reader.format for reader in (*helpers, *kernels) if hasattr(reader, "format")}
 
 
 def _packs(formats: set[WeightFormat]) -> str:
     texts = []
-    for held in sorted(held for held in formats if held.is_quantised):
-        plane_bytes = ", ".join(f"{plane.block_bytes} * blocks" for plane in held.planes)
-        text = _PACK.replace("@", str(held)).replace("PLANE_BYTES", plane_bytes)
-        texts.append(text.replace("BLOCK_BYTES", str(held.block_bytes)))
+    for fmt in sorted(fmt for fmt in formats if fmt.is_quantised):
+        plane_bytes = ", ".join(f"{plane.block_bytes} * blocks" for plane in fmt.planes)
+        text = _PACK.replace("@", str(fmt)).replace("PLANE_BYTES", plane_bytes)
+        texts.append(text.replace("BLOCK_BYTES", str(fmt.block_bytes)))
     return "".join(texts)
 
 

@@ -70,7 +70,7 @@ def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
 
 def snippet(formats: Collection[WeightFormat]) -> str:
     """Their functions, for C."""
-    return affine_definitions(formats) + _COMMON + "".join(_OF_FORMAT.replace("@", str(held)) for held in formats)
+    return affine_definitions(formats) + _COMMON + "".join(_OF_FORMAT.replace("@", str(name)) for name in formats)
 
 
 @functools.cache

@@ -4,10 +4,14 @@ import importlib
 import pkgutil
 from importlib.resources import files
 
+import pytest
+
 from mlxr.compiler.ir.op_registry import op_kinds
 from mlxr.compiler.targets.cpu import kernels
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.cpu.lowering import RULES
+from mlxr_tests.cpu_specs import SPECS
+from mlxr_tests.specs import compiled, small_spec
 
 SHARED = {"model.c.jinja", "cache.jinja", "finish.jinja", "matrix.jinja"}
 """Templates that are no kernels."""
@@ -40,3 +44,11 @@ def test_rules_stand_beside_their_kernels() -> None:
 
 def test_every_kind_that_the_passes_leave_has_a_rule() -> None:
     assert set(RULES.of_kinds()) == {kind for kind in op_kinds().values() if "ordered" in kind.stages}
+
+
+@pytest.mark.parametrize(("compute", "times"), [("fast", 1), ("exact", 0)])
+def test_a_program_has_the_headers_that_its_kernels_name_once(compute: str, times: int) -> None:
+    spec = small_spec(**SPECS["fast-f16"], compute=compute)
+    text = compiled(spec, target="cpu").source("cpu")
+    header = (files("mlxr.templates") / "cpu" / "prefill_tiles.h").read_text("utf-8")
+    assert text.count(header.rstrip()) == times
