@@ -94,10 +94,10 @@ def expected(kernel, given, weights):
 def test_experts(kernels, kernel, kind):
     rng = np.random.default_rng(3)
     k, n, count = kernel.in_features, kernel.out_features, kernel.num_experts
-    held = [matrix(s.format, count * n, k, seed) for seed, s in enumerate(kernel.segments)]
-    weights = [dense.reshape(count, n, k).astype(np.float64) for _, dense in held]
-    packed = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, held, strict=True)]
-    sizes = {"norm": k, "norm_bias": k, "bias": len(held) * count * n}
+    stored = [matrix(s.format, count * n, k, seed) for seed, s in enumerate(kernel.segments)]
+    weights = [dense.reshape(count, n, k).astype(np.float64) for _, dense in stored]
+    packed = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, stored, strict=True)]
+    sizes = {"norm": k, "norm_bias": k, "bias": len(stored) * count * n}
     given = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     given |= {f"w{index}": array for index, array in enumerate(packed)}
     limit = 3e-6 if kernel.compute == "exact" else 1e-2

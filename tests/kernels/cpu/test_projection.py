@@ -106,14 +106,14 @@ def expected(kernel, x, weights, given):
 def test_projection(kernels, kernel):
     rng = np.random.default_rng(1)
     columns, outputs = kernel.in_features, kernel.out_features
-    held = [matrix(segment.format, segment.rows, columns, seed) for seed, segment in enumerate(kernel.segments)]
-    matrices = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, held, strict=True)]
-    weights = np.concatenate([dense for _, dense in held]).astype(np.float64)
+    stored = [matrix(segment.format, segment.rows, columns, seed) for seed, segment in enumerate(kernel.segments)]
+    matrices = [kernels.pack(s.format, native) for s, (native, _) in zip(kernel.segments, stored, strict=True)]
+    weights = np.concatenate([dense for _, dense in stored]).astype(np.float64)
     given = {
         name: rng.normal(size=n).astype(np.float32)
         for name, n in (("norm", columns), ("norm_bias", columns), ("bias", len(weights)))
     }
-    given |= {f"w{index}": held for index, held in enumerate(matrices)}
+    given |= {f"w{index}": array for index, array in enumerate(matrices)}
     f32_only = all(segment.format is F.F32 for segment in kernel.segments)
     limit = 1e-2 if kernel.compute == "fast" and not f32_only else 3e-6
     for count in ROWS:

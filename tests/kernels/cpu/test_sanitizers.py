@@ -59,14 +59,14 @@ def runtimes(sanitizer: str) -> str:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no system C compiler")
-    found = []
+    paths = []
     for name in sanitizer.split():
         command = [compiler, f"-print-file-name={name}"]
         path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         if not Path(path).is_absolute():  # a name alone: the compiler knows no such file
             pytest.skip(f"the compiler cc lacks the sanitizer's runtime {name}")
-        found.append(path)
-    return " ".join(found)
+        paths.append(path)
+    return " ".join(paths)
 
 
 def run_python(sanitizer: Sanitizer, *arguments: str, arch: str | None = None) -> "subprocess.CompletedProcess[str]":
