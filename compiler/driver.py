@@ -37,7 +37,7 @@ Changes = dict[str, int]
 
 @dataclass(frozen=True)
 class Compilation:
-    """An artifact and how it came about."""
+    """An artifact, with the record of the passes and the time that it took."""
 
     artifact: Artifact
     passes: dict[PhaseName, list[PassRecord]]
@@ -53,10 +53,10 @@ def compile_spec(
     """Compiles a spec.
 
     Args:
-        spec: what to compile.
-        geometry: of launches for which the chip has no rule; None: the default.
-        targets: what to generate code for; None: every target that can run the spec.
-        chip: what to choose launch geometry for; None: no chip in particular.
+        spec: the spec.
+        geometry: the sizes of launches for which the chip has no rule; None: the defaults.
+        targets: the targets to generate code for; None: every target that can run the spec.
+        chip: the chip to choose launch geometry for; None: the generic one.
 
     Raises:
         BudgetError: the spec needs more than its memory budget; the message says what would fit.
@@ -80,9 +80,9 @@ def compile_spec(
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
 
 
-def choose_targets(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The targets to generate code for, in order: those wanted, or all."""
-    return tuple(target for target in TARGETS if wanted is None or target in wanted)
+def choose_targets(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The targets to generate code for, in the registry's order: those named, or all."""
+    return tuple(target for target in TARGETS if names is None or target in names)
 
 
 def _plan(
@@ -92,7 +92,7 @@ def _plan(
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
     cache = spec.cache.model_copy(update={"dtype": str(first.cache)})
     spec = spec.model_copy(update={"activation_dtype": str(first.activations), "cache": cache})
-    arena = arena_geometry(spec, table, [one.cache for one in types])
+    arena = arena_geometry(spec, table, [target_types.cache for target_types in types])
     source = build_graph(spec, arena)
     graphs: dict[PhaseName, OpGraph] = {}
     records: dict[PhaseName, list[PassRecord]] = {}
@@ -115,7 +115,7 @@ def _check_budget(spec: ModelSpec, plan: Plan, table: GeometryTable) -> None:
 
 
 def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]) -> str:
-    """The largest context and number of sequences within the budget, and of blocks where the spec fixes them."""
+    """The largest context, number of sequences and (where the spec fixes it) number of blocks within the budget."""
     context, sequences = spec.model.context, spec.cache.max_sequences
 
     def largest(limit: int, change: Callable[[int], Changes]) -> int:
@@ -136,7 +136,7 @@ def _what_fits(spec: ModelSpec, weights_bytes: int, table: GeometryTable, types:
 def _fits(
     spec: ModelSpec, changes: Changes, weights_bytes: int, table: GeometryTable, types: Sequence[TargetTypes]
 ) -> bool:
-    """Whether a changed spec fits. One layer is planned: activations do not depend on their number."""
+    """Whether a changed spec fits. It plans one layer: activations do not depend on the number of layers."""
     data = spec.model_dump()
     layers = spec.model.num_layers
     data["model"] |= {"num_layers": 1, "context": changes.get("context", spec.model.context)}
@@ -149,7 +149,7 @@ def _fits(
         memory = _plan(ModelSpec.model_validate(data), table, types)[0].largest_memory
     except (MlxrError, ValidationError):
         return False
-    assert spec.memory_budget is not None, "only asked when there is one"
+    assert spec.memory_budget is not None, "the caller has checked that there is a budget"
     return weights_bytes + memory.arena_bytes * layers + memory.activation_bytes <= spec.memory_budget
 
 

@@ -1,16 +1,17 @@
 """The artifact: a directory that anyone can open and read, and the only thing the runtime sees of the compiler.
 
     manifest.json           format, version, and the SHA-256 of every other file
-    spec.yaml               the spec as resolved
+    spec.yaml               the resolved spec
     graph.source.json/.txt  the op graph as built; graph.decode and graph.prefill: after the passes
-    plan.json               a program for each target: launches, buffers, arena, memory; and the weights
+    plan.json               a program for each target (launches, buffers, arena, memory), and the weights
     chip.json               the chip that launch geometry was chosen for: its figures and rules
-    tuning.json             where the rules were measured: by `mlxr tune`, with the times of all candidates
+    tuning.json             the times behind measured rules, of all candidates; written by `mlxr tune`
     kernels/NAME.metal      one complete Metal file per kernel (target metal)
     steps/NAME.cu           a whole decode step as one CUDA kernel, without the host's prelude (target metal)
     cpu/model.c             the whole model as one C file (target cpu)
 
-Same spec, same bytes. An artifact appears whole or not at all; one that was changed since is refused.
+The same spec gives the same bytes. An artifact is written whole or not at all; the reader refuses one that was changed
+afterwards.
 """
 
 from mlxr.compiler.artifact.artifact import Artifact

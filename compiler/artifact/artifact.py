@@ -29,7 +29,7 @@ class Artifact:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The spec as resolved."""
+        """The resolved spec."""
         return parse_spec(self.files[SPEC], SPEC)
 
     @cached_property
@@ -47,7 +47,7 @@ class Artifact:
         return OpGraph.from_json(json.loads(self.files[f"graph.{name}.json"]))
 
     def source(self, target: str) -> str:
-        """The text of a program that is one file, as that of target cpu.
+        """The text of a program that is a single file, like that of target cpu.
 
         Raises:
             ArtifactError: the artifact was compiled without that target.
@@ -68,11 +68,11 @@ class Artifact:
         """The plan's entry of a kernel.
 
         Args:
-            name: its full name, or its label where only one kernel of the program has that.
-            target: whose program it is of; None: the first.
+            name: its full name, or its label if only one kernel of the program has that label.
+            target: the target whose program has the kernel; None: the first target.
 
         Raises:
-            ArtifactError: there is no such program or kernel, or there are several.
+            ArtifactError: there is no such program or kernel, or several kernels match.
         """
         program = self.plan.first if target is None else self.plan.program(target)
         return program.find_kernel(name)
@@ -99,13 +99,13 @@ class Artifact:
         return json.dumps(manifest, indent=1) + "\n"
 
     def write(self, folder: str | Path, *, whatever_is_there: bool = False) -> None:
-        """Writes the artifact, replacing an artifact that is there. The folder keeps its mode.
+        """Writes the artifact, replacing an artifact that is already there. The folder keeps its mode.
 
-        Of several processes that write into one folder each puts its whole artifact there; the last one's stays.
+        If several processes write into one folder, each writes its whole artifact, and the last one stays.
 
         Args:
             folder: where to write it.
-            whatever_is_there: whether anything else is replaced too: in a cache, whose entries may be damaged.
+            whatever_is_there: whether to replace other contents too, as in a cache, whose entries may be damaged.
 
         Raises:
             ArtifactError: the folder holds something else, or cannot be written; nothing is left half-written.

@@ -1,4 +1,4 @@
-"""What a program of C has beside its launches: how the runtime calls its library, and its weights in memory."""
+"""What a C program has besides its launches: how the runtime calls its library, and its weights in memory."""
 
 from typing import Literal
 
@@ -12,11 +12,11 @@ class CTensor(Record):
 
     Attributes:
         name: a matrix's canonical name, or a vector's name in the graph.
-        layout: `rows`: row-major, as in files, and mapped from one where its type is the format; `packed`: panels of 16
-            rows with their blocks interleaved, made at load by the program's own `mlxr_pack`; `vector`: f32.
+        layout: `rows`: row-major, as in files, and mapped straight from a file that has it in this format; `packed`:
+            panels of 16 rows with interleaved blocks, which the program's own `mlxr_pack` makes at load; `vector`: f32.
         shape: [rows, columns] or [elements].
-        size_bytes: in memory; packed panels are whole, so rows are rounded up to 16.
-        parts: what it is in files, one after the other; of a matrix there is one.
+        size_bytes: its size in memory; packed panels are whole, so rows are rounded up to 16.
+        parts: the tensors of files that make it up, in order; a matrix has one.
     """
 
     name: str
@@ -28,13 +28,13 @@ class CTensor(Record):
 
 
 class CLibrary(Record):
-    """The library that a program's C text compiles to.
+    """The library that a C program compiles to.
 
     Attributes:
         abi: what `mlxr_abi` of the library returns.
-        compute: whether inputs stay f32 in products (`exact`), or may become 8-bit integers or bf16 (`fast`).
+        compute: `exact`: inputs of products stay f32; `fast`: they may become 8-bit integers or bf16.
         tensors: every weight, in the order in which `mlxr_open` takes their addresses.
-        shared_bytes, thread_bytes: scratch of all threads together, and of each.
+        shared_bytes, thread_bytes: scratch memory that all threads share, and of each thread.
     """
 
     abi: int

@@ -1,4 +1,4 @@
-"""A chip: its figures, each with where it is from, and the rules of its launch geometry."""
+"""A chip: its figures, each with its origin, and the rules of its launch geometry."""
 
 from typing import Annotated, Literal
 
@@ -9,29 +9,29 @@ from mlxr.compiler.spec.record import Record
 
 
 class Figure(Record):
-    """A number of a chip."""
+    """One figure of a chip."""
 
     value: Annotated[float, Field(gt=0)]
-    """In the unit that its name gives."""
+    """The number, in the unit of the figure's name."""
     origin: Origin
-    """Where it is from."""
+    """Where the number is from."""
     note: str = ""
-    """What else there is to know."""
+    """Anything else worth knowing."""
 
 
 class ChipFigures(Record):
-    """What bounds a launch. 1 GB is 10^9 bytes."""
+    """The figures that bound a launch's time. 1 GB is 10^9 bytes."""
 
     bandwidth_gb_per_s: Figure
-    """Of its memory."""
+    """Bandwidth of its memory."""
     f32_tflops: Figure
-    """Of f32 arithmetic in a kernel's own loops; a multiply and an add are two operations."""
+    """Rate of f32 arithmetic in a kernel's own loops; a multiply and an add are two operations."""
     matmul_tflops: Figure
-    """Of MLX's matmul on 16-bit numbers."""
+    """Rate of MLX's matmul on 16-bit numbers."""
     launch_us: Figure
-    """From the end of a kernel to the start of the next one, which waits for it."""
+    """Time from the end of a kernel to the start of the next one, which waits for it."""
     cache_mib: Figure
-    """Of the last cache before memory; 1 MiB is 2^20 bytes."""
+    """Size of the last cache before memory; 1 MiB is 2^20 bytes."""
 
 
 class HalfType(Record):
@@ -49,14 +49,14 @@ class Chip(Record):
     """A chip as an artifact records it."""
 
     name: str
-    """What commands take."""
+    """Its name in commands."""
     title: str
     """Its name for people."""
     device: str = ""
-    """What the device's own name begins with, in lower case."""
+    """The beginning of the name that the device reports, in lower case."""
     figures: ChipFigures | None = None
-    """How fast it is; null where nothing is assumed."""
+    """Its speed; null if nothing is assumed."""
     half: HalfType | None = None
-    """The 16-bit type that it computes best with; null: no preference."""
+    """The 16-bit type that it prefers; null: no preference."""
     geometry: tuple[GeometryRule, ...] = ()
-    """In order; later rules win."""
+    """Its geometry rules, in order; later rules win."""

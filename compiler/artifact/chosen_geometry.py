@@ -6,12 +6,12 @@ from mlxr.compiler.spec.record import Record
 
 
 class ChosenGeometry(Record):
-    """What was chosen for a kernel.
+    """The sizes that were chosen for a kernel.
 
     Attributes:
-        site: the launches it is for, as rules name them.
-        sizes: the sizes that its kind of kernel depends on, by flat name (`matvec_outputs`).
-        why: the reasons of those that are not the default.
+        site: the launches that they are for, in the notation of geometry rules.
+        sizes: the sizes that this kind of kernel depends on, by flat name (`matvec_outputs`).
+        why: the reasons for the sizes that differ from the defaults.
     """
 
     site: str

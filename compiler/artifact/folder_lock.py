@@ -1,8 +1,8 @@
-"""A lock on a folder, so that of several processes one at a time replaces what is in it, and none reads meanwhile.
+"""A lock on a folder: one process at a time replaces its contents, and none reads them meanwhile.
 
-It is advisory (flock on the folder itself), so it leaves no file behind and ends with its process. A folder that cannot
-be locked (some network file systems), or whose lock someone else keeps for long, is used without: what is written is
-then still whole, because it is renamed into place.
+The lock is advisory (flock on the folder itself), so it leaves no file behind and ends with its process. If a folder
+cannot be locked (some network file systems), or another process keeps the lock for long, we go on without it: readers
+still never see half an artifact, because it is renamed into place.
 """
 
 import fcntl
@@ -18,14 +18,14 @@ _PAUSE_S = 0.005
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While this lasts, no one else is in `alone_in` or `unchanging` of the same folder."""
+    """Excludes every other `alone_in` and `unchanging` of the same folder."""
     with _locked(folder, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def unchanging(folder: Path) -> Iterator[None]:
-    """While this lasts, no one is in `alone_in` of the same folder."""
+    """Excludes every `alone_in` of the same folder."""
     with _locked(folder, fcntl.LOCK_SH):
         yield
 

@@ -1,4 +1,4 @@
-"""A rule of launch geometry: the launches that it is for, and the sizes that it gives them."""
+"""A rule of launch geometry: which launches it matches, and the sizes that it sets."""
 
 from typing import Annotated, Literal
 
@@ -9,14 +9,14 @@ from mlxr.compiler.spec.fields import INT32_MAX, Contradictions, Count, FormatNa
 from mlxr.compiler.spec.record import Record
 
 Origin = Literal["measured", "published", "predicted"]
-"""Where a number is from: we measured it, the maker published it, or it follows from what is known."""
+"""Where a number is from: we measured it, the vendor published it, or we predict it from known figures."""
 
 
 class GeometryRule(Record):
-    """Sets some sizes of the launches that meet all its conditions; a condition left out is met."""
+    """Sets some sizes of the launches that meet all its conditions; a missing condition is always met."""
 
     sizes: Annotated[dict[str, Annotated[int, Field(ge=0, le=INT32_MAX, strict=True)]], Field(min_length=1)]
-    """Sizes of the geometry by flat name (`matvec_outputs`), and their values."""
+    """The values of some sizes of the geometry, by flat name (`matvec_outputs`)."""
     because: Annotated[str, Field(min_length=1)]
     """Why, for people; `inspect` shows it."""
     origin: Origin
@@ -26,19 +26,19 @@ class GeometryRule(Record):
     labels: tuple[str, ...] = ()
     """Only launches with one of these labels."""
     formats: tuple[FormatName | Literal["q8"], ...] = ()
-    """Only where every format of the weight (of attention: the cache's) is one of these."""
+    """Only launches whose weights (for attention: the cache) have no other format than these."""
     min_outputs: Count | None = None
-    """Only weights of at least so many rows."""
+    """Only weights of at least this many rows."""
     max_outputs: Count | None = None
-    """Only weights of at most so many rows."""
+    """Only weights of at most this many rows."""
     min_columns: Count | None = None
-    """Only weights of at least so many columns."""
+    """Only weights of at least this many columns."""
     max_columns: Count | None = None
-    """Only weights of at most so many columns."""
+    """Only weights of at most this many columns."""
     min_bits: Count | None = None
-    """Only weights of at least so many bits, scales included."""
+    """Only weights of at least this many bits per number, scales included."""
     max_bits: Count | None = None
-    """Only weights of at most so many bits, scales included."""
+    """Only weights of at most this many bits per number, scales included."""
 
     @model_validator(mode="after")
     def _check(self) -> "GeometryRule":
@@ -51,7 +51,7 @@ class GeometryRule(Record):
         return self
 
     def holds(self, site: Site) -> bool:
-        """Whether a launch meets all conditions."""
+        """Whether a site meets all conditions."""
         return (
             (not self.sites or str(site) in self.sites)
             and (not self.labels or site.label in self.labels)

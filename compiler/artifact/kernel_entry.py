@@ -1,4 +1,4 @@
-"""What the plan says of a generated kernel."""
+"""The plan's entry for a generated kernel."""
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.formats.dtypes import DType
@@ -16,13 +16,13 @@ class KernelEntry(Record):
     """A generated kernel.
 
     Attributes:
-        name: unique; its label and a hash of its text.
-        label: what it is for, for people.
-        file: the source that holds it; of target metal the kernel's own.
+        name: its unique name: its label and a hash of its text.
+        label: its purpose, for people.
+        file: the source that holds it; target metal has one file per kernel.
         inputs, outputs: its buffer parameters, in order.
-        threads: threads of a threadgroup; 0 where the host chooses how many threads run it.
+        threads: threads of a threadgroup; 0 if the host chooses how many threads run it.
         threadgroup_bytes: memory that the threads of a threadgroup share.
-        chosen: its launch geometry; None of kernels that have none to choose.
+        chosen: its launch geometry; None if the kernel has no sizes to choose.
     """
 
     name: str

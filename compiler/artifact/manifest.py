@@ -25,5 +25,5 @@ def sha256(content: bytes) -> str:
 
 
 def digest_of(hashes: Mapping[str, str]) -> str:
-    """The hash of an artifact, from those of its files by their paths."""
+    """The hash of an artifact, from the hashes of its files by path."""
     return sha256(json.dumps(sorted(hashes.items())).encode())

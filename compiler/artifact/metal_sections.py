@@ -1,4 +1,4 @@
-"""The sections of a complete Metal file: what MLX's `metal_kernel` takes of it."""
+"""The sections of a complete Metal file that MLX's `metal_kernel` takes."""
 
 _HEADER = "// ---- header\n"
 _KERNEL = "// ---- kernel\n"
@@ -6,11 +6,11 @@ _BODY = ") {\n"
 
 
 def header_of(text: str) -> str:
-    """What stands between the includes and the kernel."""
+    """The text between the includes and the kernel."""
     return text[text.index(_HEADER) + len(_HEADER) : text.index(_KERNEL)]
 
 
 def body_of(text: str) -> str:
-    """What stands between the kernel's signature and its last brace."""
+    """The text between the kernel's signature and its last brace."""
     start = text.index(_BODY, text.index(_KERNEL)) + len(_BODY)
     return text[start : text.rindex("}")]

@@ -1,14 +1,14 @@
-"""The sizes that hosts fill steps of prompts up to, so that they meet no new shapes."""
+"""The sizes to which hosts pad prefill steps, so that they meet few shapes."""
 
-_LEAST_PADDED = 8
+_SMALLEST = 8
 
 
 def padded(tokens: int, padding: int, most: int) -> int:
-    """The next of the sizes that `chunk_padding` of the geometry gives, at most `most`."""
+    """The padded size of a step: the next size that `chunk_padding` of the geometry allows, at most `most`."""
     if not padding:
         return tokens
     if tokens <= padding:
-        size = _LEAST_PADDED
+        size = _SMALLEST
         while size < min(tokens, padding):
             size *= 2
         return min(size, most)

@@ -3,5 +3,5 @@
 from typing import Literal
 
 PhaseName = Literal["decode", "prefill"]
-"""`decode`: one new token for each sequence; `prefill`: prompts, chunks of them, and batches that mix both."""
+"""`decode`: one new token for each sequence; `prefill`: prompts, chunks of prompts, and batches that mix both."""
 PHASES: tuple[PhaseName, ...] = ("decode", "prefill")

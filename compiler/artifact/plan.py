@@ -1,4 +1,4 @@
-"""The plan: a program for each target, and what all programs share."""
+"""The plan: a program for each target, and the facts that all programs share."""
 
 from collections.abc import Mapping
 
@@ -13,17 +13,17 @@ from mlxr.compiler.spec.record import Record
 
 
 class Plan(Record):
-    """Everything a host and the runtime need besides the weights themselves.
+    """Everything that a host and the runtime need besides the weights themselves.
 
     Attributes:
-        programs: by the names of their targets, of which there is at least one.
-        chunk: how steps of prompts are filled up, and why `max_tokens` is what it is where the spec left it open.
+        programs: the program of each target, by the target's name; there is at least one.
+        chunk: how hosts pad prefill steps, and the reason for `max_tokens` if the spec leaves it open.
         weights: every weight that a program binds.
-        ignored_tensors: patterns of tensors in weight files that no weight is made of.
-        arena_chosen: why the arena is contiguous or paged, where the spec left it open.
-        query_tile: tokens of a tile of queries; batches are laid out with such tiles.
-        whole_context: contexts of up to so many tokens are attended to in one launch in decode; all are in batches of
-            as many sequences as the geometry calls many.
+        ignored_tensors: name patterns of tensors in weight files that the model does not use.
+        arena_chosen: why the arena is contiguous or paged; None if the spec or its limits decide.
+        query_tile: tokens in a tile of queries; batches are laid out in such tiles.
+        whole_context: the longest context, in tokens, that decode attends to in one launch. In batches of many
+            sequences (see `AttendMany`) it does so with any context.
         max_tokens, max_rows: the largest batch, in tokens and in rows of logits.
     """
 
@@ -47,22 +47,22 @@ class Plan(Record):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that there is a program for."""
+        """The targets that have a program."""
         return tuple(self.programs)
 
     @property
     def first(self) -> Program:
-        """The first program, whose types the graphs have."""
+        """The first program; the graphs have its types."""
         return next(iter(self.programs.values()))
 
     @property
     def arena(self) -> ArenaGeometry:
-        """The arena of the first program; those of others differ in the type of the cache alone."""
+        """The arena of the first program; other programs' arenas differ only in the type of the cache."""
         return self.first.arena
 
     @property
     def largest_memory(self) -> MemoryPlan:
-        """What the program needs that needs most."""
+        """The memory plan of the program that needs the most."""
         return max((program.memory for program in self.programs.values()), key=lambda memory: memory.total_bytes)
 
     def program(self, target: str) -> Program:
@@ -79,17 +79,17 @@ class Plan(Record):
             ) from None
 
     def with_program(self, target: str, **changes: object) -> "Plan":
-        """The plan with other fields in the program of a target."""
+        """A plan with some fields of one target's program changed."""
         program = self.program(target).model_copy(update=changes)
         return self.model_copy(update={"programs": {**self.programs, target: program}})
 
     def padded_tokens(self, tokens: int) -> int:
-        """How many tokens a step of prompts has once it is filled up; see `ChunkSizes.padding`."""
+        """How many tokens a prefill step has once it is padded; see `ChunkSizes.padding`."""
         return padded(tokens, self.chunk.sizes["chunk_padding"], self.max_tokens)
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """Every number of tokens that such a step may have, ascending; empty where nothing is filled up."""
+        """Every number of tokens that a padded step may have, ascending; empty if nothing is padded."""
         if not self.chunk.sizes["chunk_padding"]:
             return ()
         return tuple(dict.fromkeys(map(self.padded_tokens, range(1, self.max_tokens + 1))))

@@ -1,4 +1,4 @@
-"""Reads an artifact from its folder, and refuses one that is of another version or was changed."""
+"""Reads an artifact from its folder; refuses an artifact of another version, or a changed one."""
 
 import json
 import os
@@ -50,8 +50,8 @@ def _load(folder: Path) -> Artifact:
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
-        named = [name for program in artifact.plan.programs.values() for name in program.files]
-        absent = [name for name in named if name not in artifact.files]
+        sources = [name for program in artifact.plan.programs.values() for name in program.files]
+        absent = [name for name in sources if name not in artifact.files]
     except ValidationError as error:
         raise ArtifactError(
             f"{folder / PLAN} is not a plan ({counted(error.error_count(), 'error')}); compile the spec again"

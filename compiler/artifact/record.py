@@ -5,7 +5,7 @@ from mlxr.compiler.spec.record import Record
 
 
 class Buffer(Record):
-    """What passes between launches of a phase; `offset_bytes` is its place in the phase's activation memory."""
+    """A buffer between launches of a phase; `offset_bytes` is its place in the phase's activation memory."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -15,7 +15,7 @@ class Buffer(Record):
 
 
 class MemoryPlan(Record):
-    """Bytes needed before anything is loaded. Activations are those of the larger phase."""
+    """The bytes that a program needs, known before anything is loaded. Activations are those of the larger phase."""
 
     weights_bytes: int
     arena_bytes: int
@@ -24,5 +24,5 @@ class MemoryPlan(Record):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of weights, arena and activations."""
         return self.weights_bytes + self.arena_bytes + self.activation_bytes

@@ -8,7 +8,7 @@ from mlxr.compiler.artifact.program import Phase
 
 
 def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:
-    """Dims of a batch of sequences of one new token each, in contexts of `context` tokens."""
+    """Dims of a batch of sequences with one new token each and contexts of `context` tokens."""
     dims: dict[BatchDim, int] = {"tokens": sequences, "seqs": sequences, "rows": sequences, "tiles": sequences}
     return dims | {"copies": 0, "context": context}
 
@@ -26,6 +26,6 @@ def runs(launch: Launch, dims: Mapping[BatchDim, int]) -> bool:
 
 
 def launches_of(plan: Plan, phase: Phase) -> int:
-    """How many launches a step of one sequence has: of decode one token, of prefill the largest chunk."""
+    """How many launches a step of one sequence has: one token in decode, the largest chunk in prefill."""
     dims = decode_dims(1, plan.whole_context) if phase.name == "decode" else chunk_dims(plan)
     return sum(runs(launch, dims) for launch in phase.launches)

@@ -1,4 +1,4 @@
-"""What a launch is for, as the rules of launch geometry see it."""
+"""The site of a launch: the properties that rules of launch geometry match."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,17 @@ from mlxr.compiler.formats.weight_layout import WeightLayout
 
 @dataclass(frozen=True)
 class Site:
-    """What a launch is for, as rules see it.
+    """What geometry rules know about a launch.
 
     Attributes:
-        label: the readable part of its kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` of a
-            whole decode step, `chunk` of a step of prompts, `arena` of the cache itself.
-        outputs: rows of the weight (of one expert's); of attention and the cache KV heads; of a step or chunk layers.
-        columns: of the weight; of attention and the cache head_dim; of a step or chunk the hidden size.
-        formats: of the weight, in order; of attention and the cache its element type; of a step those of all matrices.
-        bits: of a weight with its scales, on average; of attention and the cache those of a cached number.
+        label: the readable part of the kernel's name: `qkv`, `gate_up`, `logits`, `experts`, `attend`, ...; `step` for
+            a whole decode step, `chunk` for a prefill step, `arena` for the cache itself.
+        outputs: rows of the weight (for experts: of one expert); KV heads for attention and the cache; layers for a
+            step or chunk.
+        columns: columns of the weight; head_dim for attention and the cache; the hidden size for a step or chunk.
+        formats: the weight's formats, in order; the cache's element type for attention and the cache; the formats of
+            all matrices for a step.
+        bits: average bits of a weight's number, scales included; bits of a cached number for attention and the cache.
     """
 
     label: str
@@ -31,24 +33,24 @@ class Site:
 
     @classmethod
     def of_weight(cls, label: str, layout: WeightLayout, experts: int = 1) -> "Site":
-        """The site of a launch that multiplies by a weight, of which each expert has an equal part."""
+        """The site of a launch that multiplies by a weight; each expert has an equal part of the weight."""
         bits = 8 * layout.size_bytes / (layout.rows * layout.columns)
         return cls(label, layout.rows // experts, layout.columns, tuple(map(str, layout.formats)), bits)
 
     @classmethod
     def of_arena(cls, label: str, arena: ArenaGeometry) -> "Site":
-        """The site of the cache or of a launch that reads it: one for all layers, which share the partition's size."""
+        """The site of the cache, or of a launch that reads it. All layers share one, and so one partition size."""
         bits = 8 * arena.row_bytes / arena.head_dim
         return cls(label, arena.num_kv_heads, arena.head_dim, (str(arena.dtype),), bits)
 
     @classmethod
     def of_chunk(cls, num_layers: int, hidden_size: int) -> "Site":
-        """The site of a step of prompts as a whole."""
+        """The site of a whole prefill step."""
         return cls("chunk", num_layers, hidden_size, (), 0.0)
 
     @classmethod
     def of_step(cls, num_layers: int, hidden_size: int, layouts: Sequence[WeightLayout]) -> "Site":
-        """The site of a whole decode step, whose matrices lie so."""
+        """The site of a whole decode step, with the layouts of its matrices."""
         formats = sorted({str(format) for layout in layouts for format in layout.formats})
         numbers = sum(layout.rows * layout.columns for layout in layouts)
         bits = 8 * sum(layout.size_bytes for layout in layouts) / numbers

@@ -1,7 +1,7 @@
-"""A decode step as one CUDA kernel: what host cuda must know to compile and launch it.
+"""A decode step as one CUDA kernel: what host cuda needs to compile and launch it.
 
-The kernel's arguments are, in order: `inputs`; a counter u64 that stays between launches, at which blocks wait for each
-other; the mask u32 of the conditions that hold; the turn u32[8] of the last step kernel; `outputs`; the next turn.
+The kernel's arguments are, in order: `inputs`; a u64 counter, kept between launches, at which blocks wait for each
+other; the u32 mask of the conditions that hold; the u32[8] turn of the last step kernel; `outputs`; the next turn.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from mlxr.compiler.artifact.launch import BatchDim, Condition
 from mlxr.compiler.spec.record import Record
 
 LAYERS, SCRATCH = "layers", "scratch"
-"""Arguments that no launch names: the constants of all layers, [layers, 8] u32, and the memory of activations."""
+"""Arguments that no launch names: the constants of all layers, [layers, 8] u32, and the activation memory."""
 INCLUDE = '#include "metal_on_cuda.cuh"'
-"""The line of a step's text in whose place the host puts its prelude."""
+"""The line of a step's text that the host replaces with its prelude."""
 
 
 class SequenceCounts(Record):
-    """Decode steps of `first_count` to `last_count` sequences, each with one new token and one row of logits."""
+    """Decode steps of `first_count` to `last_count` sequences; each has one new token and one row of logits."""
 
     first_count: int
     last_count: int
@@ -27,7 +27,7 @@ class SequenceCounts(Record):
         return range(self.first_count, self.last_count + 1)
 
     def takes(self, dims: Mapping[BatchDim, int]) -> bool:
-        """Whether a batch is such a step, if it is a decode step at all."""
+        """Whether the batch of a decode step is such a step."""
         return dims["tokens"] in self.counts and dims["tokens"] == dims["seqs"] == dims["rows"]
 
 
@@ -35,13 +35,13 @@ class StepKernelEntry(SequenceCounts):
     """A kernel that runs all launches of a decode step, in the plan's order, for some numbers of sequences.
 
     Attributes:
-        name: of the kernel in its text.
+        name: the kernel's name in its text.
         file: its CUDA text, which has the line `INCLUDE` in place of the host's prelude.
-        threads: of a block.
-        blocks: wanted on each multiprocessor; all blocks of the grid must be on the GPU at once.
-        inputs: buffers that it reads, by the plan's names, and `LAYERS`.
+        threads: threads of a block.
+        blocks: blocks per multiprocessor to aim for; the whole grid must be on the GPU at once.
+        inputs: the buffers that it reads, by the plan's names, and `LAYERS`.
         outputs: the logits and the arena's last token, by the plan's names, and `SCRATCH`.
-        conditions: of its launches, on the context; bit i of the mask says whether conditions[i] holds.
+        conditions: its launches' conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
     """
 
@@ -60,15 +60,15 @@ class StepKernelEntry(SequenceCounts):
 
 
 class StepsAsLaunches(SequenceCounts):
-    """Decode steps that the geometry wants as one kernel and that cannot be one.
+    """Decode steps that the geometry asks for as one kernel, but that cannot be one.
 
     Attributes:
-        because: what stands in the way, for people.
+        because: the reason, for people.
     """
 
     because: str
 
 
 def condition_mask(conditions: tuple[Condition, ...], dims: Mapping[BatchDim, int]) -> int:
-    """Which conditions hold for a batch: bit i is that of conditions[i]."""
+    """Which conditions hold for a batch: bit i stands for conditions[i]."""
     return sum(1 << i for i, condition in enumerate(conditions) if condition.holds(dims))

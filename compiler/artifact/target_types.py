@@ -9,9 +9,9 @@ class TargetTypes(Record):
 
     Attributes:
         target: its name: `metal` (hosts metal, cuda and sim), `cpu`, ...
-        activations: of what passes between kernels; sums are in f32.
-        cache: of keys and values.
-        activations_because, cache_because: why, for people.
+        activations: the type of buffers between kernels; sums are in f32.
+        cache: the type of cached keys and values.
+        activations_because, cache_because: the reasons, for people.
     """
 
     target: str

@@ -1,9 +1,8 @@
 """Which tensors of a weight file make up each weight that the kernels read.
 
-Part of the plan. A packed weight is the concatenation along axis 0 of its parts, in order, so that one launch can read
-several projections as one matrix; a weight of one part is that tensor. A file may hold a part under several names, in
-another order of rows, among the rows of other parts, or as one tensor for each expert: a `Recipe` says which, in
-numbers.
+Part of the plan. A packed weight is the concatenation of its parts along axis 0, in order, so that one launch can read
+several projections as one matrix; a weight of one part is that tensor. A file may hold a part under another name, with
+its rows in another order, among the rows of other parts, or as one tensor per expert: a `Recipe` says how, in numbers.
 """
 
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from mlxr.compiler.formats.weight_layout import WeightLayout, layout_of
 class Rows:
     """Some rows of a file's tensor, in the model's order.
 
-    Row r of the model, written as digits of the mixed radix `counts` (the last changes fastest), is row
-    start + sum(digit * stride) of the file.
+    Write r as digits of the mixed radix `counts` (the last digit changes fastest): the model's row r is the file's row
+    start + sum(digit * stride).
     """
 
     start: int
@@ -28,16 +27,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a part is made of the tensors of one kind of file."""
+    """How to make a part from the tensors of one kind of file."""
 
     tensor: str
-    """Name in the file; `{e}` in it stands for 0, 1, ... of several tensors that follow one another."""
+    """Name in the file; with several tensors, `{e}` in it stands for 0, 1, ... of them, which are concatenated."""
     stack: int = 1
-    """How many those are."""
+    """How many tensors there are."""
     rows: Rows | None = None
-    """Rows of each of them; None: all, as they are."""
+    """The rows to take from each; None: all, in the file's order."""
     add: float = 0.0
-    """Added to every number."""
+    """A constant that is added to every number."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -47,38 +46,38 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One tensor of the model, and where weight files have it."""
+    """One tensor of the model, and where weight files store it."""
 
     name: str
     """Canonical name, e.g. `layers.0.attention.q`."""
     shape: tuple[int, ...]
     """Rows and columns, or the length of a vector."""
     safetensors: tuple[Recipe, ...]
-    """In safetensors files: the first whose tensors the file holds."""
+    """Recipes for safetensors files; the first one whose tensors the file has is used."""
     gguf: tuple[Recipe, ...]
-    """In GGUF files, likewise."""
+    """Recipes for GGUF files, used the same way."""
     format: WeightFormat = WeightFormat.F32
-    """How the spec has it held in memory."""
+    """Its format in memory, from the spec."""
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """One weight as the kernels of the metal target read it, and as the graph has its numbers."""
+    """One weight as the kernels of target metal read it, with the graph's shape and type."""
 
     name: str
     """Name of the buffer in the plan's launches."""
     shape: tuple[int, ...]
     dtype: DType
     parts: tuple[TensorSource, ...]
-    """Concatenated along axis 0, in this order."""
+    """The tensors that make it up, concatenated along axis 0 in this order."""
 
     @property
     def layout(self) -> WeightLayout:
-        """The weight's buffer: where its parts' rows lie."""
+        """The layout of the weight's buffer: where the rows of its parts lie."""
         columns = self.shape[1] if len(self.shape) == 2 else 1
         return layout_of([(part.format, part.shape[0]) for part in self.parts], columns)
 
     @property
     def size_bytes(self) -> int:
-        """Of that buffer."""
+        """The size of that buffer."""
         return self.layout.size_bytes

@@ -16,15 +16,15 @@ def write_files(files: Mapping[str, str], folder: Path, *, whatever_is_there: bo
     Args:
         files: relative path to text, the manifest included.
         folder: where to write them.
-        whatever_is_there: whether anything but an artifact is replaced too.
+        whatever_is_there: whether to replace contents that are not an artifact.
 
     Raises:
         ArtifactError: the folder holds something else, or cannot be written.
     """
-    named, folder = folder, folder.resolve()
+    given_path, folder = folder, folder.resolve()
     try:
-        if named.exists() and not named.is_dir() and not whatever_is_there:
-            raise ArtifactError(f"{named} is not a folder, and an artifact is one; name a new or an empty folder")
+        if given_path.exists() and not given_path.is_dir() and not whatever_is_there:
+            raise ArtifactError(f"{given_path} is not a folder, but an artifact is; name a new or empty folder")
         with unchanging(folder.parent):
             _check_replaceable(folder, whatever_is_there)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write_files(files: Mapping[str, str], folder: Path, *, whatever_is_there: bo
                 _check_replaceable(folder, whatever_is_there)
                 _move_into_place(staging, folder, old)
     except OSError as error:
-        link = f", to which {named} links" if named.is_symlink() else ""
+        link = f", to which {given_path} links" if given_path.is_symlink() else ""
         raise ArtifactError(f"cannot write {folder}{link}: {error.strerror or error}") from error
 
 
@@ -55,10 +55,10 @@ def _check_replaceable(folder: Path, whatever_is_there: bool) -> None:
         known = {MANIFEST, *files}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         known = {MANIFEST}
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    if found - known:
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if unknown := sorted(present - known):
         raise ArtifactError(
-            f"{folder} holds {sorted(found - known)[0]!r}, which its artifact does not name; replacing the artifact "
+            f"{folder} holds {unknown[0]!r}, which its artifact does not list; replacing the artifact "
             "would delete it: move it away, or name another folder"
         )
 

@@ -1,1 +1,1 @@
-"""What the compiler knows of GPUs: how fast they are, and which launch geometry suits them. Data, one file a family."""
+"""What the compiler knows about GPUs: their speed and the launch geometry that suits them. One data file per family."""

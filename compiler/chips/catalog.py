@@ -1,4 +1,4 @@
-"""The chips that are known, by name and by what a device calls itself."""
+"""The known chips, by name and by the name that a device reports."""
 
 from functools import cache
 from importlib import resources
@@ -11,14 +11,14 @@ from mlxr.compiler.spec.document import read_document
 from mlxr.compiler.spec.explain import nearest, validated
 
 GENERIC = "generic"
-"""The chip that nothing is assumed of."""
+"""The chip about which nothing is assumed."""
 
 
 def find_chip(name: str) -> Chip:
     """A chip by its name.
 
     Raises:
-        PlanError: there is none of that name; the message lists those that are known.
+        PlanError: no chip has that name; the message lists the known ones.
     """
     chips = known_chips()
     if name not in chips:
@@ -29,7 +29,7 @@ def find_chip(name: str) -> Chip:
 
 
 def find_chip_of_device(device: str) -> Chip | None:
-    """The chip of a device that calls itself so (`NVIDIA H200`, `Apple M3 Max`), or None if it is not known."""
+    """The chip of a device by the name that it reports (`NVIDIA H200`, `Apple M3 Max`); None if it is not known."""
     chips = known_chips().values()
     matching = [chip for chip in chips if chip.device and f"{device} ".lower().startswith(f"{chip.device} ")]
     return max(matching, key=lambda chip: len(chip.device), default=None)
@@ -46,14 +46,14 @@ def known_chips() -> dict[str, Chip]:
 
 
 def chips_of(text: str, source: str) -> dict[str, Chip]:
-    """The chips of a file.
+    """The chips in a file.
 
     Args:
-        text: YAML.
-        source: what error messages call it.
+        text: the YAML.
+        source: the file's name in error messages.
 
     Raises:
-        SpecError: it holds no chips; every problem is shown with its place.
+        SpecError: the file does not describe chips; the message shows every problem with its place.
     """
     file = validated(ChipFile, read_document(text, source))
     return {

@@ -1,4 +1,4 @@
-"""The form of chips/*.yaml: chips of one family."""
+"""The schema of chips/*.yaml: the chips of one family."""
 
 from typing import Annotated
 
@@ -10,30 +10,30 @@ from mlxr.compiler.schedule.geometry_rules import known_sizes
 from mlxr.compiler.spec.record import Record
 
 CheckedRule = Annotated[GeometryRule, AfterValidator(known_sizes)]
-"""A rule whose sizes the geometry has."""
+"""A rule that names only sizes of the geometry."""
 
 
 class ChipEntry(Record):
-    """A chip in its file."""
+    """One chip in a file."""
 
     title: str
     """Its name for people."""
     device: str = ""
-    """What the device's own name begins with, in lower case; empty: several chips have that name."""
+    """The beginning of the name that the device reports, in lower case; empty: several chips report the same name."""
     figures: ChipFigures | None = None
-    """How fast it is; null where nothing is assumed."""
+    """Its speed; null if nothing is assumed."""
     half: HalfType | None = None
-    """The 16-bit type that it computes best with; null: no preference."""
+    """The 16-bit type that it prefers; null: no preference."""
     geometry: tuple[CheckedRule, ...] = ()
-    """Rules after those of its file."""
+    """Its own rules, which come after the file's."""
 
 
 class ChipFile(Record):
     """Chips of one family."""
 
     about: str
-    """What they share, and where their figures are from."""
+    """What the chips share, and where their figures are from."""
     geometry: tuple[CheckedRule, ...] = ()
-    """Rules for all of them."""
+    """Rules for all of the file's chips."""
     chips: Annotated[dict[str, ChipEntry], Field(min_length=1)]
-    """By the name that commands take."""
+    """The chips by their names in commands."""

@@ -1,1 +1,1 @@
-"""Parts of the commands: the guard around them, their argument parser, and options that several have."""
+"""Parts of the commands: the guard around them, their argument parser, and the options that they share."""

@@ -1,4 +1,4 @@
-"""What `mlxr-compile` does: it compiles a spec to an artifact, and says what that will need."""
+"""The command `mlxr-compile`: compiles a spec to an artifact and reports what the artifact will need."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ def run(argv: Sequence[str] | None) -> int:
     """Runs the command line, unguarded.
 
     Args:
-        argv: the arguments; None: those of the process.
+        argv: the arguments; None: the process's own.
 
     Returns:
         The exit code.
@@ -90,7 +90,7 @@ def _targets(text: str) -> tuple[str, ...]:
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     """The summary for programs."""
     plan = compilation.artifact.plan
-    metal, cpu = plan.programs.get("metal"), plan.programs.get("cpu")  # the keys of this JSON are of these two
+    metal, cpu = plan.programs.get("metal"), plan.programs.get("cpu")  # this JSON's keys name these two
     return {
         "name": compilation.artifact.spec.name,
         "artifact": str(output) if output else None,
@@ -141,8 +141,8 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     attention = model.attention
     ops = {name: len(artifact.graph(name)) for name in ("source", *PHASES)}
     sequences = counted(arena.max_sequences, "sequence")
-    whole = arena.num_blocks // arena.max_blocks_per_sequence
-    few = "" if whole >= arena.max_sequences else f" (room for {whole} of them at full context)"
+    full_sequences = arena.num_blocks // arena.max_blocks_per_sequence
+    room = "" if full_sequences >= arena.max_sequences else f" (room for {full_sequences} of them at full context)"
     budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
     formats = ", ".join(sorted({str(part.format) for weight in plan.weights for part in weight.parts}))
     caches = {str(program.types.cache): target for target, program in plan.programs.items()}
@@ -156,7 +156,7 @@ def describe(compilation: Compilation, output: Path | None) -> str:
     lines += [
         f"  weights  {size(memory.weights_bytes)}, {formats}",
         f"  arena    {size(memory.arena_bytes)}: {arena.num_blocks} blocks of {arena.block_size} tokens, {arena.mode}, "
-        f"context {arena.context} x {sequences}{few}, {cache}",
+        f"context {arena.context} x {sequences}{room}, {cache}",
         f"  scratch  {_scratch(plan)}",
         f"  total    {_totals(plan)}{budget}",
         f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it"),
@@ -165,19 +165,19 @@ def describe(compilation: Compilation, output: Path | None) -> str:
 
 
 def _sources(artifact: Artifact, program: Program) -> str:
-    """What was generated for a target."""
+    """The code that was generated for a target."""
     if program.library is None:
         return f"{len(program.kernels)} kernels, geometry for {artifact.chip.title}"
     return f"{len(program.kernels)} functions of C in {program.files[0]}, compute {program.library.compute}"
 
 
 def _totals(plan: Plan) -> str:
-    """The memory that each target needs; a budget counts the largest."""
+    """The memory that each target needs; the budget applies to the largest."""
     return ", ".join(f"{size(program.memory.total_bytes)} ({target})" for target, program in plan.programs.items())
 
 
 def _scratch(plan: Plan) -> str:
-    """The activations of each target, whose hosts differ in how they hold them."""
+    """The scratch memory of each target: activations, and on CPUs the buffers of each thread."""
     texts = []
     for target, program in plan.programs.items():
         activations, library = size(program.memory.activation_bytes), program.library

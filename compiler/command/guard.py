@@ -15,8 +15,8 @@ from mlxr.compiler.errors import MlxrError
 def guarded(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code.
 
-    An MlxrError is printed and gives 1; Ctrl-C gives 130; a reader of our output that has gone gives 141. An
-    operating-system error that comes this far is about the standard streams (a full disk, say) and gives 1. With
+    An MlxrError is printed and gives 1; Ctrl-C gives 130; a closed pipe on standard output gives 141. An
+    operating-system error that gets this far concerns the standard streams (a full disk, say) and gives 1. With
     MLXR_DEBUG set, errors keep their traceback.
     """
     _open_closed_streams()
@@ -46,12 +46,12 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Opens the standard streams that the caller closed on /dev/null; Python sets them to None."""
+    """Redirects standard streams that the caller closed to /dev/null; Python sets them to None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
 
 
 def _discard_output() -> None:
-    """Discards what is still buffered: Python would complain once more when it flushes at exit."""
+    """Discards buffered output; otherwise Python reports the error again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The argument parser of `mlxr` and `mlxr-compile`: argparse with plainer messages that suggest the nearest right word.
+"""The argument parser of `mlxr` and `mlxr-compile`: argparse with plainer messages and spelling suggestions.
 
 It imports nothing heavy, so that help comes at once.
 """
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that says in plain words what is wrong with options, commands and choices.
 
-    Unlike argparse's own, a command's parser reports its unknown options itself: with its own usage, not with the usage
-    of all commands.
+    Unlike argparse, a subcommand's parser reports unknown options itself, with its own usage instead of the usage of
+    the whole program.
     """
 
     def _parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
-        """Parses, and ends the process with 2 where something is left over."""
+        """Parses the arguments; exits with 2 if any are left over."""
         parsed, left = super()._parse_known_args(*args, **options)
         if left:
             self._refuse(left)
@@ -57,7 +57,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _meant(word: str, choices: Iterable[str]) -> str:
-    """A question that names the choice most like a word; empty if none is like it."""
+    """A "did you mean" hint with the choice nearest to a word; empty if none is near."""
     import difflib  # noqa: PLC0415 (only for mistakes)
 
     like = difflib.get_close_matches(word, list(choices), n=1)

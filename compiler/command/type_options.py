@@ -1,4 +1,4 @@
-"""The options that name the types of activations and cache, for every command that takes a model."""
+"""The options for the types of activations and cache, for every command that takes a model."""
 
 import argparse
 
@@ -9,7 +9,7 @@ def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = T
     """Adds `--activations` and `--kv`.
 
     Args:
-        parser: where to add them.
+        parser: the parser that gets them.
         takes_specs: whether the command's model may be a spec, which has types of its own.
     """
     default = "what the spec says; for .gguf files and folders " if takes_specs else ""
@@ -26,5 +26,5 @@ def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = T
 
 
 def type_changes(args: argparse.Namespace) -> Changes:
-    """What these options change of a spec."""
+    """The changes to a spec that these options ask for."""
     return Changes(activation_dtype=args.activations, cache_dtype=args.kv)

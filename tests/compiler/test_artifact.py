@@ -113,7 +113,7 @@ def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folde
     artifact.write(folder)
     assert load_artifact(folder).digest == artifact.digest
     (folder / "model.safetensors").write_text("weights kept beside the plan")
-    with pytest.raises(ArtifactError, match=r"holds 'model.safetensors', which its artifact does not name"):
+    with pytest.raises(ArtifactError, match=r"holds 'model.safetensors', which its artifact does not list"):
         artifact.write(folder)
     assert (folder / "model.safetensors").exists()
     other = tmp_path / "precious"
@@ -121,7 +121,7 @@ def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folde
     (other / "letter.txt").write_text("dear")
     for path, message in [
         (other, "exists and is not an artifact"),
-        (other / "letter.txt", "letter.txt is not a folder, and an artifact is one"),
+        (other / "letter.txt", "letter.txt is not a folder, but an artifact is"),
         (Path("/dev/null"), "/dev/null is not a folder"),
     ]:
         with pytest.raises(ArtifactError, match=message):
