@@ -15,7 +15,7 @@ from mlxr_tests.specs import compiled, small_spec
 
 pytestmark = pytest.mark.usefixtures("kernel_host")
 
-STYLE = "many_by_matrix"
+STYLE = "many_mma"
 AFFINE = ("affine2_g32_f16", "affine3_g64_bf16", "affine4_g128_f32", "affine5_g32_bf16", "affine6_g64_f32")
 FORMATS = [str(one) for one in WeightFormat if one.is_quantised and not one.affine] + [*AFFINE, "affine8_g128_f16"]
 MIXED = {

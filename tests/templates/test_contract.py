@@ -7,7 +7,7 @@ import pytest
 
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.kernels.projection_kernels import MMA_FORMATS
+from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 QUANTISED = [format for format in WeightFormat if format.is_quantised]

@@ -16,7 +16,7 @@ from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering, Rule
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
-from mlxr.compiler.targets.metal.kernels.projection_kernels import Norm
+from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm
 
 METAL_RULES: LoweringRules["MetalLowering"] = LoweringRules("mlxr.compiler.targets.metal.kernels")
 lowers = METAL_RULES.lowers
@@ -47,12 +47,12 @@ class MetalLowering(Lowering):
         """See `Lowering.rules`."""
         return METAL_RULES.bound_to(self)
 
-    def norm_of(self, op: Op) -> Norm | None:
+    def norm_of(self, op: Op) -> FusedNorm | None:
         """The norm of a projection's x; None where it has none."""
         norm, weight = op.attrs_as(Product).norm, self.optional_dtype(op, "norm")
         if norm is None or weight is None:
             return None
-        return Norm(norm.kind, norm.eps, weight, self.optional_dtype(op, "norm_bias"))
+        return FusedNorm(norm.kind, norm.eps, weight, self.optional_dtype(op, "norm_bias"))
 
     def epilogue_of(self, op: Op) -> Epilogue:
         """What a projection does with its finished sums."""

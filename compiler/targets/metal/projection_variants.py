@@ -8,6 +8,7 @@ experiments are those of benchmarks/NOTES-gpu.md.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypedDict
 
 from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.errors import PlanError
@@ -17,18 +18,14 @@ from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows, MatrixTiles
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.epilogue import Epilogue
-from mlxr.compiler.targets.metal.kernels.mma_kernels import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernels import (
-    GEMM_COLUMNS,
-    GEMM_MMA_TILE,
-    GEMM_ROWS,
-    GEMM_SIMDGROUPS,
-    GEMM_TILE,
-    MMA_FORMATS,
-    MMA_ROWS,
-    Norm,
-    ProjectionKernel,
-)
+from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS, GEMM_TILE, GemmKernel
+from mlxr.compiler.targets.metal.kernels.gemm_mma import GEMM_MMA_TILE, GemmMmaKernel
+from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel
+from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILE_ROWS, MMA_TILES, MatmulMmaKernel
+from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel
+from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, MMA_ROWS, MatvecMmaKernel
+from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Projection:
     out_features: int
     layout: WeightLayout
     activation: DType
-    norm: Norm | None
+    norm: FusedNorm | None
     epilogue: Epilogue
     gather: bool
     one_row_alone: bool
@@ -117,7 +114,7 @@ class Variant:
         yields: whether MLX's matmul replaces it from `Projection.library_rows` on.
     """
 
-    kernel: ProjectionKernel | MatmulMmaKernel
+    kernel: ProjectionKernel
     first: int
     last: int
     sizes: tuple[type[SizeRecord], ...]
@@ -192,21 +189,16 @@ def _one_row(p: Projection) -> ProjectionKernel:
             f"geometry: matvec_mma is 1 for {p.choice.site}, but matrix instructions take codes of "
             f"{', '.join(sorted(f for f in MMA_FORMATS if not f.affine))} and affine4_*; set it to 0 there"
         )
-    return ProjectionKernel(
+    kernel = MatvecMmaKernel if g.mma else MatvecKernel
+    return kernel(
         label=p.label,
-        in_features=p.layout.columns,
-        out_features=p.out_features,
-        layout=p.layout,
-        activation=p.activation,
         norm=p.norm,
-        epilogue=p.epilogue,
+        **_fields(p),
         outs=max(MMA_ROWS if g.mma else 1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
         unroll=g.unroll,
         split=g.split,
-        gather=p.gather,
         tile=1,
-        mma=bool(g.mma),
     )
 
 
@@ -220,16 +212,11 @@ def _matrix_tiles(p: Projection) -> list[Variant]:
     first, last = max(p.least_rows, g.min_rows), min(p.most_rows, g.max_rows)
     kernel = MatmulMmaKernel(
         label="",
-        in_features=p.layout.columns,
-        out_features=p.out_features,
-        layout=p.layout,
-        activation=p.activation,
         norm=None,
-        epilogue=p.epilogue,
+        **_fields(p),
         outs=(g.outputs if p.is_quantised else MMA_TILE_ROWS) // p.epilogue.halves,
         simdgroups=g.simdgroups,
         split=g.simdgroups,
-        gather=p.gather,
         tile=0,
     )
     of_one_type = p.activation.is_16_bit and p.layout.dtype in (p.activation, DType.U8)
@@ -251,41 +238,58 @@ def _matrix_tiles(p: Projection) -> list[Variant]:
 
 
 def _unpacked(p: Projection) -> ProjectionKernel:
-    return ProjectionKernel(
+    return GemmKernel(
         label=f"{p.label}_gemm",
-        in_features=p.layout.columns,
-        out_features=p.out_features,
-        layout=p.layout,
-        activation=p.activation,
         norm=p.norm,
-        epilogue=p.epilogue,
+        **_fields(p),
         outs=GEMM_ROWS // p.epilogue.halves,
         simdgroups=GEMM_SIMDGROUPS,
-        gather=p.gather,
         tile=GEMM_TILE,
-        gemm=True,
     )
 
 
 def _unpacked_mma(p: Projection) -> ProjectionKernel:
     """As many columns at once as divide a row, 32 to 128: their loads are in flight together."""
-    unroll = next(n for n in (4, 2, 1) if p.layout.columns % (n * GEMM_COLUMNS) == 0)
-    label = f"{p.label}_gemm_mma"
-    return replace(_unpacked(p), label=label, tile=GEMM_MMA_TILE, mma=True, norm=None, unroll=unroll)
+    return GemmMmaKernel(
+        label=f"{p.label}_gemm_mma",
+        norm=None,
+        **_fields(p),
+        outs=GEMM_ROWS // p.epilogue.halves,
+        simdgroups=GEMM_SIMDGROUPS,
+        unroll=next(n for n in (4, 2, 1) if p.layout.columns % (n * GEMM_COLUMNS) == 0),
+        tile=GEMM_MMA_TILE,
+    )
 
 
 def _several(p: Projection) -> ProjectionKernel:
     g = p.many_rows.several
-    return ProjectionKernel(
+    return MatmulKernel(
         label=f"{p.label}_rows",
-        in_features=p.layout.columns,
-        out_features=p.out_features,
-        layout=p.layout,
-        activation=p.activation,
         norm=p.norm,
-        epilogue=p.epilogue,
+        **_fields(p),
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
-        gather=p.gather,
         tile=g.tile,
     )
+
+
+class _Fields(TypedDict):
+    """Fields that all kernels of a projection have alike."""
+
+    in_features: int
+    out_features: int
+    layout: WeightLayout
+    activation: DType
+    epilogue: Epilogue
+    gather: bool
+
+
+def _fields(p: Projection) -> _Fields:
+    return {
+        "in_features": p.layout.columns,
+        "out_features": p.out_features,
+        "layout": p.layout,
+        "activation": p.activation,
+        "epilogue": p.epilogue,
+        "gather": p.gather,
+    }

@@ -12,14 +12,12 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.embed import EmbedKernel
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_ROWS, GEMM_SIMDGROUPS, GEMM_TILE, GemmKernel
+from mlxr.compiler.targets.metal.kernels.gemm_mma import GEMM_MMA_TILE, GemmMmaKernel
 from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernels import (
-    GEMM_MMA_TILE,
-    GEMM_ROWS,
-    GEMM_SIMDGROUPS,
-    GEMM_TILE,
-    ProjectionKernel,
-)
+from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel
+from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel
+from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 from mlxr.compiler.targets.metal.render import KernelSource, render
 from mlxr.compiler.targets.provenance import Provenance
@@ -31,7 +29,14 @@ from mlxr_tests.repetition import varied
 from mlxr_tests.specs import floats
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-Style = Literal["one", "several", "many", "many_by_matrix"]
+Style = Literal["one", "several", "many", "many_mma"]
+KERNELS: dict[Style, tuple[type[ProjectionKernel], int]] = {
+    "one": (MatvecKernel, 1),
+    "several": (MatmulKernel, 8),
+    "many": (GemmKernel, GEMM_TILE),
+    "many_mma": (GemmMmaKernel, GEMM_MMA_TILE),
+}
+"""The kernel of each style, and rows of x of a threadgroup."""
 STYLES: tuple[Style, ...] = ("one", "several", "many")
 """Those that take activations of any type."""
 
@@ -68,7 +73,8 @@ class MatrixBench:
         """What a kernel makes of x [rows, columns], which is first rounded to the type of activations: f32."""
         outs = self.layout.rows // (2 if self.gated else 1)
         halves, many = 2 if self.gated else 1, style.startswith("many")
-        kernel = ProjectionKernel(
+        kernel_class, tile = KERNELS[style]
+        kernel = kernel_class(
             label=style,
             in_features=self.layout.columns,
             out_features=outs,
@@ -79,9 +85,7 @@ class MatrixBench:
             outs=(GEMM_ROWS if many else 4) // halves,
             simdgroups=GEMM_SIMDGROUPS if many else 2,
             gather=False,
-            tile={"one": 1, "several": 8, "many": GEMM_TILE, "many_by_matrix": GEMM_MMA_TILE}[style],
-            gemm=many,
-            mma=style == "many_by_matrix",
+            tile=tile,
             unroll=unroll,
         )
         dims = np.array([len(x), 1, len(x), 0, 0, 0, 0, 0], dtype=np.uint32)

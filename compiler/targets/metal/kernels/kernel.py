@@ -7,6 +7,8 @@ from mlxr.compiler.schedule.kernel import Kernel
 
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32768
+PIECE = 16
+"""Elements of a quantised row that a lane takes at once, whatever the format."""
 
 
 @dataclass(frozen=True)
@@ -20,5 +22,5 @@ class MetalKernel(Kernel):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Bytes of its threadgroup arrays."""
+        """Bytes of threadgroup memory of a threadgroup."""
         return 0

@@ -1,0 +1,29 @@
+"""Norms of x that a kernel takes into its product with a weight."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.schedule.kernel import Port
+
+
+@dataclass(frozen=True)
+class FusedNorm:
+    """A norm of the rows of x.
+
+    Attributes:
+        kind: `rms` or `layer`.
+        eps: added to the mean square, or to the variance.
+        weight, bias: element types of the weight and of the bias; None: there is no bias.
+    """
+
+    kind: NormKind
+    eps: float
+    weight: DType
+    bias: DType | None = None
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """The weight, and the bias where there is one."""
+        bias: tuple[Port, ...] = (("norm_bias", self.bias),) if self.bias else ()
+        return (("norm", self.weight), *bias)

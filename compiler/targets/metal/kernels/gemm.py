@@ -1,0 +1,35 @@
+"""Projections of many rows by quantised weights."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+
+GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
+"""Rows of x and rows of the weight that a threadgroup multiplies, and its simdgroups."""
+GEMM_COLUMNS = 32
+"""Columns of both that are in threadgroup memory at once."""
+_STRIDE = 36
+"""Numbers from one row to the next in threadgroup memory: whole vectors, and neighbouring rows in different banks."""
+
+
+@dataclass(frozen=True)
+class GemmKernel(ProjectionKernel):
+    """A projection of many rows: a threadgroup unpacks its weights into threadgroup memory, once for 32 rows of x."""
+
+    template = "gemm.metal.jinja"
+    mma = False
+
+    @property
+    def outs_per_threadgroup(self) -> int:
+        """Outputs of a threadgroup, which all of its simdgroups share."""
+        return self.outs
+
+    @property
+    def stride(self) -> int:
+        """Numbers from one row of a tile to the next."""
+        return _STRIDE
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of a tile of x, of a tile of the weight, and of two numbers for each row of x."""
+        return ((self.tile + self.rows) * self.stride + 2 * self.tile) * 4

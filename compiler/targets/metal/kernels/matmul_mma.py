@@ -1,0 +1,70 @@
+"""Projections of several rows by matrix instructions, by quantised weights or by those of 16 bits."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernels.matrix_spans import Span
+from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+
+MMA_TILES = (8, 16, 32, 64)
+"""Rows of x that a threadgroup multiplies by its rows of the weight: there is a kernel for each."""
+MMA_TILE_ROWS = 64
+"""Rows of a 16-bit weight that a threadgroup multiplies."""
+_COLUMNS, _QUANTISED_COLUMNS = 32, 64
+"""Columns of a step; of a quantised weight they are a piece of 16 elements for each of four lanes."""
+
+
+@dataclass(frozen=True)
+class MatmulMmaKernel(ProjectionKernel):
+    """A projection of `tile` rows, one of MMA_TILES. x is normalised already: `norm` is None.
+
+    The simdgroups of a threadgroup have the same rows of x and of the weight, and share their columns.
+    """
+
+    template = "matmul_mma.metal.jinja"
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of the sums that the simdgroups add up at once."""
+        return self.simdgroups * self.columns * self.stride * 4
+
+    @property
+    def columns(self) -> int:
+        """Rows of x whose sums are added up at once: those of one matrix instruction."""
+        return 8
+
+    @property
+    def stride(self) -> int:
+        """Numbers from the sums of one row of x to the next row's: two rows are 8 banks apart."""
+        return self.rows + 4
+
+    @property
+    def steps(self) -> int:
+        """Steps of all simdgroups together."""
+        return self.in_features // (_QUANTISED_COLUMNS if self.quantised else _COLUMNS)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the kernel unpacks its weights."""
+        return self.layout.dtype is DType.U8
+
+    @property
+    def threadgroups(self) -> int:
+        """Threadgroups along the outputs."""
+        return super().threadgroups if self.quantised else -(-self.out_features // self.outs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel can be made: rows are whole steps, and quantised gates and ups have one format."""
+        if not self.quantised:
+            return self.in_features % _COLUMNS == 0 and self.out_features >= self.outs
+        return (
+            self.in_features % _QUANTISED_COLUMNS == 0
+            and all(format.is_quantised for format in self.layout.formats)
+            and all(len(span.groups) == 1 for span in self.spans)
+        )
+
+    def spans_of(self, format: WeightFormat) -> list[Span]:
+        """The spans whose rows have a format."""
+        return [span for span in self.spans if span.groups[0].format is format]

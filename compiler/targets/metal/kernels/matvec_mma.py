@@ -1,0 +1,56 @@
+"""Projections of one row by matrix instructions."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+
+MMA_ROWS = 16
+"""Rows of the weight that one matrix instruction multiplies."""
+_RUNS = {WeightFormat.Q4_0: 2, WeightFormat.Q4_K: 2, WeightFormat.Q5_K: 2, WeightFormat.Q6_K: 4}
+"""Runs of a piece, as in the templates of the formats, of the formats of which matrix instructions take the codes."""
+MMA_FORMATS = frozenset(_RUNS) | {format for format in WeightFormat if format.affine and format.affine.bits == 4}
+"""Formats whose codes matrix instructions can take: see mma.jinja."""
+
+
+@dataclass(frozen=True)
+class MatvecMmaKernel(ProjectionKernel):
+    """A projection of one row by matrix instructions, which take the codes of a quantised weight as they are.
+
+    Simdgroups put x into threadgroup memory as f16 numbers: 32 pieces of 16 elements at a time. They lie as 16 rows,
+    four for each step of the matrix instructions, and a row has a vector of 16 bytes for each of the four pairs of
+    pieces that a step multiplies.
+    """
+
+    template = "matvec_mma.metal.jinja"
+
+    @property
+    def exact(self) -> bool:
+        """See `MatrixKernel.exact`: matrix instructions need the whole simdgroup, so all simdgroups read."""
+        return self._spans_are_multiples_of(self.outs_per_threadgroup)
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Bytes of all simdgroups' sums, and of the numbers and sums of x that they put there."""
+        return self.simdgroups * (self.staged * 16 + (self.runs * 16 + self.sums) * 4)
+
+    @property
+    def staged(self) -> int:
+        """Vectors of 16 bytes of x that a simdgroup has in threadgroup memory."""
+        return 16 * self.staged_row
+
+    @property
+    def staged_row(self) -> int:
+        """Vectors of a row: one for each part of each pair, and zeros, for lanes whose columns are another pair's."""
+        return 4 * self.parts + 1
+
+    @property
+    def parts(self) -> int:
+        """f16 numbers whose sum is a number of x: one if x has 16 bits and no norm, otherwise two."""
+        return 1 if self.norm is None and self.activation is not DType.F32 else 2
+
+    @property
+    def runs(self) -> int:
+        """Most runs of a piece; x has a sum for each."""
+        return max(_RUNS.get(format, 1) for format in self.layout.formats)
