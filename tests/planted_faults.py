@@ -222,9 +222,9 @@ FAULTS = [
     ),
     Fault(
         "hosts: weights are unpacked for MLX where kernels multiply",
-        "runtime/hosts/binding.py",
-        "if launch.feeds_mlx and not launch.runs_as_mlx(dims):",
-        "if launch.feeds_mlx and launch.runs_as_mlx(dims) is None:",
+        "compiler/artifact/launch.py",
+        "if library else not self.needs_library",
+        "if library else True",
         ("tests/runtime/hosts/test_metal_host.py", HOSTS),
     ),
 ]

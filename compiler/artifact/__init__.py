@@ -18,7 +18,8 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
+from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, KernelCall, Launch
+from mlxr.compiler.artifact.library_call import AttentionCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
@@ -38,6 +39,7 @@ from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, layer_buffer
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.spec.model import ModelSpec
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "Affine",
     "ArenaGeometry",
     "Artifact",
+    "AttentionCall",
     "BatchDim",
     "CLibrary",
     "CTensor",
@@ -60,8 +63,13 @@ __all__ = [
     "Condition",
     "DType",
     "Extent",
+    "Finish",
+    "InputNorm",
+    "KernelCall",
     "KernelEntry",
     "Launch",
+    "LibraryCall",
+    "MatmulCall",
     "MemoryPlan",
     "ModelSpec",
     "Op",

@@ -1,8 +1,11 @@
-"""A launch, the numbers that its grid depends on, and the conditions under which it runs."""
+"""A launch: what it calls, the numbers that its grid depends on, and the conditions under which it runs."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from mlxr.compiler.artifact.library_call import LibraryCall
 from mlxr.compiler.spec.record import Record
 
 BatchDim = Literal["tokens", "seqs", "rows", "tiles", "copies", "context"]
@@ -60,32 +63,84 @@ ROWS_WANTED = Condition(dim="rows", minimum=1)
 """Of launches that only logits need: the batch asks for some."""
 
 
+class KernelCall(Record):
+    """The launch of a generated kernel.
+
+    Attributes:
+        kernel: its name.
+        threadgroups: the grid; one threadgroup of kernels that all threads of a host share.
+    """
+
+    kernel: str
+    threadgroups: tuple[Extent, Extent, Extent] = (ONE, ONE, ONE)
+
+    def grid(self, dims: Mapping[BatchDim, int]) -> tuple[int, int, int]:
+        """The number of threadgroups along each axis for a batch; 0 where there is nothing to do."""
+        x, y, z = self.threadgroups
+        return x.value(dims), y.value(dims), z.value(dims)
+
+
 class Launch(Record):
-    """One launch of a kernel.
+    """A call of a kernel, or of a function of MLX.
+
+    Hosts whose kernels MLX launches have MLX's functions too (`library`): these are faster for large matmuls and for
+    attention of long chunks. There a library call runs in place of the kernels that make the same buffer, and other
+    kernels prepare what it reads. Hosts without MLX's functions run kernels alone.
 
     Attributes:
         op: the graph's op that it computes, wholly or in part; of one that feeds several ops the first of them.
         layer: the layer that the op belongs to; None outside of the layers.
-        inputs, outputs: buffers for the kernel's ports, in order.
-        threadgroups: the grid; one threadgroup of kernels that all threads of a host share.
-        when: runs only if it holds.
-        mlx: when all of these hold, hosts whose kernels MLX launches run the op as MLX ops instead (large matmuls and
-            attention of long chunks, where MLX's matrix kernels win); empty: always the kernel.
-        mlx_inputs: what these ops take, beyond the graph op's inputs or instead of them, by port.
-        feeds_mlx: makes such inputs, and runs only when `mlx` holds.
+        body: what is called.
+        inputs: buffers for the ports of the kernel or of the function, in order.
+        outputs: buffers for the ports of the kernel, in order; of a function its result.
+        when: it runs only if this holds.
+        yields: on hosts with MLX's functions it does not run if this holds, since a library call runs in its place.
+        needs_library: it runs only on hosts with MLX's functions: a library call, or a kernel that prepares its inputs.
     """
 
     op: str
-    kernel: str
     layer: int | None = None
+    body: Annotated[KernelCall | LibraryCall, Field(union_mode="left_to_right")]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    threadgroups: tuple[Extent, Extent, Extent] = (ONE, ONE, ONE)
     when: Condition | None = None
-    mlx: tuple[Condition, ...] = ()
-    mlx_inputs: tuple[tuple[str, str], ...] = ()
-    feeds_mlx: bool = False
+    yields: Condition | None = None
+    needs_library: bool = False
 
-    def runs_as_mlx(self, dims: Mapping[BatchDim, int]) -> bool:
-        """Whether MLX ops take its place, on hosts that have them; of one that feeds them, whether it runs."""
-        return bool(self.mlx) and all(condition.holds(dims) for condition in self.mlx)
+    def applies(self, dims: Mapping[BatchDim, int], *, library: bool) -> bool:
+        """Whether its conditions hold.
+
+        Args:
+            dims: those of the dims of the batch that its conditions name.
+            library: whether the host has MLX's functions.
+        """
+        if self.when is not None and not self.when.holds(dims):
+            return False
+        return not (self.yields is not None and self.yields.holds(dims)) if library else not self.needs_library
+
+    def runs(self, dims: Mapping[BatchDim, int], *, library: bool) -> bool:
+        """Whether it runs for a batch: its conditions hold, and it has something to do; see `applies`."""
+        if not self.applies(dims, library=library):
+            return False
+        return not isinstance(self.body, KernelCall) or 0 not in self.body.grid(dims)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The parts of all its conditions: where one of them begins or ends to hold, other launches run."""
+        return tuple(part for condition in (self.when, self.yields) if condition for part in condition.parts)
+
+    @property
+    def kernel_call(self) -> KernelCall:
+        """The body of a launch that is no library call."""
+        assert isinstance(self.body, KernelCall), f"the launch for {self.op} calls MLX's {self.body.function}"
+        return self.body
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel, of a launch that is no library call."""
+        return self.kernel_call.kernel
+
+    @property
+    def threadgroups(self) -> tuple[Extent, Extent, Extent]:
+        """The grid, of a launch that is no library call."""
+        return self.kernel_call.threadgroups

@@ -11,6 +11,7 @@ from mlxr.compiler.artifact.c_library import CLibrary
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Launch
+from mlxr.compiler.artifact.library_call import WeightCast
 from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.artifact.record import Buffer, MemoryPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
@@ -56,6 +57,7 @@ class Program(Record):
         memory: what it needs; of threads, one is counted.
         step_kernels: decode steps as one kernel each, for host cuda, where the geometry asks for them.
         steps_as_launches: decode steps that it asks for, and that cannot be one kernel.
+        casts: weights in the types that library calls take.
         library: of programs in C, what else the runtime needs to call them; None of others.
     """
 
@@ -67,6 +69,7 @@ class Program(Record):
     memory: MemoryPlan
     step_kernels: tuple[StepKernelEntry, ...] = ()
     steps_as_launches: tuple[StepsAsLaunches, ...] = ()
+    casts: tuple[WeightCast, ...] = ()
     library: CLibrary | None = None
 
     def __repr__(self) -> str:

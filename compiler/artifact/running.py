@@ -1,8 +1,6 @@
-"""Which launches of a phase run for a batch: some have conditions, and some are MLX's on hosts that have it."""
+"""How many launches run for a batch, on hosts without MLX's functions."""
 
-from collections.abc import Mapping
-
-from mlxr.compiler.artifact.launch import BatchDim, Launch
+from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase
 
@@ -20,12 +18,7 @@ def chunk_dims(plan: Plan) -> dict[BatchDim, int]:
     return {"tokens": tokens, "seqs": 1, "rows": 1, "tiles": tiles, "context": tokens}
 
 
-def runs(launch: Launch, dims: Mapping[BatchDim, int]) -> bool:
-    """Whether a launch runs for a batch, on hosts that leave nothing to MLX."""
-    return not launch.feeds_mlx and (launch.when is None or launch.when.holds(dims))
-
-
 def launches_of(plan: Plan, phase: Phase) -> int:
     """How many launches a step of one sequence has: one token in decode, the largest chunk in prefill."""
     dims = decode_dims(1, plan.whole_context) if phase.name == "decode" else chunk_dims(plan)
-    return sum(runs(launch, dims) for launch in phase.launches)
+    return sum(launch.runs(dims, library=False) for launch in phase.launches)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.library_call import WeightCast
 from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import WeightPlan
@@ -68,6 +69,7 @@ class Lowered:
         query_tile: tokens of a tile of queries that a kernel fixes; None: no kernel does.
         tensors: the weights as this target has them in memory; empty: as `WeightPlan.layout` says.
         scratch_bytes: memory beside weights, arena and activations.
+        casts: weights in the types that library calls take.
     """
 
     phases: tuple[LoweredPhase, ...]
@@ -75,3 +77,4 @@ class Lowered:
     query_tile: int | None = None
     tensors: tuple[CTensor, ...] = ()
     scratch_bytes: int = 0
+    casts: tuple[WeightCast, ...] = ()

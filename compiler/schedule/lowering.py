@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.launch import ONE, Condition, Extent
+from mlxr.compiler.artifact.library_call import LibraryCall, WeightCast
 from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
@@ -35,6 +36,7 @@ class Lowering(ABC):
         graph, phase: what is lowered.
         pending: the launches so far, in order.
         scratch: the buffers so far.
+        casts: the weights in other types that library calls take so far, by name.
     """
 
     def __init__(self, graph: OpGraph, phase: PhaseName) -> None:
@@ -42,6 +44,7 @@ class Lowering(ABC):
         self.phase = phase
         self.pending: list[PendingLaunch] = []
         self.scratch: list[Scratch] = []
+        self.casts: dict[str, WeightCast] = {}
 
     @property
     @abstractmethod
@@ -69,9 +72,8 @@ class Lowering(ABC):
         buffers: Mapping[str, str] | None = None,
         *,
         when: Condition | None = None,
-        mlx: tuple[Condition, ...] = (),
-        mlx_inputs: tuple[tuple[str, str], ...] = (),
-        feeds_mlx: bool = False,
+        yields: Condition | None = None,
+        needs_library: bool = False,
         chosen: ChosenGeometry | None = None,
     ) -> None:
         """Adds a launch.
@@ -82,9 +84,8 @@ class Lowering(ABC):
             grid: threadgroups along up to three axes.
             buffers: buffers of the kernel's other ports, or instead of the op's.
             when: the launch runs only if this holds.
-            mlx: see `Launch`.
-            mlx_inputs: see `Launch`.
-            feeds_mlx: see `Launch`.
+            yields: see `Launch`.
+            needs_library: see `Launch`.
             chosen: the kernel's geometry.
         """
         inputs, outputs = {**op.inputs, **(buffers or {})}, {**op.outputs, **(buffers or {})}
@@ -98,12 +99,39 @@ class Lowering(ABC):
                 (x, y, z),
                 when=when,
                 layer=op.layer,
-                mlx=mlx,
-                mlx_inputs=mlx_inputs,
-                feeds_mlx=feeds_mlx,
+                yields=yields,
+                needs_library=needs_library,
                 chosen=chosen,
             )
         )
+
+    def call_library(self, op: Op, call: LibraryCall, buffers: Mapping[str, str], *, when: Condition) -> None:
+        """Adds a launch that calls a function of MLX, on hosts that have it.
+
+        Args:
+            op: what it computes; its only result is the op's `out`.
+            call: the function and its options.
+            buffers: buffers of its ports, where the op's ports of the same names have others or none.
+            when: the launch runs only if this holds.
+        """
+        inputs = {**op.inputs, **buffers}
+        self.pending.append(
+            PendingLaunch(
+                op.name,
+                call,
+                tuple(inputs[port.name] for port in call.ports),
+                (op.out,),
+                when=when,
+                layer=op.layer,
+                needs_library=True,
+            )
+        )
+
+    def cast(self, weight: str, dtype: DType) -> str:
+        """The name of a weight in another type, which library calls take."""
+        name = f"{weight}.{dtype}"
+        self.casts[name] = WeightCast(name=name, weight=weight, dtype=dtype)
+        return name
 
     def value(self, op: Op, port: str) -> Value:
         """The value that an op's input port is bound to."""

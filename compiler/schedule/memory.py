@@ -122,7 +122,7 @@ def place_activations(
             if name in shapes:
                 births.setdefault(name, index)
                 deaths[name] = index
-        for name in launch.reads:
+        for name in launch.inputs:
             if name in births:
                 deaths[name] = index
     for name in kept:

@@ -1,44 +1,50 @@
 """A launch whose kernel has no text and no name yet."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
-from mlxr.compiler.artifact.launch import ONE, Condition, Extent, Launch
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent, KernelCall, Launch
+from mlxr.compiler.artifact.library_call import LibraryCall
 from mlxr.compiler.schedule.kernel import Kernel
 
 
 @dataclass(frozen=True)
 class PendingLaunch:
-    """A launch of any target, as lowering makes it; fields as in `Launch`, and the kernel's `chosen` geometry."""
+    """A launch of any target, as lowering makes it.
+
+    Attributes:
+        body: the kernel that it launches, or the function of MLX that it calls.
+        threadgroups: the kernel's grid.
+        chosen: the kernel's geometry.
+        op, inputs, outputs, when, layer, yields, needs_library: see `Launch`.
+    """
 
     op: str
-    kernel: Kernel
+    body: Kernel | LibraryCall
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     threadgroups: tuple[Extent, Extent, Extent] = (ONE, ONE, ONE)
     when: Condition | None = None
     layer: int | None = None
-    mlx: tuple[Condition, ...] = ()
-    mlx_inputs: tuple[tuple[str, str], ...] = ()
-    feeds_mlx: bool = False
+    yields: Condition | None = None
+    needs_library: bool = False
     chosen: ChosenGeometry | None = None
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The buffers that it reads, as a kernel or as MLX ops."""
-        return (*self.inputs, *(buffer for _, buffer in self.mlx_inputs))
-
-    def named(self, kernel: str) -> Launch:
-        """The launch, once its kernel has this name."""
+    def named(self, names: Mapping[Kernel, str]) -> Launch:
+        """The launch, once its kernel has a name."""
+        body: KernelCall | LibraryCall
+        if isinstance(self.body, Kernel):
+            body = KernelCall(kernel=names[self.body], threadgroups=self.threadgroups)
+        else:
+            body = self.body
         return Launch(
             op=self.op,
-            kernel=kernel,
             layer=self.layer,
+            body=body,
             inputs=self.inputs,
             outputs=self.outputs,
-            threadgroups=self.threadgroups,
             when=self.when,
-            mlx=self.mlx,
-            mlx_inputs=self.mlx_inputs,
-            feeds_mlx=self.feeds_mlx,
+            yields=self.yields,
+            needs_library=self.needs_library,
         )

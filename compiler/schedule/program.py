@@ -38,7 +38,8 @@ class PlacedProgram:
         """Every kernel, once, in order of first launch, that which copies blocks last; and its first launch."""
         first: dict[Kernel, PendingLaunch] = {}
         for launch in self._launches():
-            first.setdefault(launch.kernel, launch)
+            if isinstance(launch.body, Kernel):
+                first.setdefault(launch.body, launch)
         return first
 
     @property
@@ -87,7 +88,7 @@ def make_program(
         types=given.types,
         phases=tuple(_phase(phase, names) for phase in placed.phases),
         kernels=tuple(kernels.values()),
-        copy_blocks=None if copies is None else copies.named(names[copies.kernel]),
+        copy_blocks=None if copies is None else copies.named(names),
         arena=given.arena,
         memory=MemoryPlan(
             weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or given.weights),
@@ -95,6 +96,7 @@ def make_program(
             activation_bytes=placed.activation_bytes + lowered.scratch_bytes,
             budget_bytes=given.spec.memory_budget,
         ),
+        casts=lowered.casts,
         library=library,
     )
 
@@ -103,7 +105,7 @@ def _phase(placed: PlacedPhase, names: Mapping[Kernel, str]) -> Phase:
     lowered = placed.lowered
     return Phase(
         name=lowered.name,
-        launches=tuple(launch.named(names[launch.kernel]) for launch in lowered.launches),
+        launches=tuple(launch.named(names) for launch in lowered.launches),
         buffers=placed.buffers,
         activation_bytes=placed.activation_bytes,
         outputs=lowered.outputs,

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
+from mlxr.compiler.artifact.library_call import AttentionCall
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Program
@@ -84,8 +85,8 @@ def make_plan(
 
 def _reads_whole_contexts(programs: Iterable[Program]) -> bool:
     """Whether MLX's attention may take a step, which aligns the last query with the last key."""
-    phases = (phase for program in programs for phase in program.phases)
-    return any(extent.dim == "context" for phase in phases for la in phase.launches for extent in la.threadgroups)
+    launches = (launch for program in programs for phase in program.phases for launch in phase.launches)
+    return any(isinstance(launch.body, AttentionCall) for launch in launches)
 
 
 def _exact(chunk: ChosenGeometry) -> ChosenGeometry:

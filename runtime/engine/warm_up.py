@@ -60,8 +60,7 @@ def prompt_sizes(plan: Plan, program: Program) -> list[int]:
     else:
         borders = {2, most}
         for launch in program.phase("prefill").launches:
-            conditions = [*(launch.when.parts if launch.when else ()), *launch.mlx]
-            for condition in (condition for condition in conditions if condition.dim == "tokens"):
+            for condition in (part for part in launch.conditions if part.dim == "tokens"):
                 borders |= {condition.minimum, (condition.maximum or 0) + 1}
         sizes = {size for size in borders if 2 <= size <= most}
     return sorted(sizes) or [most]

@@ -7,7 +7,7 @@ sequences keep the order of the requests.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,6 @@ from mlxr.runtime.cache.pager import Pager
 Int32Array = npt.NDArray[np.int32]
 
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
-_MIN_ELEMENTS = 8
 
 
 class BatchRequest(NamedTuple):
@@ -142,29 +141,6 @@ class Batch:
         """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, 0, 0, 0, 0."""
         counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles)
         return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
-
-
-def kernel_input(array: npt.NDArray[Any] | mx.array) -> mx.array:
-    """The array in the form that MLX binds to kernels: with at least 8 elements, its own first.
-
-    An array on the device stays there: repeating it is a view, which takes no launch, and kernels see no shapes.
-    """
-    if not isinstance(array, mx.array):
-        return mx.array(padded(array))
-    return array if array.size >= _MIN_ELEMENTS else mx.broadcast_to(array, (_MIN_ELEMENTS, *array.shape))
-
-
-def padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array itself if it has at least 8 elements, else with rows of zeros added.
-
-    MLX binds smaller inputs in Metal's constant address space, which would be another kernel.
-    """
-    if array.size >= _MIN_ELEMENTS:
-        return array
-    width = int(np.prod(array.shape[1:]))
-    out = np.zeros((-(-_MIN_ELEMENTS // width), *array.shape[1:]), dtype=array.dtype)
-    out[: len(array)] = array
-    return out
 
 
 def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:

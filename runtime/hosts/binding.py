@@ -1,4 +1,4 @@
-"""Binds a batch to a plan: its arrays and dims, its phase, and which launches of the phase run."""
+"""Binds a batch to a plan: its arrays and dims, its phase, and the grids of its launches."""
 
 from collections.abc import Mapping
 
@@ -57,13 +57,8 @@ def batch_arrays(batch: Batch) -> BatchArrays:
 
 
 def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
-    """The threadgroups of a launch for a batch; None if its condition does not hold or it has nothing to do."""
-    if launch.when is not None and not launch.when.holds(dims):
-        return None
-    if launch.feeds_mlx and not launch.runs_as_mlx(dims):
-        return None
-    x, y, z = (extent.value(dims) for extent in launch.threadgroups)
-    return (x, y, z) if x and y and z else None
+    """The threadgroups of a launch for a batch, on hosts without MLX's functions; None if it does not run."""
+    return launch.kernel_call.grid(dims) if launch.runs(dims, library=False) else None
 
 
 def shape_of(shape: tuple[int | str, ...], dims: Dims) -> tuple[int, ...]:

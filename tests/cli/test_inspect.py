@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, KernelCall
 from mlxr_tests.specs import compiled, small_spec
 
 ANSI = "\x1b["
@@ -36,9 +36,15 @@ def test_a_row_for_every_launch(folder: str, artifact: Artifact, capsys: pytest.
     assert main(["inspect", folder, "--all-launches"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for step in artifact.plan.first.phases:
-        for index, launch in enumerate(step.launches):
+        of_kernels = [launch for launch in step.launches if isinstance(launch.body, KernelCall)]
+        for index, launch in enumerate(of_kernels):
             row = [str(index), launch.op, launch.kernel, *" x ".join(map(str, launch.threadgroups)).split()]
             assert any(line.split()[: len(row)] == row for line in lines), f"{step.name} {index}: {launch.op}"
+        calls = [launch for launch in step.launches if launch not in of_kernels]
+        assert len(calls) == (9 if step.name == "prefill" else 0), "four in each layer, and the logits"
+        for call in calls:
+            row = [call.op, "MLX", "matmul", "-", "-", *str(call.when).split()]
+            assert any(line.split()[: len(row)] == row for line in lines), call.op
 
 
 def test_folded_rows_say_what_they_stand_for(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +55,8 @@ def test_folded_rows_say_what_they_stand_for(folder: str, capsys: pytest.Capture
     assert "layers 0-1: each row is 2 launches" in out
     assert "1 sequence or 3 sequences: 12 launches (5 in each of 2 layers, 2 outside)" in out
     assert "14 launches (6 in each of 2 layers, 2 outside), for up to 32 tokens a chunk" in out
-    assert sum("attention.qkv_projected" in line for line in out.splitlines()) == 3, "two in decode, one in prefill"
+    assert sum("attention.qkv_projected" in line for line in out.splitlines()) == 4, "two in decode and two in prefill"
+    assert "(not on metal and cuda if tokens >= 32)" in out and "MLX matmul" in out
     assert ANSI not in out
 
 
@@ -64,7 +71,10 @@ def test_json_has_every_launch_and_stable_keys(
         *("types", "chunk"),
     }
     plan = artifact.plan
-    steps = {step.name: [launch.op for launch in step.launches] for step in plan.first.phases}
+    steps = {
+        step.name: [launch.op for launch in step.launches if isinstance(launch.body, KernelCall)]
+        for step in plan.first.phases
+    }
     for name, ops in steps.items():
         assert [launch["op"] for launch in data["launches"] if launch["step"] == name] == ops
     assert set(data["launches"][0]) == {

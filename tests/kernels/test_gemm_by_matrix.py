@@ -5,6 +5,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from mlxr.compiler.artifact import KernelCall
 from mlxr.compiler.errors import KernelFault, PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.schedule.geometry import Geometry
@@ -120,18 +121,14 @@ def test_mlx_takes_what_it_takes_without_a_norm_before():
 
     def running(tokens, has_mlx):
         dims = {"tokens": tokens, "rows": 1, "seqs": 1, "tiles": 9, "context": tokens}
-        running = [one for one in of_qkv if one.when is None or one.when.holds(dims)]
-        as_mlx = [has_mlx and one.runs_as_mlx(dims) for one in running]
-        return [
-            ("mlx " if mlx and not one.feeds_mlx else "") + plan.first.kernel(one.kernel).label
-            for one, mlx in zip(running, as_mlx, strict=True)
-            if mlx or not one.feeds_mlx
-        ]
+        running = [one for one in of_qkv if one.runs(dims, library=has_mlx)]
+        bodies = [one.body for one in running]
+        return [plan.first.kernel(b.kernel).label if isinstance(b, KernelCall) else b.label for b in bodies]
 
     for has_mlx in (False, True):
         assert running(16, has_mlx) == ["qkv_rows"]
         assert running(17, has_mlx) == running(47, has_mlx) == ["normalise", "qkv_gemm_mma"]
-    assert running(48, False) == ["qkv_gemm"] and running(48, True)[-1] == "mlx qkv_gemm"
+    assert running(48, False) == ["qkv_gemm"] and running(48, True) == ["unpack", "mlx.projection"]
 
 
 def test_numbers_of_32_bits_have_no_such_kernel():

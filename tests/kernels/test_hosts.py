@@ -110,4 +110,6 @@ def test_schedules(pair, schedule):
 @pytest.mark.parametrize(("setting", "takes"), [("", True), ("0", False)])
 def test_mlx_takes_launches_unless_a_sanitizer_cannot_see_its_stores(monkeypatch, setting, takes):
     monkeypatch.setenv("MLXR_TEST_MLX", setting)
-    assert any(launch.mlx for step in artifact_of("f16-layer").plan.first.phases for launch in step.launches) is takes
+    assert (
+        any(launch.yields for step in artifact_of("f16-layer").plan.first.phases for launch in step.launches) is takes
+    )

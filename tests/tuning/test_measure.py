@@ -8,16 +8,15 @@ import mlx.core as mx
 import pytest
 
 from mlxr.cli import main
-from mlxr.compiler.artifact import KernelEntry
+from mlxr.compiler.artifact import KernelEntry, LibraryCall
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.errors import HostError, RequestError
-from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.inspect.roofline import roofline
 from mlxr.runtime.hosts.metal.host import MetalHost
-from mlxr.runtime.hosts.mlx_ops import evaluate_large
+from mlxr.runtime.hosts.mlx import launcher
+from mlxr.runtime.hosts.mlx.library import call_library
 from mlxr.runtime.hosts.mlx_ops.types import Inputs
-from mlxr.tuning import pieces as pieces_module
 from mlxr.tuning.measure_launches import measure_launches
 from mlxr.tuning.pieces import Pieces, gpu_host
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
@@ -86,11 +85,11 @@ def test_norms_of_mlx_ops_are_cast_before_the_clock_starts(monkeypatch: pytest.M
     """As hosts do once: an op is timed without the cast of its norm's f32 weight."""
     artifact, taken = variant("for-mlx"), []
 
-    def note(attrs: OpKind, inputs: Inputs) -> mx.array:
+    def note(call: LibraryCall, inputs: Inputs) -> mx.array:
         taken.append((inputs["x"].dtype, inputs["norm"].dtype))
-        return evaluate_large(attrs, inputs)
+        return call_library(call, inputs)
 
-    monkeypatch.setattr(pieces_module, "evaluate_large", note)
+    monkeypatch.setattr(launcher, "call_library", note)
     gpu, batch = FakeGpu(cost_us), prefill_batch(artifact, 64)
     pieces = Pieces(artifact, gpu.make_kernels(artifact), RandomInputs(artifact, 1 << 10), batch)
     launches = [one for one in pieces.running if one.op == "layers.0.attention.qkv_projected"]

@@ -32,7 +32,7 @@ def _calls(
     (logits,) = phase.lowered.outputs
     calls = []
     for launch in phase.lowered.launches:
-        kernel = launch.kernel
+        kernel = launch.body
         assert isinstance(kernel, CpuKernel), "target cpu lowers to C functions"
         arguments = _arguments(launch, kernel, tensors, places, logits)
         calls.append(Call(counters[kernel], names[kernel], arguments, launch.op, _needs_rows(launch.when)))

@@ -53,7 +53,7 @@ class CpuTarget:
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
         copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
-        scratch_bytes = sum(_scratch_bytes(_c_kernels(la.kernel for phase in phases for la in phase.launches)))
+        scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(tuple(phases), copies, tensors=c_tensors(given.weights), scratch_bytes=scratch_bytes)
 
     def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
@@ -93,7 +93,7 @@ def _activations(graph: OpGraph, logits: str) -> dict[str, tuple[Shape, DType]]:
     }
 
 
-def _c_kernels(kernels: Iterable[Kernel]) -> Iterator[CpuKernel]:
+def _c_kernels(kernels: Iterable[object]) -> Iterator[CpuKernel]:
     for kernel in kernels:
         assert isinstance(kernel, CpuKernel), "target cpu lowers to C functions"
         yield kernel

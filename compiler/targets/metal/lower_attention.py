@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mlxr.compiler.artifact.launch import Condition, Extent
+from mlxr.compiler.artifact.library_call import AttentionCall, LibraryPort
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import RopeAttention
+from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import (
     AttendTile,
     LibraryAttention,
@@ -62,15 +64,17 @@ class AttentionLowering:
             kernel = AttendPrefillMmaKernel.made_of(kernel, tile.rows)
             unused = AttendTile.names("keys", "rows_per_simdgroup")
         grid = (Extent(times=self._arena.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))
-        mlx, mlx_inputs = self._for_mlx(op, kernel, choice)
         buffers = self._arena_buffers(op) | {"out": op.out}
         chosen = choice.sizes(PrefillAttention, without=unused)
-        self._to.emit(op, kernel, grid, buffers, mlx=mlx, mlx_inputs=mlx_inputs, chosen=chosen)
+        library = self._library_condition(kernel, choice)
+        if library is not None:
+            self._prepare_for_library(op, kernel, library, choice)
+        self._to.emit(op, kernel, grid, buffers, yields=library, chosen=chosen)
+        if library is not None:
+            self._call_library(op, kernel, library)
 
-    def _for_mlx(
-        self, op: Op, kernel: AttendPrefillKernel, choice: Choice
-    ) -> tuple[tuple[Condition, ...], tuple[tuple[str, str], ...]]:
-        """When MLX's attention takes a chunk, and what it takes.
+    def _library_condition(self, kernel: AttendPrefillKernel, choice: Choice) -> Condition | None:
+        """When MLX's attention takes a chunk; None: never.
 
         One sequence that sees all of its context. MLX has matrix kernels for one 16-bit type of queries, keys, values
         and sinks, and for heads of up to 128 elements; it knows no soft cap.
@@ -79,18 +83,25 @@ class AttentionLowering:
         tokens = max(2, g.min_tokens)
         window = kernel.window if kernel.window is not None and kernel.window < arena.context else None
         if not g.min_tokens or tokens > self._most_tokens or g.min_context > (window or arena.context):
-            return (), ()
+            return None
         of_one_type = dtype.is_16_bit and kernel.cache is dtype and kernel.sinks in (None, dtype)
         if not of_one_type or kernel.softcap or arena.head_dim % 8 or arena.head_dim > MLX_MOST_HEAD_DIM:
-            return (), ()
-        mlx = [Condition(dim="tokens", minimum=tokens), Condition(dim="seqs", maximum=1)]
+            return None
+        context: Condition | None = None
         if window or g.min_context > tokens:
-            mlx.append(Condition(dim="context", minimum=g.min_context, maximum=window))
-        ports = tuple((name, f"{op.name}.{name}") for name in ("queries", "keys", "values"))
-        buffers = dict(ports)
-        context = (1, arena.num_kv_heads, "context", arena.head_dim)
-        self._to.scratch.append(Scratch(buffers["queries"], (1, "tokens", kernel.num_heads, arena.head_dim), dtype))
-        self._to.scratch += [Scratch(buffers[name], context, dtype) for name in ("keys", "values")]
+            context = Condition(dim="context", minimum=g.min_context, maximum=window)
+        alone = Condition(dim="seqs", maximum=1, also=context)
+        return Condition(dim="tokens", minimum=tokens, also=alone)
+
+    def _library_buffers(self, op: Op) -> dict[str, str]:
+        """The buffers of what MLX's attention takes from the kernel before it, by port."""
+        return {port: f"{op.name}.{port}" for port in ("queries", "keys", "values")}
+
+    def _prepare_for_library(self, op: Op, kernel: AttendPrefillKernel, when: Condition, choice: Choice) -> None:
+        """Adds the launch that rotates queries, and copies keys and values out of the arena."""
+        buffers = self._library_buffers(op)
+        for port, shape in self._library_shapes(kernel).items():
+            self._to.scratch.append(Scratch(buffers[port], shape, kernel.activation))
         prepare = AttentionInputsKernel(
             "attention_inputs",
             **self._rope_fields(op),
@@ -101,11 +112,29 @@ class AttentionLowering:
             prepare,
             (Extent(dim="context", per=prepare.positions), Extent(times=1 + prepare.positions)),
             self._arena_buffers(op) | buffers,
-            mlx=tuple(mlx),
-            feeds_mlx=True,
+            when=when,
+            needs_library=True,
             chosen=choice.sizes(LibraryAttention),
         )
-        return tuple(mlx), ports
+
+    def _library_shapes(self, kernel: AttendPrefillKernel) -> dict[str, Shape]:
+        """Shapes of what MLX's attention takes, by port."""
+        arena = self._arena
+        of_context: Shape = (1, arena.num_kv_heads, "context", arena.head_dim)
+        return {
+            "queries": (1, "tokens", kernel.num_heads, arena.head_dim),
+            "keys": of_context,
+            "values": of_context,
+        }
+
+    def _call_library(self, op: Op, kernel: AttendPrefillKernel, when: Condition) -> None:
+        """Adds the call of MLX's attention."""
+        shapes = self._library_shapes(kernel)
+        if "sinks" in op.inputs:
+            shapes["sinks"] = self._to.value(op, "sinks").shape
+        ports = tuple(LibraryPort(name=port, dtype=kernel.activation, shape=shape) for port, shape in shapes.items())
+        call = AttentionCall(function="attention", label=f"mlx.{op.kind}", ports=ports, scale=kernel.scale)
+        self._to.call_library(op, call, self._library_buffers(op), when=when)
 
     def _choose(self, label: str) -> Choice:
         return self._to.table.choose(Site.of_arena(label, self._arena))

@@ -1,20 +1,31 @@
-"""Lowers projections: a launch for each kernel that makes one, and what MLX's matmul takes in their place."""
+"""Lowers projections: a launch for each kernel that makes one, and calls of MLX's matmul in their place."""
 
 from collections.abc import Callable, Mapping
 
 from mlxr.compiler.artifact.launch import ONE, BatchDim, Condition, Extent
+from mlxr.compiler.artifact.library_call import LibraryPort, MatmulCall
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops import linear
+from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
-from mlxr.compiler.targets.metal.projection_variants import Projection, Variant, divided, variants_of
+from mlxr.compiler.targets.metal.projection_variants import (
+    Projection,
+    Variant,
+    divided,
+    library_ranges,
+    variants_of,
+)
+
+_NORM_PORTS = ("norm", "norm_bias")
+"""The ports of an op that take the weights of its norm."""
 
 
 class ProjectionLowering:
@@ -37,10 +48,14 @@ class ProjectionLowering:
 
     def _projection(self, op: Op) -> None:
         p = self._described(op)
-        for variant in divided(variants_of(p), p.most_rows):
-            if variant.first == p.least_rows:
+        variants = divided(variants_of(p), p.most_rows)
+        first_row_of = {last: first for first, last in library_ranges(p, variants)}
+        for variant in variants:
+            if variant.first == p.least_rows and first_row_of:
                 self._unpack_for_library(op, p)
             self._emit(op, p, variant)
+            if variant.last in first_row_of:
+                self._call_library(op, p, first_row_of[variant.last], variant.last)
 
     def _described(self, op: Op) -> Projection:
         gather, layout = "rows" in op.inputs, self.layouts[op.inputs["weight"]]
@@ -76,9 +91,9 @@ class ProjectionLowering:
             grid = (Extent(times=kernel.threadgroups, dim=None if self._to.phase == "decode" else p.dim),)
         x = self._normalised(op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
         sizes: list[type[SizeRecord] | str] = [*variant.sizes]
-        library: tuple[Condition, ...] = ()
+        yields = None
         if variant.yields and p.library_rows is not None and p.library_rows <= last:
-            library = (Condition(dim=p.dim, minimum=p.library_rows),)
+            yields = Condition(dim=p.dim, minimum=p.library_rows)
             sizes.append(p.library_size)
         self._to.emit(
             op,
@@ -86,8 +101,7 @@ class ProjectionLowering:
             grid,
             {"x": x, "out": op.out, "dims": "dims"},
             when=when,
-            mlx=library,
-            mlx_inputs=(("weight", _unpacked(op)),) if library and p.is_quantised else (),
+            yields=yields,
             chosen=p.choice.sizes(*sizes, without=variant.unused),
         )
 
@@ -118,7 +132,7 @@ class ProjectionLowering:
         return normalised
 
     def _unpack_for_library(self, op: Op, p: Projection) -> None:
-        """Adds the launch that unpacks a quantised weight for MLX's matmul, where that takes the projection."""
+        """Adds the launch that unpacks a quantised weight for MLX's matmul."""
         if p.library_rows is None or not p.is_quantised:
             return
         layout = p.layout
@@ -129,10 +143,32 @@ class ProjectionLowering:
             kernel,
             (Extent(times=kernel.threadgroups),),
             {"out": _unpacked(op)},
-            mlx=(Condition(dim=p.dim, minimum=p.library_rows),),
-            feeds_mlx=True,
+            when=Condition(dim=p.dim, minimum=p.library_rows),
+            needs_library=True,
             chosen=p.choice.sizes(p.library_size, "unpack_unroll"),
         )
+
+    def _call_library(self, op: Op, p: Projection, first: int, last: int) -> None:
+        """Adds the call of MLX's matmul for a range of rows."""
+        product, buffers = op.attrs_as(Product), dict(op.inputs)
+        ports: list[LibraryPort] = []
+        for port, name in op.inputs.items():
+            dtype = self.layouts[name].dtype if name in self.layouts else self._to.value(op, port).dtype
+            if port == "weight" and p.is_quantised:
+                buffers[port], dtype = _unpacked(op), p.activation
+            elif port in _NORM_PORTS and dtype is not p.activation:
+                buffers[port], dtype = self._to.cast(name, p.activation), p.activation
+            ports.append(LibraryPort(name=port, dtype=dtype, shape=self._to.value(op, port).shape))
+        call = MatmulCall(
+            function="matmul",
+            label=f"mlx.{op.kind}",
+            ports=tuple(ports),
+            dtype=p.epilogue.out,
+            norm=product.norm,
+            finish=product.finish,
+        )
+        maximum = None if last == p.most_rows else last
+        self._to.call_library(op, call, buffers, when=Condition(dim=p.dim, minimum=first, maximum=maximum))
 
 
 def _unpacked(op: Op) -> str:

@@ -3,7 +3,7 @@
 The CPU takes about 9 us for each launch (MLX's CUDA backend), longer than the GPU takes to unpack a small weight. Four
 for each layer are a quarter of the launches of a small model's prefill, in which the GPU waits for the CPU.
 
-1. Launches are merged that are of one layer and of one kind: under the same conditions, with the same unroll, to the
+1. Launches are merged that are of one layer and of one kind: under the same condition, with the same unroll, to the
    same type. So a merged one runs only when MLX takes all of these projections.
 2. They are merged in order, as long as what they make is at most `MOST_BYTES`.
 3. The merged launch stands where the first of them stood, and is of its op and of its geometry's site.
@@ -48,28 +48,29 @@ def merge_unpacks(launches: Sequence[PendingLaunch], most_bytes: int = MOST_BYTE
 
 def _kind(launch: PendingLaunch) -> Hashable:
     """What launches have in common that may be merged; None of those that may not."""
-    kernel, layer = launch.kernel, launch.layer
+    kernel, layer = launch.body, launch.layer
     if not isinstance(kernel, UnpackKernel) or layer is None:
         return None
-    assert launch.feeds_mlx and launch.when is None, "only MLX ops take what is unpacked"
-    return layer, launch.mlx, kernel.unroll, kernel.activation
+    assert launch.needs_library, "only library calls take what is unpacked"
+    return layer, launch.when, kernel.unroll, kernel.activation
 
 
 def _unpacked_bytes(launch: PendingLaunch) -> int:
-    assert isinstance(launch.kernel, UnpackKernel), "only these are merged"
-    return sum(one.rows * one.columns for one in launch.kernel.layouts) * launch.kernel.activation.size_bytes
+    kernel = launch.body
+    assert isinstance(kernel, UnpackKernel), "only these are merged"
+    return sum(layout.rows * layout.columns for layout in kernel.layouts) * kernel.activation.size_bytes
 
 
 def _merged(group: Sequence[PendingLaunch]) -> PendingLaunch:
     """One launch that does what these do."""
-    first, kernels = group[0], [launch.kernel for launch in group if isinstance(launch.kernel, UnpackKernel)]
+    first, kernels = group[0], [launch.body for launch in group if isinstance(launch.body, UnpackKernel)]
     if len(kernels) < 2:
         return first
     layouts = tuple(layout for kernel in kernels for layout in kernel.layouts)
     kernel = replace(kernels[0], label="unpack", layouts=layouts)
     return replace(
         first,
-        kernel=kernel,
+        body=kernel,
         inputs=tuple(name for launch in group for name in launch.inputs),
         outputs=tuple(name for launch in group for name in launch.outputs),
         threadgroups=(Extent(times=kernel.threadgroups), ONE, ONE),

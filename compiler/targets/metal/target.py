@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.artifact.chip import HalfType
 from mlxr.compiler.artifact.kernel_entry import KernelEntry, KernelPort
+from mlxr.compiler.artifact.library_call import WeightCast
 from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.artifact.program import Program
 from mlxr.compiler.artifact.site import Site
@@ -39,6 +40,7 @@ class MetalTarget:
         """See `Target.lower`."""
         whole = _step_choice(given)
         phases = []
+        casts: dict[str, WeightCast] = {}
         for name in PHASES:
             lowering = OpLowering(given, name, one_kernel=whole.geometry.step.threads > 0)
             lowering.lower_ops()
@@ -46,11 +48,12 @@ class MetalTarget:
             shapes = {v.name: (v.shape, v.dtype) for v in graph.values if v.role == "activation"}
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             chosen = whole.sizes(StepKernel) if name == "decode" else None
+            casts |= lowering.casts
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]
-        tile = next(la.kernel.tile for la in prefill.launches if isinstance(la.kernel, AttendPrefillKernel))
+        tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
         copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
-        return Lowered(tuple(phases), copies, query_tile=tile)
+        return Lowered(tuple(phases), copies, query_tile=tile, casts=tuple(casts.values()))
 
     def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
         """A file for each kernel, and one for each decode step that is one kernel; see `Target.render`."""

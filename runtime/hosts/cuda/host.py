@@ -24,16 +24,17 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, Condition, Launch, Phase, layer_buffer
+from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelCall, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.binding import BatchArrays, Dims, grid_of, shape_of
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
-from mlxr.runtime.hosts.mlx.host import Arrays, Launcher, MlxHost
+from mlxr.runtime.hosts.mlx.host import MlxHost
+from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128
@@ -89,11 +90,14 @@ class CudaHost(MlxHost):
         self.notes = tuple(_notes_of(failures))
         self._first_notes = self.notes
         decode = self.program.phase("decode")
-        self._conditions: list[Condition] = list(
-            dict.fromkeys(launch.when for launch in decode.launches if launch.when)
-        )
         self._grid_dims = sorted(
-            {extent.dim for launch in decode.launches for extent in launch.threadgroups if extent.dim}
+            {
+                extent.dim
+                for launch in decode.launches
+                if isinstance(launch.body, KernelCall)
+                for extent in launch.body.threadgroups
+                if extent.dim
+            }
         )
         self._context_matters = any(
             "context" in buffer.shape
@@ -114,7 +118,7 @@ class CudaHost(MlxHost):
     @classmethod
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Launcher]:
+    ) -> dict[str, MlxKernel]:
         """See `MlxHost.make_kernels`; all are compiled, or loaded from the cache, before this returns."""
         sources = {
             k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.program(cls.target).kernels
@@ -131,7 +135,7 @@ class CudaHost(MlxHost):
         return next((kernel for kernel in self._step_kernels if kernel.takes(dims)), None)
 
     @staticmethod
-    def launcher_of(name: str, image: bytes) -> Launcher:
+    def launcher_of(name: str, image: bytes) -> MlxKernel:
         """Launches a kernel through MLX, which never copies inputs."""
         return launcher(name, image)
 
@@ -172,8 +176,7 @@ class CudaHost(MlxHost):
     def _prefill_key(self, phase: Phase, dims: Dims) -> _Key:
         """What the trace of a prefill step depends on; on the context only if a buffer has its size."""
         sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
-        conditions = (launch.when.holds(dims) for launch in phase.launches if launch.when is not None)
-        return (phase.name, *sizes.values(), *conditions)
+        return (phase.name, *sizes.values(), *self.launcher.choice(phase, dims))
 
     def _decode(
         self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
@@ -185,7 +188,7 @@ class CudaHost(MlxHost):
             phase.name,
             *(dims["tokens"], dims["seqs"], dims["rows"]),
             *(dims[dim] for dim in self._grid_dims),
-            *(condition.holds(dims) for condition in self._conditions),
+            *self.launcher.choice(phase, dims),
         )
         trace = self._decodes.get(key) or self._trace(phase, dims, moving, steady)
         self._decodes.keep(key, trace)
@@ -232,19 +235,15 @@ class CudaHost(MlxHost):
 
         return self._compiled(run)
 
-    def _run(self, phase: Phase, launch: Launch, arrays: Arrays, dims: Dims) -> None:
-        if not self._kept.has(launch):
-            super()._run(phase, launch, arrays, dims)
+    def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
+        """See `MlxHost.run_launches`; what is kept is not made again."""
+        return super().run_launches(phase, [la for la in launches if not self._kept.has(la)], dims, inputs)
 
     def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:
         """Unpacks and keeps the weights that the step needs unpacked, as far as there is memory to spare."""
-        shapes = self._shapes[phase.name]
+        shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
         self._kept.keep(
-            [
-                launch
-                for launch in phase.launches
-                if self._reads_weights_alone(launch) and grid_of(launch, dims) is not None
-            ],
+            [launch for launch in self.launcher.running(phase, dims) if self._reads_weights_alone(launch)],
             self.program.kernel,
             lambda name: shape_of(shapes[name], dims),
             lambda launches: self.run_launches(phase, launches, dims, {}),
@@ -253,19 +252,17 @@ class CudaHost(MlxHost):
         self.notes = (*self._first_notes, self._kept.note) if self._kept.note else self._first_notes
 
     def _reads_weights_alone(self, launch: Launch) -> bool:
-        return launch.feeds_mlx and self.weights.keys() >= set(launch.inputs)
+        return launch.needs_library and self.weights.keys() >= set(launch.inputs)
 
     def _parts(self, phase: Phase, dims: Dims, traced: bool) -> list[_Trace]:
         """The step in parts, each a function of all arrays that its launches and those of later parts read."""
         self._keep_unpacked(phase, dims)
-        launches = [
-            launch for launch in phase.launches if grid_of(launch, dims) is not None and not self._kept.has(launch)
-        ]
+        launches = [launch for launch in self.launcher.running(phase, dims) if not self._kept.has(launch)]
         cuts = [*range(0, len(launches), _PART), len(launches)]
         parts, needed = [], set(phase.outputs)
         for start, end in reversed(list(pairwise(cuts))):
             parts.append(self._part(phase, launches[start:end], dims, frozenset(needed), traced))
-            needed.update(*(self.names_read(phase, launch) for launch in launches[start:end]))
+            needed.update(*(launch.inputs for launch in launches[start:end]))
         return parts[::-1]
 
     def _part(
@@ -316,7 +313,7 @@ def _notes_of(failures: Sequence[tuple[range, NoStepKernelError]]) -> Iterator[s
         yield f"decode steps of {several} are launches and not one kernel: {why}"
 
 
-def launcher(name: str, cubin: bytes) -> Launcher:
+def launcher(name: str, cubin: bytes) -> MlxKernel:
     """Launches a kernel through MLX, which never copies inputs."""
     return functools.partial(
         mx.fast.precompiled_cuda_kernel, name=name, compiled_source=cubin, scalars=[], ensure_row_contiguous=False

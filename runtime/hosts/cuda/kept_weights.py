@@ -48,7 +48,7 @@ class KeptWeights:
     def has(self, launch: Launch) -> bool:
         """Whether all outputs of a launch are kept, so that it need not run."""
         pairs = zip(launch.inputs, launch.outputs, strict=False)
-        return launch.feeds_mlx and all(self._weights.get(out) == weight for weight, out in pairs)
+        return launch.needs_library and all(self._weights.get(out) == weight for weight, out in pairs)
 
     def keep(
         self,

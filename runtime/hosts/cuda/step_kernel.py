@@ -22,9 +22,10 @@ from mlxr.runtime.hosts.binding import Dims, grid_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, with_prelude
 from mlxr.runtime.hosts.cuda.device_array import on_device
 from mlxr.runtime.hosts.cuda.occupancy import residency
-from mlxr.runtime.hosts.mlx.host import Launcher, bindable_shape
+from mlxr.runtime.hosts.mlx.bindable import bindable_shape
+from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 
-LauncherOf = Callable[[str, bytes], Launcher]
+LauncherOf = Callable[[str, bytes], MlxKernel]
 
 OLDEST = 80
 """Oldest compute capability (times ten) that step kernels run on."""
@@ -52,7 +53,7 @@ class StepKernel:
     turn: ClassVar[mx.array | None] = None
     order: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, entry: StepKernelEntry, plan: Plan, launch: Launcher, blocks: int) -> None:
+    def __init__(self, entry: StepKernelEntry, plan: Plan, launch: MlxKernel, blocks: int) -> None:
         """Allocates what a step needs besides the host's arrays.
 
         Args:

@@ -5,13 +5,14 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from mlxr.compiler.artifact import Artifact, KernelEntry
-from mlxr.runtime.hosts.mlx.host import Launcher, MlxHost
+from mlxr.runtime.hosts.mlx.host import MlxHost
+from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 
 
-def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Launcher:
+def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
     """A kernel as MLX launches it. The arena must never be copied, so MLX makes no contiguous copies of inputs."""
     header, body = artifact.kernel_sections(kernel.name)
-    launcher: Launcher = mx.fast.metal_kernel(  # type: ignore[assignment]
+    launch: MlxKernel = mx.fast.metal_kernel(  # type: ignore[assignment]
         name=kernel.name,
         input_names=[port.name for port in kernel.inputs],
         output_names=[port.name for port in kernel.outputs],
@@ -19,7 +20,7 @@ def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> Launcher:
         source=body,
         ensure_row_contiguous=False,
     )
-    return launcher
+    return launch
 
 
 class MetalHost(MlxHost):
@@ -30,6 +31,6 @@ class MetalHost(MlxHost):
     @classmethod
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Launcher]:
+    ) -> dict[str, MlxKernel]:
         """See `MlxHost.make_kernels`; nothing is compiled yet."""
         return {kernel.name: metal_kernel(artifact, kernel) for kernel in artifact.plan.program(cls.target).kernels}

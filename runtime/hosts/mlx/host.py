@@ -4,7 +4,6 @@ Nothing here waits for the GPU, so several steps may be queued. Accesses to the 
 binds the token of the previous access and returns a new one.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,19 +16,14 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Artifact, Launch, Phase, layer_buffer
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
-from mlxr.runtime.hosts.batch import Batch, kernel_input
-from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, grid_of, phase_of, shape_of
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, phase_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
-from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
+from mlxr.runtime.hosts.mlx.bindable import bindable, kernel_input, of_shape
+from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
 from mlxr.runtime.hosts.mlx.padding import padded_batch
-from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES, evaluate_large
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr.runtime.weights.weight_file import WeightFile
-
-Arrays = dict[str, mx.array]
-
-
-Launcher = Callable[..., list[mx.array]]
-"""Launches a kernel through MLX; called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
 
 
 class MlxHost(ArrayHost):
@@ -57,19 +51,18 @@ class MlxHost(ArrayHost):
             progress: called with (kernels ready, all kernels), if the host makes them before their first launch.
         """
         super().__init__(artifact, weights, arena)
-        launchers = self.make_kernels(artifact, progress)
-        self._kernels = {k.name: (k, launchers[k.name]) for k in self.program.kernels}
-        self._graphs = {phase.name: artifact.graph(phase.name) for phase in self.program.phases}
-        self._shapes = {phase.name: {b.name: b.shape for b in phase.buffers} for phase in self.program.phases}
+        self.launcher = Launcher(self.program, self.make_kernels(artifact, progress), self.count)
         self._read = {
             phase.name: {name for launch in phase.launches for name in launch.inputs} for phase in self.program.phases
         }
         self._fixed: Arrays = {
             layer_buffer(i): mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
         }
-        self._fixed |= {name: _bindable(weight) for name, weight in weights.items()}
+        self._fixed |= {name: bindable(weight) for name, weight in weights.items()}
         self._fixed |= {K_ARENA: arena.k, V_ARENA: arena.v}
-        self._norms = norms_for_mlx(artifact, weights)
+        casts = {cast.name: weights[cast.weight].astype(MLX_DTYPES[str(cast.dtype)]) for cast in self.program.casts}
+        mx.eval(list(casts.values()))  # a trace of a step would compute lazy ones again each time
+        self._fixed |= casts
 
     @classmethod
     def from_file(
@@ -89,10 +82,10 @@ class MlxHost(ArrayHost):
     @abstractmethod
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Launcher]:
-        """Launchers of the artifact's kernels, by name.
+    ) -> dict[str, MlxKernel]:
+        """The artifact's kernels as MLX launches them, by name.
 
-        The arena must never be copied, so a launcher makes no contiguous copies of inputs.
+        The arena must never be copied, so they make no contiguous copies of inputs.
 
         Args:
             artifact: the compiled model.
@@ -140,14 +133,14 @@ class MlxHost(ArrayHost):
         Returns:
             Logits [rows, vocab] f32 and the arena's new token, both lazy.
         """
-        return self.results_of(phase, dims, self.run_launches(phase, phase.launches, dims, inputs))
+        return self.results_of(phase, dims, self.run_launches(phase, self.launcher.running(phase, dims), dims, inputs))
 
     def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
         """Launches some of a step's kernels.
 
         Args:
             phase: the program's phase that runs the step.
-            launches: launches of the phase, in order.
+            launches: launches of the phase that run for the batch, in order.
             dims: the dims of the batch.
             inputs: what these launches read besides weights and the arena, by the plan's buffer names.
 
@@ -156,19 +149,14 @@ class MlxHost(ArrayHost):
         """
         arrays = {**self._fixed, **inputs}
         for launch in launches:
-            self._run(phase, launch, arrays, dims)
+            self.launcher.run(phase.name, launch, arrays, dims)
         return arrays
 
     def results_of(self, phase: Phase, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
         """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.vocab_size)
-        return _of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
-
-    def names_read(self, phase: Phase, launch: Launch) -> set[str]:
-        """The buffers that a launch reads, as a kernel or as MLX ops."""
-        op = self._graphs[phase.name].op(launch.op)
-        return {*launch.inputs, *op.inputs.values(), *(name for _, name in launch.mlx_inputs)}
+        return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
     def start(self, *results: mx.array) -> None:
         """See `Host.start`; MLX compiles Metal kernels here."""
@@ -209,69 +197,5 @@ class MlxHost(ArrayHost):
         pairs[: len(copies)] = copies
         arrays = {"copies": mx.array(pairs), K_ARENA: self.arena.k, V_ARENA: self.arena.v}
         arrays[ARENA_TOKEN] = self.arena.token
-        grid = grid_of(launch, {"copies": len(copies)})
-        assert grid is not None, "there are copies to make"
-        self._launch(launch, arrays, grid, {})
+        self.launcher.run(None, launch, arrays, {"copies": len(copies)})
         self.arena.token = arrays[launch.outputs[0]]
-
-    def _run(self, phase: Phase, launch: Launch, arrays: Arrays, dims: Dims) -> None:
-        grid = grid_of(launch, dims)
-        if grid is None:
-            return
-        buffers = self._shapes[phase.name]
-        if launch.runs_as_mlx(dims) and not launch.feeds_mlx:
-            op = self._graphs[phase.name].op(launch.op)
-            names = {**op.inputs, **dict(launch.mlx_inputs)}
-            inputs = {port: self._exact(name, buffers, arrays, dims) for port, name in names.items() if name in arrays}
-            inputs |= self._norms.get((phase.name, launch.op), {})
-            arrays[op.out] = _bindable(evaluate_large(op.attrs, inputs))
-            self.count(f"mlx.{op.kind}", launch.op)
-            return
-        shapes = {name: shape_of(buffers[name], dims) for name in launch.outputs if name in buffers}
-        self._launch(launch, arrays, grid, shapes)
-
-    def _exact(self, name: str, buffers: Mapping[str, tuple[int | str, ...]], arrays: Arrays, dims: Dims) -> mx.array:
-        """An array without the elements that were added to bind it, as MLX's ops take it."""
-        if name in self.weights:
-            return self.weights[name]
-        if name == "logit_rows":
-            return arrays[name][: dims["rows"]]
-        return _of_shape(arrays[name], shape_of(buffers[name], dims)) if name in buffers else arrays[name]
-
-    def _launch(
-        self, launch: Launch, arrays: Arrays, grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        entry, kernel = self._kernels[launch.kernel]
-        options: dict[str, Any] = {
-            "grid": (grid[0] * entry.threads, grid[1], grid[2]),
-            "threadgroup": (entry.threads, 1, 1),
-            "output_shapes": [bindable_shape(shapes.get(name, (8,))) for name in launch.outputs],
-            "output_dtypes": [MLX_DTYPES[str(port.dtype)] for port in entry.outputs],
-        }
-        try:
-            outputs = kernel(inputs=[arrays[name] for name in launch.inputs], **options)
-        except (RuntimeError, ValueError) as error:
-            raise HostError(f"kernel {launch.kernel} cannot be launched: {error}") from error
-        arrays.update(zip(launch.outputs, outputs, strict=True))
-        self.count(launch.kernel, grid)
-
-
-# MLX binds smaller arrays in Metal's constant address space, which would need another kernel.
-_MIN_ELEMENTS = 8
-
-
-def bindable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape, or a larger one if it has too few elements to be bound; kernels see no shapes."""
-    return shape if math.prod(shape) >= _MIN_ELEMENTS else (_MIN_ELEMENTS,)
-
-
-def _bindable(array: mx.array) -> mx.array:
-    """The array, or one of the bindable shape that begins with its elements."""
-    if array.size >= _MIN_ELEMENTS:
-        return array
-    return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
-
-
-def _of_shape(array: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """The array in its own shape, without the elements that were added to bind it."""
-    return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -1,6 +1,6 @@
 """How many bytes a decode step has to read, which limits its speed."""
 
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, OpGraph
+from mlxr.compiler.artifact import ArenaGeometry, Artifact, KernelCall, OpGraph
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 
 
@@ -16,7 +16,8 @@ def weight_bytes(artifact: Artifact, target: str, rows: int = 1) -> int:
     program = artifact.plan.program(target)
     weights = program.library.tensors if program.library else artifact.plan.weights
     sizes = {weight.name: (weight.size_bytes, weight.shape[0]) for weight in weights}
-    launches = [(launch.kernel, launch.inputs) for launch in program.phase("decode").launches]
+    decode = program.phase("decode").launches
+    launches = [(la.kernel, la.inputs) for la in decode if isinstance(la.body, KernelCall)]
     whole = {name for kernel, inputs in launches if not kernel.startswith("embed_") for name in inputs}
     table = {name for kernel, inputs in launches if kernel.startswith("embed_") for name in inputs} - whole
     shares = _shares(artifact.graph("decode"), rows)

@@ -1,11 +1,21 @@
 """The launches of an artifact as rows, and the rows of layers that are alike folded into one block."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlxr.compiler.artifact import Artifact, BatchDim, KernelEntry, Launch, OpGraph, Phase, Plan, Program, layer_buffer
-from mlxr.compiler.artifact.running import runs
+from mlxr.compiler.artifact import (
+    Artifact,
+    BatchDim,
+    KernelCall,
+    KernelEntry,
+    Launch,
+    OpGraph,
+    Phase,
+    Plan,
+    Program,
+    layer_buffer,
+)
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.inspect.layers import alike, is_in_layer, without_layer
@@ -14,14 +24,41 @@ _ARENA_ONLY = "copy_blocks"
 
 
 @dataclass(frozen=True)
+class LibraryRow:
+    """The call of a function of MLX, with what the table says about it; `reads` and `writes` are in short."""
+
+    launch: Launch
+    reads: str
+    writes: str
+
+    @property
+    def name(self) -> str:
+        """Of the function: `MLX matmul`."""
+        assert not isinstance(self.launch.body, KernelCall), "rows of kernels are others"
+        return f"MLX {self.launch.body.function}"
+
+    @property
+    def flow(self) -> str:
+        """What it reads and writes, and on which hosts it runs."""
+        return f"{self.reads} -> {self.writes} (only on metal and cuda)"
+
+    @property
+    def when(self) -> str:
+        """The condition it runs under."""
+        return _when(self.launch)
+
+
+@dataclass(frozen=True)
 class LaunchRow:
-    """A launch, with what the table says about it.
+    """The launch of a kernel, with what the table says about it.
 
     Attributes:
         phase: `decode`, `prefill` or `copy_blocks`.
-        index: its place in the phase.
+        index: its place among the phase's launches of kernels.
         op_kind: kind of the graph's op it computes.
         weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
+        reads, writes: its buffers in short.
+        library: the calls of MLX's functions that replace it and the kernels before it, on hosts that have them.
     """
 
     phase: str
@@ -33,6 +70,7 @@ class LaunchRow:
     per_token: bool
     reads: str
     writes: str
+    library: tuple["LibraryRow", ...] = ()
 
     @property
     def layer(self) -> int | None:
@@ -46,19 +84,20 @@ class LaunchRow:
 
     @property
     def flow(self) -> str:
-        """What it reads and writes, in short."""
-        when = " and ".join(map(str, self.launch.mlx))
-        note = "for MLX, " if self.launch.feeds_mlx else "MLX ops on metal and cuda "
-        return f"{self.reads} -> {self.writes}" + (f" ({note}if {when})" if when else "")
+        """What it reads and writes, in short, and on which hosts it runs."""
+        note = " (only on metal and cuda)" if self.launch.needs_library else ""
+        if self.launch.yields is not None:
+            note = f" (not on metal and cuda if {self.launch.yields})"
+        return f"{self.reads} -> {self.writes}{note}"
 
     @property
     def when(self) -> str:
         """The condition it runs under."""
-        return "always" if self.launch.when is None else str(self.launch.when)
+        return _when(self.launch)
 
     def runs(self, dims: Mapping[BatchDim, int]) -> bool:
         """Whether it runs for a batch, on hosts that leave nothing to MLX."""
-        return runs(self.launch, dims)
+        return self.launch.runs(dims, library=False)
 
 
 @dataclass(frozen=True)
@@ -132,9 +171,16 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
     sizes = {w.name: w.size_bytes for w in plan.weights}
     rows_of = {w.name: w.shape[0] for w in plan.weights}
     kernels = {kernel.name: kernel for kernel in program.kernels}
-    rows = []
-    for index, launch in enumerate(phase.launches):
+    casts = {cast.name: cast.weight for cast in program.casts}
+    rows: list[LaunchRow] = []
+    for launch in phase.launches:
         op = graph.op(launch.op)
+        inputs = tuple(casts.get(name, name) for name in launch.inputs)
+        reads, writes = (_short_list(names, op.layer, graph) for names in (inputs, launch.outputs))
+        if not isinstance(launch.body, KernelCall):
+            call = LibraryRow(launch, reads, writes)
+            rows[-1] = replace(rows[-1], library=(*rows[-1].library, call))
+            continue
         weights = [name for name in launch.inputs if name in sizes]
         gathers = isinstance(op.attrs, Embed | ExpertProduct)
         if isinstance(op.attrs, ExpertProduct):  # of an expert's weights, those of the chosen ones
@@ -144,14 +190,14 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
         rows.append(
             LaunchRow(
                 phase=phase.name,
-                index=index,
+                index=len(rows),
                 launch=launch,
                 kernel=kernels[launch.kernel],
                 op_kind=op.kind,
                 weight_bytes=read,
                 per_token=gathers,
-                reads=_short_list(launch.inputs, op.layer, graph),
-                writes=_short_list(launch.outputs, op.layer, graph),
+                reads=reads,
+                writes=writes,
             )
         )
     return PhaseRows(phase.name, tuple(rows))
@@ -169,7 +215,13 @@ def _signature(row: LaunchRow, written: set[str]) -> tuple[object, ...]:
         return "earlier" if name in written or name.endswith("_token") else name
 
     names = tuple(relative(name) for name in (*launch.inputs, "->", *launch.outputs))
-    return (launch.kernel, launch.threadgroups, str(launch.when), launch.mlx, launch.feeds_mlx, row.op_kind, names)
+    conditions = (str(launch.when), str(launch.yields), launch.needs_library)
+    library = tuple((call.when, call.launch.body) for call in row.library)
+    return (launch.body, conditions, row.op_kind, names, library)
+
+
+def _when(launch: Launch) -> str:
+    return "always" if launch.when is None else str(launch.when)
 
 
 def _short_list(names: tuple[str, ...], layer: int | None, graph: OpGraph) -> str:

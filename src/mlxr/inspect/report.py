@@ -115,7 +115,9 @@ def _section(artifact: Artifact, phase: PhaseRows, width: int, ink: Ink, all_lau
     )
     rows: list[Row] = []
     if all_launches:
-        rows += [_cells(row, str(row.index), row.launch.op) for row in phase.rows]
+        for row in phase.rows:
+            rows.append(_cells(row, str(row.index), row.launch.op))
+            rows += _library_cells(row, "", row.launch.op)
     else:
         for block in phase.blocks:
             rows += _block(block, len(phase.blocks) > 1)
@@ -150,13 +152,21 @@ def _block(block: Block, titled: bool) -> Iterator[Row]:
     elif titled and block.rows[0].index:
         yield Heading("after the layers: each row is 1 launch")
     for row in block.rows:
-        yield _cells(row, str(block.times), without_layer(row.launch.op, row.layer))
+        op = without_layer(row.launch.op, row.layer)
+        yield _cells(row, str(block.times), op)
+        yield from _library_cells(row, str(block.times), op)
 
 
 def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:
     weights = f"{size(row.weight_bytes)}{'*' if row.per_token else ''}" if row.weight_bytes else "-"
     memory = size(row.kernel.threadgroup_bytes) if row.kernel.threadgroup_bytes else "-"
     return (number, op, row.launch.kernel, row.grid, str(row.kernel.threads), row.when, memory, weights, row.flow)
+
+
+def _library_cells(row: LaunchRow, number: str, op: str) -> Iterator[Row]:
+    """The calls of MLX's functions that replace a kernel."""
+    for call in row.library:
+        yield (number, op, call.name, "-", "-", call.when, "-", "-", call.flow)
 
 
 def _totals(artifact: Artifact, phase: PhaseRows) -> Iterator[str]:

@@ -45,7 +45,9 @@ def kernel_json(kernel: KernelEntry) -> dict[str, Any]:
 
 
 def _launch(row: LaunchRow) -> dict[str, Any]:
+    """The launch of a kernel; `mlx`: when MLX's functions run in its place, or take what it makes (`feeds_mlx`)."""
     launch = row.launch
+    mlx = launch.when if launch.needs_library else launch.yields
     return {
         "step": row.phase,
         "index": row.index,
@@ -56,9 +58,9 @@ def _launch(row: LaunchRow) -> dict[str, Any]:
         "grid": [str(extent) for extent in launch.threadgroups],
         "threads": row.kernel.threads,
         "threadgroup_bytes": row.kernel.threadgroup_bytes,
-        "when": launch.when.model_dump() if launch.when else None,
-        "mlx": [condition.model_dump() for condition in launch.mlx],
-        "feeds_mlx": launch.feeds_mlx,
+        "when": launch.when.model_dump() if launch.when and not launch.needs_library else None,
+        "mlx": [part.model_copy(update={"also": None}).model_dump() for part in mlx.parts] if mlx else [],
+        "feeds_mlx": launch.needs_library,
         "inputs": list(launch.inputs),
         "outputs": list(launch.outputs),
         "weight_bytes": row.weight_bytes,

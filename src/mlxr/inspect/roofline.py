@@ -149,8 +149,8 @@ def prefill_dims(plan: Plan, tokens: int) -> Dims:
 
 
 def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
-    """Whether hosts that have a GPU give a launch's op to MLX."""
-    return row.launch.runs_as_mlx(dims) and not row.launch.feeds_mlx
+    """Whether a call of MLX's functions replaces a launch, on hosts that have them."""
+    return row.launch.yields is not None and row.launch.yields.holds(dims)
 
 
 def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlxr.compiler.artifact import Artifact, Launch
+from mlxr.compiler.artifact import Artifact, KernelCall, Launch
 from mlxr.compiler.errors import HostError
 from mlxr.tuning.pieces import KernelMaker, Pieces
 from mlxr.tuning.random_inputs import RandomInputs, decode_batch, prefill_batch
@@ -38,9 +38,11 @@ def measure_launches(
         ("prefill", prefill_batch(artifact, min(plan.max_tokens, plan.arena.context))),
     ):
         pieces = Pieces(artifact, kernels, inputs, step_batch)
+        kernel_of = {la.outputs[0]: la.kernel for la in pieces.planned if not la.needs_library}
         distinct: dict[str, Launch] = {}
         for launch in pieces.running:
-            distinct.setdefault(launch.kernel, launch)
+            is_kernel = isinstance(launch.body, KernelCall)
+            distinct.setdefault(launch.kernel if is_kernel else kernel_of[launch.outputs[0]], launch)
         for kernel, launch in distinct.items():
             (time_us,) = stopwatch.times_us([pieces.piece([launch])])
             if isinstance(time_us, HostError):

@@ -5,6 +5,7 @@ through the layers of the arena for the same reason. Everything else is as in a 
 activations.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -15,16 +16,16 @@ from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest, kernel_input
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.binding import batch_arrays, batch_dims, shape_of
-from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
+from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 Input = Callable[[int], mx.array]
 """An input of a launch, by turn."""
 
 _MOST_COPIES = 256
 _EXPERT_TURNS = 16
-_MIN_ELEMENTS = 8
 
 
 def decode_batch(artifact: Artifact, sequences: int, context: int) -> Batch:
@@ -77,6 +78,7 @@ class RandomInputs:
         self._layer_buffers = {layer_buffer(layer) for layer in range(artifact.plan.num_layers)}
         self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
         self._weights = {weight.name: weight for weight in artifact.plan.weights}
+        self._casts = {cast.name: cast for cast in artifact.plan.program("metal").casts}
         self._made: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
         graphs = [artifact.graph(phase.name) for phase in artifact.plan.program("metal").phases]
         self._experts = {
@@ -87,8 +89,8 @@ class RandomInputs:
         }
 
     def is_weight(self, name: str) -> bool:
-        """Whether the plan has a weight of this name."""
-        return name in self._weights
+        """Whether the plan has a weight of this name, or a weight in another type."""
+        return name in self._weights or name in self._casts
 
     def input(self, phase: Phase, batch: Batch, name: str, dtype: DType) -> Input:
         """An input by the plan's name for it.
@@ -101,6 +103,9 @@ class RandomInputs:
         """
         arena, metadata = {K_ARENA: self._arena.k, V_ARENA: self._arena.v}, batch_arrays(batch)
         shapes = {buffer.name: buffer.shape for buffer in phase.buffers}
+        if name in self._casts:
+            cast = self._casts[name]
+            return _cast(self.input(phase, batch, cast.weight, dtype), MLX_DTYPES[str(cast.dtype)])
         if name in self._weights:
             layout = self._weights[name].layout
             shape = (layout.size_bytes,) if layout.dtype is DType.U8 else self._weights[name].shape
@@ -112,7 +117,7 @@ class RandomInputs:
         if name in self._layer_buffers:
             return _in_turn(self._layers)
         if name not in shapes:  # a token of the arena: single launches need no order
-            return _in_turn([mx.zeros((8,), dtype=mx.uint32)])
+            return _in_turn([mx.zeros((MIN_ELEMENTS,), dtype=mx.uint32)])
         shape = shape_of(shapes[name], batch_dims(batch))
         if name in self._experts:
             return _in_turn([self._choice(shape, self._experts[name]) for _ in range(_EXPERT_TURNS)])
@@ -124,23 +129,28 @@ class RandomInputs:
         wanted = 1 if copies <= 1 and dtype is not DType.U8 else max(2, min(copies, _MOST_COPIES))
         while len(made) < wanted:
             array = mx.random.randint(0, 64, shape) if dtype is DType.U8 else mx.random.normal(shape)
-            made.append(at_least_8(array.astype(MLX_DTYPES[str(dtype)])))
+            made.append(bindable(array.astype(MLX_DTYPES[str(dtype)])))
             mx.eval(made[-1])
         return made[:wanted]
 
     def _choice(self, shape: tuple[int, ...], num_experts: int) -> mx.array:
         """Different experts for each token: [tokens, top_k] i32."""
         order = mx.argsort(mx.random.uniform(shape=(shape[0], num_experts)), axis=-1)
-        chosen = at_least_8(order[:, : shape[1]].astype(mx.int32))
+        chosen = bindable(order[:, : shape[1]].astype(mx.int32))
         mx.eval(chosen)
         return chosen
 
 
-def at_least_8(array: mx.array) -> mx.array:
-    """The array, or its elements first in one of 8: MLX binds smaller ones in another address space on Metal."""
-    if array.size >= _MIN_ELEMENTS:
+def _cast(source: Input, dtype: mx.Dtype) -> Input:
+    """The input in another type, computed when it is first asked for, as hosts do when they load it."""
+
+    @functools.cache
+    def at(turn: int) -> mx.array:
+        array = source(turn).astype(dtype)
+        mx.eval(array)
         return array
-    return mx.concatenate([array.reshape(-1), mx.zeros((_MIN_ELEMENTS - array.size,), array.dtype)])
+
+    return at
 
 
 def _columns(matrix: Value) -> int:

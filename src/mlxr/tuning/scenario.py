@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.schedule.geometry import AttendTile, DecodeAttention, MatrixTiles, OneRow, SeveralRows
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.tuning.pieces import running
+from mlxr.tuning.pieces import planned
 from mlxr.tuning.random_inputs import decode_batch, prefill_batch
 from mlxr.tuning.site_tuning import Sizes
 
@@ -82,7 +82,7 @@ def kinds_of(artifact: Artifact, batch: Batch, wanted: Collection[str]) -> dict[
     """The kinds of launch in a batch that have some of the wanted sizes, by the site that geometry rules name."""
     chosen_of = {kernel.name: kernel.chosen for kernel in artifact.plan.program("metal").kernels}
     kernels_of: dict[str, list[str]] = {}
-    for launch in running(artifact, batch):
+    for launch in planned(artifact, batch):
         kernels_of.setdefault(launch.op, []).append(launch.kernel)
     kinds: dict[str, LaunchKind] = {}
     seen: set[tuple[str, ...]] = set()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, KernelCall
 from mlxr.tuning.scenario import LaunchKind, Scenario, kinds_of
 from mlxr.tuning.site_tuning import MARGIN, SiteTuning
 from mlxr.tuning.stopwatch import Piece
@@ -80,7 +80,7 @@ def _kind_of_all_weights(bench: Workbench, base: Artifact, name: str) -> dict[st
     decided, graph = _values(always, name), always.graph("prefill")
     layers: dict[int | None, list[tuple[str, str]]] = {}
     for launch in always.plan.program("metal").phase("prefill").launches:
-        if launch.kernel in decided:
+        if isinstance(launch.body, KernelCall) and launch.kernel in decided:
             layers.setdefault(graph.op(launch.op).layer, []).append((launch.op, launch.kernel))
     # Layers with the same kernels are of one kind, of which the first layer stays.
     kinds = {tuple(kernel for _, kernel in layer): layer for layer in reversed(layers.values())}

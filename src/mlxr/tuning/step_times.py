@@ -16,9 +16,9 @@ from mlxr.compiler.errors import ArenaError, HostError
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.hosts.mlx_ops import MLX_DTYPES
+from mlxr.runtime.hosts.mlx.bindable import bindable
 from mlxr.runtime.hosts.select import array_host
-from mlxr.tuning.random_inputs import at_least_8
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
 _STD = 0.02
 _FAILURES = (HostError, ArenaError, RuntimeError)
@@ -118,6 +118,6 @@ def _random_weights(artifact: Artifact) -> dict[str, mx.array]:
             array = mx.random.randint(0, 64, (layout.size_bytes,)).astype(mx.uint8)
         else:
             array = (_STD * mx.random.normal(weight.shape)).astype(MLX_DTYPES[str(layout.dtype)])
-        buffers[weight.name] = at_least_8(array)
+        buffers[weight.name] = bindable(array)
         mx.eval(buffers[weight.name])
     return buffers

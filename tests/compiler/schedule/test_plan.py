@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact.launch import Condition, Extent, Launch
+from mlxr.compiler.artifact.launch import Condition, Extent, KernelCall, Launch
+from mlxr.compiler.artifact.library_call import AttentionCall, MatmulCall
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.errors import PlanError
@@ -175,10 +176,21 @@ def for_mlx() -> Plan:
     return variant("for-mlx").plan
 
 
+def is_kernel(launch: Launch) -> bool:
+    return isinstance(launch.body, KernelCall)
+
+
 def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> None:
     step = for_mlx.first.phase("prefill")
     buffers = {b.name: b for b in step.buffers}
-    taken = [(la.op, port, buffers[name]) for la in step.launches for port, name in la.mlx_inputs]
+    prepared = {name for la in step.launches if la.needs_library and is_kernel(la) for name in la.outputs}
+    taken = [
+        (la.op, port.name, buffers[name])
+        for la in step.launches
+        if not isinstance(la.body, KernelCall)
+        for port, name in zip(la.body.ports, la.inputs, strict=True)
+        if name in prepared
+    ]
     assert {port for _, port, _ in taken} == {"weight", "queries", "keys", "values"}
     gate_up = next(b for op, _, b in taken if op == "layers.0.mlp.gated")
     assert gate_up.shape == (1024, 256) and gate_up.size_bytes == 1024 * 256 * 2 <= step.activation_bytes
@@ -192,54 +204,86 @@ def test_what_is_made_for_mlx_is_planned_memory(for_mlx: Plan, plan: Plan) -> No
         for other in (buffers[name] for name in outputs if name in buffers):
             apart = buffer.offset_bytes + buffer.size_bytes <= other.offset_bytes
             assert apart or other.offset_bytes + other.size_bytes <= buffer.offset_bytes
-    assert not any(la.feeds_mlx for la in plan.first.phase("prefill").launches), "no generic artifact has them"
+    of_generic = [la for la in plan.first.phase("prefill").launches if la.needs_library]
+    assert of_generic and not any(map(is_kernel, of_generic)), "no generic artifact prepares anything"
 
 
 def test_decode_leaves_one_row_and_attention_to_kernels(for_mlx: Plan) -> None:
-    assert not any(la.feeds_mlx or la.mlx for la in for_mlx.first.phase("decode").launches), "of 2 sequences at most"
+    assert not any(la.needs_library or la.yields for la in for_mlx.first.phase("decode").launches), (
+        "of 2 sequences at most"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("unread", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
-        ("unmade", "which nothing made for them"),
-        ("late", "which nothing made for them"),
-        ("unfed", r"no MLX op takes \['layers.0.attention.qkv_projected.unpacked'\], which was made for one"),
-        ("other", r"gives MLX ops \[\], and a launch before it \['layers.0.attention.qkv_projected.unpacked'\]"),
-        ("conditional", "so its conditions must be theirs"),
-        ("twice", r"makes \['layers.0.attention.out.unpacked', .* for MLX ops, as a launch before it does"),
-        ("swapped outputs", "'layers.0.attention.qkv_projected.unpacked', which is not unpacked from its weight"),
-        ("swapped inputs", "'layers.0.attention.out.unpacked', which is not unpacked from its weight"),
+        (
+            "unread",
+            r"unpack_\w+ for layers.0.attention.qkv_projected makes '.*qkv_projected.unpacked', which nothing reads",
+        ),
+        ("unmade", "the call of MLX's matmul .* reads 'layers.0.attention.qkv_projected.unpacked', which nothing made"),
+        ("late", "the call of MLX's matmul .* reads 'layers.0.attention.qkv_projected.unpacked', which nothing made"),
+        ("uncalled", "no launch makes 'layers.0.attention.qkv_projected' for 32 tokens on hosts with MLX's functions"),
+        ("unyielding", "qkv_projected and the call of MLX's matmul .* both make 'layers.0.attention.qkv_projected'"),
+        ("conditional", "no launch makes '.*unpacked' for 32 tokens on hosts with MLX's functions"),
+        ("everywhere", r"no launch makes '.*qkv_projected.unpacked' for 32 tokens \[target metal"),
+        ("unneeded", "the call of MLX's matmul .* would run on hosts that have no such function"),
+        ("twice", r"both make 'layers.0.attention.qkv_projected.unpacked'"),
+        ("swapped outputs", "'layers.0.attention.qkv_projected.unpacked', which is not 'layers.0.attention.qkv', nor"),
+        ("swapped inputs", "'layers.0.attention.out.unpacked', which is not 'layers.0.attention.qkv', nor unpacked"),
+        ("fewer", "the call of MLX's matmul for layers.0.attention.qkv_projected binds the wrong number of buffers"),
+        ("stored norm", "takes norm 'layers.0.attention.norm' of f32 as bf16"),
+        ("type", "multiplies x of bf16 for a result of f16"),
     ],
 )
 def test_doctored_plans_for_mlx_are_refused(for_mlx: Plan, change: str, message: str) -> None:
     check_plan(for_mlx)
     step = for_mlx.first.phase("prefill")
     launches = list(step.launches)
-    fed = next(i for i, la in enumerate(launches) if la.mlx_inputs)
-    feeding = next(i for i, la in enumerate(launches) if la.feeds_mlx)
+    called = next(i for i, la in enumerate(launches) if isinstance(la.body, MatmulCall))
+    preparing = next(i for i, la in enumerate(launches) if la.needs_library)
+    yielding = next(i for i, la in enumerate(launches) if la.yields is not None)
+
+    def update(index: int, **changes: object) -> None:
+        launches[index] = launches[index].model_copy(update=changes)
+
     if change == "unmade":
-        del launches[feeding]
+        del launches[preparing]
     elif change == "late":
-        launches.insert(fed, launches.pop(feeding))
-    elif change == "other":
-        launches.insert(fed + 1, launches[fed].model_copy(update={"mlx_inputs": ()}))
-    elif change == "twice":
-        launches.insert(feeding, launches[feeding])
-    elif change == "swapped outputs":
-        first, second, *rest = launches[feeding].outputs
-        launches[feeding] = launches[feeding].model_copy(update={"outputs": (second, first, *rest)})
-    elif change == "swapped inputs":
-        other = next(la for la in launches if la.op == "layers.0.attention.out" and la.mlx_inputs)
-        for i, la in enumerate(launches):
-            if la.op == launches[fed].op and la.mlx_inputs:
-                launches[i] = la.model_copy(update={"mlx_inputs": other.mlx_inputs})
+        launches.insert(called, launches.pop(preparing))
+    elif change == "uncalled":
+        for i, launch in reversed(list(enumerate(launches))):
+            if isinstance(launch.body, MatmulCall):
+                update(i, when=Condition(dim="tokens", minimum=40))
+    elif change == "unyielding":
+        update(yielding, yields=None)
     elif change == "conditional":
-        launches[feeding] = launches[feeding].model_copy(update={"when": Condition(dim="tokens", minimum=2)})
+        update(preparing, when=Condition(dim="tokens", minimum=40))
+    elif change == "everywhere":
+        update(called, needs_library=False)
+    elif change == "unneeded":
+        update(called, needs_library=False)
+        update(preparing, needs_library=False)
+        update(yielding, when=Condition(dim="tokens", minimum=17, maximum=31), yields=None)
+    elif change == "twice":
+        launches.insert(preparing, launches[preparing])
+    elif change == "swapped outputs":
+        first, second, *rest = launches[preparing].outputs
+        update(preparing, outputs=(second, first, *rest))
+    elif change == "unread":
+        x, _, *rest = launches[called].inputs
+        update(called, inputs=(x, "layers.0.attention.qkv", *rest))
+    elif change == "swapped inputs":
+        matmuls = [i for i, la in enumerate(launches) if isinstance(la.body, MatmulCall)]
+        (x, first, *rest), (y, second, *others) = (launches[i].inputs for i in matmuls[:2])
+        update(matmuls[0], inputs=(x, second, *rest))
+        update(matmuls[1], inputs=(y, first, *others))
+    elif change == "fewer":
+        update(called, inputs=launches[called].inputs[:-1])
+    elif change == "stored norm":
+        update(called, inputs=tuple(name.removesuffix(".bf16") for name in launches[called].inputs))
     else:
-        none = {"mlx_inputs": ()} if change == "unread" else {"mlx_inputs": (), "mlx": ()}
-        launches[fed] = launches[fed].model_copy(update=none)
+        update(called, body=launches[called].body.model_copy(update={"dtype": DType.F16}))
     doctored = step.model_copy(update={"launches": tuple(launches)})
     with pytest.raises(PlanError, match=message):
         check_plan(for_mlx.with_program("metal", phases=(for_mlx.first.phase("decode"), doctored)))
@@ -271,8 +315,11 @@ def test_what_mlx_would_not_do_as_well_is_not_prepared(
         "weights": {"default": "q4_k"},
     }
     plan = compiled(small_spec(**base | changes), Geometry.of(mlx_quantised_min_rows=16, mlx_min_tokens=16)).plan
-    labels = {plan.first.kernel(la.kernel).label for la in plan.first.phase("prefill").launches if la.feeds_mlx}
+    launches = plan.first.phase("prefill").launches
+    labels = {plan.first.kernel(la.kernel).label for la in launches if la.needs_library and is_kernel(la)}
     assert labels == ({"unpack"} if projections else set()) | ({"attention_inputs"} if attention else set())
+    called = {type(la.body) for la in launches if not is_kernel(la) and la.layer is not None}
+    assert called == ({MatmulCall} if projections else set()) | ({AttentionCall} if attention else set())
 
 
 @pytest.mark.parametrize(
@@ -291,7 +338,8 @@ def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[st
     """Where a plan's steps or contexts never get there, nothing is prepared for it."""
     spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
     plan = compiled(spec, Geometry.of(mlx_min_tokens=16, **sizes)).plan
-    found = {"; ".join(map(str, la.mlx)) for la in plan.first.phase("prefill").launches if la.feeds_mlx}
+    launches = plan.first.phase("prefill").launches
+    found = {"; ".join(str(la.when).split(" and ")) for la in launches if la.needs_library and is_kernel(la)}
     assert found == ({expected} if expected else set())
 
 

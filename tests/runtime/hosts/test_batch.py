@@ -6,7 +6,8 @@ import pytest
 
 from mlxr.compiler.errors import ArenaError, ArenaFullError, RequestError
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest, kernel_input, padded
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.mlx.bindable import kernel_input, padded
 
 ARRAYS = (
     "tokens",

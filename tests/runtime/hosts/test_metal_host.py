@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mlxr
-from mlxr.compiler.artifact import ARENAS, K_ARENA, Artifact
+from mlxr.compiler.artifact import ARENAS, K_ARENA, Artifact, KernelCall
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
@@ -296,7 +296,9 @@ def test_prefill_attention_by_mlx_in_several_tiles(monkeypatch: pytest.MonkeyPat
     options = {"cache": {"dtype": "bf16", "block_size": 4, "max_sequences": 1}, "model__attention": heads}
     artifact = compiled(small_spec(activation_dtype="bf16", **options), Geometry.of(mlx_min_rows=0, mlx_min_tokens=2))
     (prepare,) = (
-        la for la in artifact.plan.first.phase("prefill").launches if la.feeds_mlx and la.op.startswith("layers.0")
+        la
+        for la in artifact.plan.first.phase("prefill").launches
+        if la.needs_library and isinstance(la.body, KernelCall) and la.op.startswith("layers.0")
     )
     assert [str(extent) for extent in prepare.threadgroups] == ["ceil(context/10)", "11", "1"]
     pair = metal_pair(monkeypatch, artifact)

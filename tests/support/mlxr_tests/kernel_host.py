@@ -16,7 +16,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.cuda.host import CudaHost, launcher
 from mlxr.runtime.hosts.host import Host
-from mlxr.runtime.hosts.mlx.host import Launcher
+from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 from mlxr.runtime.hosts.sim import host as sim_host
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr.runtime.hosts.sim.kernel import SimKernel
@@ -80,13 +80,13 @@ class PoisonedCudaHost(CudaHost):
     @classmethod
     def make_kernels(
         cls, artifact: Artifact, progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Launcher]:
+    ) -> dict[str, MlxKernel]:
         """See `CudaHost`."""
         launchers = super().make_kernels(artifact, progress)
         return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
 
     @staticmethod
-    def launcher_of(name: str, image: bytes) -> Launcher:
+    def launcher_of(name: str, image: bytes) -> MlxKernel:
         """See `CudaHost`."""
         return functools.partial(launcher(name, image), init_value=POISON)
 

@@ -9,7 +9,7 @@ from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
 from mlxr.compiler.artifact.program import Phase, Program
-from mlxr.compiler.artifact.running import decode_dims, runs
+from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import LAYERS, SCRATCH
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
@@ -32,11 +32,15 @@ class NotOneKernelError(PlanError):
 def step_classes(program: Program, most: int) -> list[range]:
     """The numbers of sequences from 1 to `most`; neighbours that need the same launches are one class."""
     contexts = _contexts(program)
-    launches = {(launch.when, launch.mlx, launch.feeds_mlx): launch for launch in program.phase("decode").launches}
+    launches = {(la.when, la.yields): la for la in program.phase("decode").launches if not la.needs_library}
 
     def needed(count: int) -> list[tuple[bool, bool]]:
         batches = [decode_dims(count, context) for context in contexts]
-        return [(runs(launch, dims), launch.runs_as_mlx(dims)) for dims in batches for launch in launches.values()]
+        return [
+            (launch.runs(dims, library=False), launch.runs(dims, library=True))
+            for dims in batches
+            for launch in launches.values()
+        ]
 
     classes = [list(counts) for _, counts in groupby(range(1, most + 1), key=needed)]
     return [range(counts[0], counts[-1] + 1) for counts in classes]
@@ -60,7 +64,7 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
     launches: list[StepLaunch] = []
     arguments: dict[str, None] = {ARENA_TOKEN: None}
     for launch in phase.launches:
-        running = [dims for dims in batches if runs(launch, dims)]
+        running = [dims for dims in batches if launch.runs(dims, library=False)]
         if not running:
             continue
         grid = _grid(launch, running)
@@ -89,13 +93,8 @@ def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
 def _contexts(program: Program) -> list[int]:
     """Contexts on both sides of every condition: whatever can happen happens with one of them."""
     borders = {1, program.arena.context}
-    conditions = {
-        condition
-        for launch in program.phase("decode").launches
-        for condition in (launch.when, *launch.mlx)
-        if condition is not None
-    }
-    for part in (part for condition in conditions for part in condition.parts if part.dim == "context"):
+    parts = {part for launch in program.phase("decode").launches for part in launch.conditions}
+    for part in (part for part in parts if part.dim == "context"):
         borders |= {part.minimum, part.minimum - 1}
         borders |= set() if part.maximum is None else {part.maximum, part.maximum + 1}
     return sorted(context for context in borders if 1 <= context <= program.arena.context)
@@ -103,7 +102,7 @@ def _contexts(program: Program) -> list[int]:
 
 def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
     """A launch's threadgroups, which must be the same for all contexts."""
-    if any(launch.runs_as_mlx(dims) for dims in running):
+    if not all(launch.runs(dims, library=True) for dims in running):
         raise NotOneKernelError(f"MLX runs {launch.op}, which can be no part of one kernel")
     grid = []
     for extent in launch.threadgroups:

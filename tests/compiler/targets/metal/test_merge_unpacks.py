@@ -6,7 +6,8 @@ import pytest
 
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
-from mlxr.compiler.artifact.launch import ONE, Condition, Extent
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent, KernelCall
+from mlxr.compiler.artifact.library_call import MatmulCall
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.formats.dtypes import DType
@@ -36,9 +37,9 @@ def plan_with(**labelled: dict[str, int]) -> Plan:
 def feeding(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Of the launches that unpack: label, conditions, and what is made, without the layer."""
     return [
-        (plan.first.kernel(la.kernel).label, " and ".join(map(str, la.mlx)), tuple(map(without_layer, la.outputs)))
+        (plan.first.kernel(la.kernel).label, str(la.when), tuple(map(without_layer, la.outputs)))
         for la in plan.first.phase("prefill").launches
-        if la.feeds_mlx
+        if la.needs_library and isinstance(la.body, KernelCall)
     ]
 
 
@@ -52,9 +53,9 @@ def test_a_layer_has_one_launch_before_its_first_projection() -> None:
     launches = plan.first.phase("prefill").launches
     for layer in range(2):
         ops = [i for i, la in enumerate(launches) if la.op.startswith(f"layers.{layer}.")]
-        assert launches[ops[0]].feeds_mlx, "before all others of the layer"
+        assert launches[ops[0]].needs_library, "before all others of the layer"
         assert launches[ops[0]].inputs[0] == f"layers.{layer}.attention.qkv"
-        taken = {name for i in ops for _, name in launches[i].mlx_inputs}
+        taken = {launches[i].inputs[1] for i in ops if isinstance(launches[i].body, MatmulCall)}
         assert taken == set(launches[ops[0]].outputs)
     kernels = [kernel for kernel in plan.first.kernels if kernel.label == "unpack"]
     assert len(kernels) == 2, "q6_k in one layer"
@@ -91,7 +92,7 @@ def unpack(op: str, rows: int, **changes: Any) -> PendingLaunch:
     """A launch that makes `rows` KiB."""
     kernel = UnpackKernel("x_unpack", (layout_of([(WeightFormat.Q8_0, rows)], 512),), DType.BF16, 2)
     layer = int(op.split(".")[1]) if op.startswith("layers.") else None
-    options = {"layer": layer, "mlx": (MANY,), "feeds_mlx": True, **changes}
+    options = {"layer": layer, "when": MANY, "needs_library": True, **changes}
     return PendingLaunch(
         op, kernel, (f"{op}.w",), (f"{op}.u",), (Extent(times=kernel.threadgroups), ONE, ONE), **options
     )
@@ -125,7 +126,7 @@ def test_other_launches_keep_their_order() -> None:
     found = merge_unpacks([x, unpack("layers.0.a", 1), y, unpack("layers.0.b", 2), z])
     assert [found[0], *found[2:]] == [x, y, z]
     merged = found[1]
-    assert isinstance(merged.kernel, UnpackKernel) and merged.kernel.label == "unpack"
-    assert [layout.rows for layout in merged.kernel.layouts] == [1, 2]
-    assert (merged.op, merged.inputs, merged.mlx) == ("layers.0.a", ("layers.0.a.w", "layers.0.b.w"), (MANY,))
-    assert merged.feeds_mlx and merged.threadgroups == (Extent(times=2), ONE, ONE)
+    assert isinstance(merged.body, UnpackKernel) and merged.body.label == "unpack"
+    assert [layout.rows for layout in merged.body.layouts] == [1, 2]
+    assert (merged.op, merged.inputs, merged.when) == ("layers.0.a", ("layers.0.a.w", "layers.0.b.w"), MANY)
+    assert merged.needs_library and merged.threadgroups == (Extent(times=2), ONE, ONE)

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxr.compiler.artifact import DType
+from mlxr.compiler.artifact import DType, MatmulCall
 from mlxr.compiler.ir.op_registry import read_op_kind
-from mlxr.compiler.ir.ops.linear import Linear
-from mlxr.runtime.hosts.mlx_ops.large import evaluate_projection
+from mlxr.compiler.ir.ops.linear import Projection
+from mlxr.runtime.hosts.mlx.library import matmul
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 from mlxr_tests.reference_ops import PLAIN_PROJECTION, evaluate
 from mlxr_tests.specs import floats, random_array
@@ -191,20 +191,30 @@ def test_projection(
 
     out = evaluate("projection", used, attrs)["out"]
     check(out, want, dtype)
-    fast = evaluate_projection(used, read_op_kind("projection", attrs))
+    one_type = {port: used[port].astype(MLX_DTYPES[dtype]) for port in ("weight", "norm", "norm_bias") if port in used}
+    fast = matmul(call_of(attrs), used | one_type)
     assert fast.dtype == MLX_DTYPES[dtype]
     error = np.linalg.norm(floats(fast) - want) / np.linalg.norm(want)
     assert error < {"f32": 2e-6, "f16": 3e-3, "bf16": 2e-2}[dtype]
 
 
-def test_evaluate_projection_takes_linear_ops(rng: np.random.Generator) -> None:
+def call_of(attrs: dict[str, Any]) -> MatmulCall:
+    """The call of MLX's matmul for an op of these attributes."""
+    projection = read_op_kind("projection", attrs)
+    assert isinstance(projection, Projection)
+    return MatmulCall(
+        function="matmul",
+        label="mlx.projection",
+        ports=(),
+        dtype=projection.dtype,
+        norm=projection.norm,
+        finish=projection.finish,
+    )
+
+
+def test_mlxs_matmul_takes_linear_ops(rng: np.random.Generator) -> None:
     x, weight = random_array(rng, (5, 48), "f32"), random_array(rng, (24, 48), "f32")
-    out = evaluate_projection({"x": x, "weight": weight}, Linear(DType.F32))
+    out = matmul(
+        MatmulCall(function="matmul", label="mlx.linear", ports=(), dtype=DType.F32), {"x": x, "weight": weight}
+    )
     check(out, numbers(x) @ numbers(weight).T, "f32")
-
-
-def test_evaluate_projection_keeps_fp32_where_a_type_differs(rng: np.random.Generator) -> None:
-    attrs = Linear(DType.F32)
-    for x_dtype, weight_dtype in (("bf16", "bf16"), ("f32", "bf16"), ("f16", "f32")):
-        x, weight = random_array(rng, (5, 48), x_dtype), random_array(rng, (24, 48), weight_dtype)
-        check(evaluate_projection({"x": x, "weight": weight}, attrs), numbers(x) @ numbers(weight).T, "f32")

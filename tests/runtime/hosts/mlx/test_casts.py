@@ -1,4 +1,4 @@
-"""Norms of large batches: cast once for a host, and the same arrays in every step and trace."""
+"""Norms that library calls take in another type: cast once for a host, the same arrays in every step and trace."""
 
 import io
 from typing import Any
@@ -6,16 +6,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.artifact import DType, LibraryCall, MatmulCall
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda.host import CudaHost
-from mlxr.runtime.hosts.mlx import host as mlx_host
-from mlxr.runtime.hosts.mlx.norms import norms_for_mlx
-from mlxr.runtime.hosts.mlx_ops import evaluate_large
+from mlxr.runtime.hosts.mlx import launcher
+from mlxr.runtime.hosts.mlx.library import call_library
 from mlxr_tests.fake_card import Sums, use_card
 from mlxr_tests.few import few
 from mlxr_tests.format_planes import random_buffers
@@ -44,14 +43,14 @@ def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, 
     calls: list[list[mx.array]] = []
     ports = ("norm", "norm_bias") if changes else ("norm",)
 
-    def evaluated(attrs: OpKind, inputs: dict[str, mx.array]) -> mx.array:
+    def noted(call: LibraryCall, inputs: dict[str, mx.array]) -> mx.array:
         if "norm" in inputs:
             norms = [inputs[port] for port in ports]
             assert all(norm.dtype == inputs["x"].dtype == mx.bfloat16 and is_computed(norm) for norm in norms)
             calls[-1] += norms
-        return evaluate_large(attrs, inputs)
+        return call_library(call, inputs)
 
-    monkeypatch.setattr(mlx_host, "evaluate_large", evaluated)
+    monkeypatch.setattr(launcher, "call_library", noted)
     pager = Pager.from_geometry(artifact.plan.arena)
     for _ in range(3):
         calls.append([])
@@ -64,19 +63,34 @@ def test_steps_cast_no_norm(monkeypatch: pytest.MonkeyPatch, changes: dict[str, 
     assert not again, "the trace has them"
 
 
+@pytest.mark.skipif(device.has_cuda(), reason="a stand-in for its launches")
 @pytest.mark.parametrize(("activations", "norm", "dtype"), [("bf16", "f32", mx.bfloat16), ("f32", "f16", mx.float32)])
-def test_a_norm_has_the_type_that_its_op_computes_in(activations: str, norm: str, dtype: mx.Dtype) -> None:
+def test_a_norm_has_the_type_that_its_op_computes_in(
+    monkeypatch: pytest.MonkeyPatch, activations: str, norm: str, dtype: mx.Dtype
+) -> None:
     spec = spec_of(activation_dtype=activations, weights={"default": activations, "norm": norm})
     artifact = compiled(spec, Geometry.of(mlx_min_rows=4))
-    loaded = random_buffers(artifact.plan)[0]
-    found = norms_for_mlx(artifact, loaded)
-    assert len(found) >= 2 * artifact.plan.num_layers, "and the last, where logits are computed in f32 anyway"
-    for (step, name), norms in found.items():
-        weight = loaded[artifact.graph(step).op(name).inputs["norm"]]
-        assert norms["norm"].dtype == dtype and is_computed(norms["norm"])
-        assert mx.array_equal(norms["norm"], weight.astype(dtype))
+    use_card(monkeypatch, artifact, Sums())
+    weights = random_buffers(artifact.plan)[0]
+    arrays = CudaHost(artifact, weights, Arena(artifact.plan.arena)).run_launches(
+        artifact.plan.first.phases[0], (), {}, {}
+    )
+    taken = {
+        (port.dtype, name)
+        for phase in artifact.plan.first.phases
+        for launch in phase.launches
+        if isinstance(launch.body, MatmulCall)
+        for port, name in zip(launch.body.ports, launch.inputs, strict=True)
+        if port.name == "norm"
+    }
+    assert taken == {(DType(activations), cast.name) for cast in artifact.plan.first.casts}
+    assert len(taken) >= 2 * artifact.plan.num_layers, "and the last, where logits are computed in f32 anyway"
+    for cast in artifact.plan.first.casts:
+        assert arrays[cast.name].dtype == dtype and is_computed(arrays[cast.name])
+        assert mx.array_equal(arrays[cast.name], weights[cast.weight].astype(dtype))
 
 
-def test_kernels_alone_need_none() -> None:
-    artifact = compiled(spec_of(), Geometry.of(mlx_min_rows=0))
-    assert not norms_for_mlx(artifact, random_buffers(artifact.plan)[0])
+@pytest.mark.parametrize(("norm", "min_rows"), [("f32", 0), ("bf16", 4)])
+def test_kernels_alone_and_norms_of_that_type_need_none(norm: str, min_rows: int) -> None:
+    artifact = compiled(spec_of(weights={"default": "bf16", "norm": norm}), Geometry.of(mlx_min_rows=min_rows))
+    assert not artifact.plan.first.casts

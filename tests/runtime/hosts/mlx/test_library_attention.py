@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlxr.compiler.ir.ops.attention import RopeAttention
-from mlxr.runtime.hosts.mlx_ops.large import evaluate_attention
+from mlxr.compiler.artifact import AttentionCall
+from mlxr.runtime.hosts.mlx.library import attention
 from mlxr_tests.specs import floats, random_array
 from mlxr_tests.tolerances import check_op
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 40
-ATTRS = RopeAttention(
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=HEAD_DIM,
-    rotary_dim=0,
-    rope_layout="half",
-    rope_scale=1.0,
-    scale=0.3,
-    window=None,
-    softcap=None,
-    temperature_beta=None,
-    temperature_context=None,
-)
+CALL = AttentionCall(function="attention", label="mlx.rope_attention", ports=(), scale=0.3)
 Numbers = npt.NDArray[np.float64]
 _MLX = mx.fast.scaled_dot_product_attention
 
@@ -51,7 +38,7 @@ def attended(inputs: dict[str, mx.array]) -> Numbers:
     out = np.zeros((tokens, HEADS * HEAD_DIM))
     for t, head in np.ndindex(tokens, HEADS):
         seen = context - tokens + t + 1
-        scores = ATTRS.scale * k[head // (HEADS // KV_HEADS), :seen] @ q[t, head]
+        scores = CALL.scale * k[head // (HEADS // KV_HEADS), :seen] @ q[t, head]
         sink = floats(inputs["sinks"])[head] if "sinks" in inputs else -np.inf
         weights = np.exp(scores - max(scores.max(), sink))
         sums = weights.sum() + np.exp(sink - max(scores.max(), sink))
@@ -80,7 +67,7 @@ def test_numbers_and_layout(
 ) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", layout)
     inputs = taken(tokens, context, sinks)
-    out = evaluate_attention(inputs, ATTRS)
+    out = attention(CALL, inputs)
     mx.eval(out)
     assert out.shape == (tokens, HEADS * HEAD_DIM)
     assert memoryview(out).c_contiguous, "kernels take it as it lies"
@@ -95,7 +82,7 @@ def test_the_layout_of_one_head_or_token(
 ) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", layout)
     inputs = {"queries": mx.zeros((1, tokens, heads, 8)), **dict.fromkeys(("keys", "values"), mx.zeros((1, 1, 9, 8)))}
-    out = evaluate_attention(inputs, replace(ATTRS, num_heads=heads, num_kv_heads=1, head_dim=8, scale=1.0))
+    out = attention(CALL, inputs)
     mx.eval(out)
     assert out.shape == (tokens, heads * 8) and memoryview(out).c_contiguous
 
@@ -110,14 +97,14 @@ def test_it_adds_three_views_to_mlxs_attention(monkeypatch: pytest.MonkeyPatch, 
         mx.export_to_dot(str(path), *arrays)
         found.update(re.findall(r'label ="(\w+)"', path.read_text()))
 
-    def attention(*args: mx.array, **options: Any) -> mx.array:
+    def counted(*args: mx.array, **options: Any) -> mx.array:
         count(*args)
         result = token_by_token(*args, **options)
         mx.eval(result)
         return result
 
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted)
     inputs = taken(9, 13)
     mx.eval(*inputs.values())
-    count(evaluate_attention(inputs, ATTRS))
+    count(attention(CALL, inputs))
     assert found == {"Transpose": 2, "Reshape": 1}

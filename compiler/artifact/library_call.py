@@ -1,0 +1,72 @@
+"""Calls of MLX's functions, which do the work of kernels on hosts that have MLX's functions."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops.product import Finish, InputNorm
+from mlxr.compiler.spec.record import Record
+
+
+class LibraryPort(Record):
+    """An input of a library call; dims of its shape that are names are those of the batch."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+
+class MatmulCall(Record):
+    """MLX's matmul: norm(x[rows]) @ weight.T, then what a projection does with its sums.
+
+    x, weight, norm and result have one type.
+
+    Attributes:
+        label: the name under which hosts count it.
+        ports: `x` and `weight`; those of `norm`, `norm_bias`, `bias`, `residual`, `rows` and `gate` that the op binds.
+        dtype: type of the result.
+        norm: the norm of x; None without one.
+        finish: what follows the sums.
+    """
+
+    function: Literal["matmul"]
+    label: str
+    ports: tuple[LibraryPort, ...]
+    dtype: DType
+    norm: InputNorm | None = None
+    finish: Finish = Finish()
+
+
+class AttentionCall(Record):
+    """MLX's causal attention of one sequence, whose last tokens are the queries' own.
+
+    Attributes:
+        label: the name under which hosts count it.
+        ports: `queries` [1, tokens, heads, head_dim], rotated but not scaled; `keys` and `values`
+            [1, kv_heads, context, head_dim]; `sinks` [heads], if there are some. All of one type.
+        scale: factor of the scores.
+    """
+
+    function: Literal["attention"]
+    label: str
+    ports: tuple[LibraryPort, ...]
+    scale: float
+
+
+LibraryCall = Annotated[MatmulCall | AttentionCall, Field(discriminator="function")]
+"""A call of one of MLX's functions."""
+
+
+class WeightCast(Record):
+    """A weight in another type, for library calls; hosts that have MLX's functions convert it once, when they load it.
+
+    Attributes:
+        name: the name under which launches bind it.
+        weight: the weight's own name.
+        dtype: the other type.
+    """
+
+    name: str
+    weight: str
+    dtype: DType

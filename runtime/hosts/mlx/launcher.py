@@ -1,0 +1,126 @@
+"""Runs launches of a program through MLX: its kernels, and functions of MLX in place of some of them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlxr.compiler.artifact import Condition, KernelCall, Launch, LibraryCall, Phase, PhaseName, Program
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.binding import Dims, shape_of
+from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
+from mlxr.runtime.hosts.mlx.library import call_library
+from mlxr.runtime.mlx_arrays import MLX_DTYPES
+
+Arrays = dict[str, mx.array]
+"""Arrays by the names of the plan's buffers."""
+
+MlxKernel = Callable[..., list[mx.array]]
+"""A kernel as MLX launches it; called with inputs, grid, threadgroup, output_shapes and output_dtypes."""
+
+_TOKEN_SHAPE = (MIN_ELEMENTS,)
+
+
+class _Kernel(NamedTuple):
+    """What a launch of a kernel needs beside its buffers and its grid."""
+
+    launch: MlxKernel
+    threads: int
+    dtypes: list[mx.Dtype]
+
+
+class Launcher:
+    """Runs launches of one program, as hosts and the tuner do."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, MlxKernel],
+        count: Callable[[str, object], None] = lambda name, detail: None,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            program: whose launches.
+            kernels: ready to launch, by name; at least those that will be launched.
+            count: called at each launch with the name of the kernel or the label of the library call, and a detail.
+        """
+        self._count = count
+        self._kernels = {
+            entry.name: _Kernel(
+                kernels[entry.name], entry.threads, [MLX_DTYPES[str(port.dtype)] for port in entry.outputs]
+            )
+            for entry in program.kernels
+            if entry.name in kernels
+        }
+        self._shapes = {phase.name: {b.name: b.shape for b in phase.buffers} for phase in program.phases}
+        self._conditions = {phase.name: _conditions(phase) for phase in program.phases}
+        self._running: dict[tuple[PhaseName | bool, ...], tuple[Launch, ...]] = {}
+
+    def choice(self, phase: Phase, dims: Dims) -> tuple[bool, ...]:
+        """What decides which launches of a phase run for a batch: the outcome of each condition, and rows of logits."""
+        return (dims["rows"] > 0, *[condition.holds(dims) for condition in self._conditions[phase.name]])
+
+    def running(self, phase: Phase, dims: Dims) -> tuple[Launch, ...]:
+        """The launches of a phase that run for a batch, in order."""
+        key = (phase.name, *self.choice(phase, dims))
+        if key not in self._running:
+            self._running[key] = tuple(launch for launch in phase.launches if launch.runs(dims, library=True))
+        return self._running[key]
+
+    def run(self, phase: PhaseName | None, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        """Runs a launch that runs for a batch, lazily.
+
+        Args:
+            phase: whose launch it is; None: it copies blocks.
+            launch: of the program.
+            arrays: what it reads; what it makes is added.
+            dims: the dims of the batch.
+
+        Raises:
+            HostError: MLX cannot launch the kernel.
+        """
+        shapes = self._shapes[phase] if phase is not None else {}
+        if isinstance(launch.body, KernelCall):
+            self._launch(launch.body, launch, arrays, dims, shapes)
+        else:
+            self._call(launch.body, launch, arrays, dims)
+
+    def _launch(
+        self,
+        call: KernelCall,
+        launch: Launch,
+        arrays: Arrays,
+        dims: Dims,
+        shapes: Mapping[str, tuple[int | str, ...]],
+    ) -> None:
+        kernel, grid = self._kernels[call.kernel], call.grid(dims)
+        options: dict[str, Any] = {
+            "grid": (grid[0] * kernel.threads, grid[1], grid[2]),
+            "threadgroup": (kernel.threads, 1, 1),
+            "output_shapes": [
+                bindable_shape(shape_of(shapes[name], dims)) if name in shapes else _TOKEN_SHAPE
+                for name in launch.outputs
+            ],
+            "output_dtypes": kernel.dtypes,
+        }
+        try:
+            outputs = kernel.launch(inputs=[arrays[name] for name in launch.inputs], **options)
+        except (RuntimeError, ValueError) as error:
+            raise HostError(f"kernel {call.kernel} cannot be launched: {error}") from error
+        arrays.update(zip(launch.outputs, outputs, strict=True))
+        self._count(call.kernel, grid)
+
+    def _call(self, call: LibraryCall, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        inputs = {
+            port.name: of_shape(arrays[name], shape_of(port.shape, dims))
+            for port, name in zip(call.ports, launch.inputs, strict=True)
+        }
+        arrays[launch.outputs[0]] = bindable(call_library(call, inputs))
+        self._count(call.label, launch.op)
+
+
+def _conditions(phase: Phase) -> list[Condition]:
+    """Each condition of a phase's launches, once."""
+    conditions = (condition for launch in phase.launches for condition in (launch.when, launch.yields))
+    return list(dict.fromkeys(condition for condition in conditions if condition is not None))
