@@ -1,4 +1,4 @@
-"""Lowers attention of a decode step to launches, by which there are enough threadgroups and each reads little."""
+"""Lowers attention of a decode step: which kernels attend, by numbers of sequences and lengths of contexts."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, and the steps that it takes; `when` is None if it takes them all."""
+    """A kernel, and the condition of the steps that it takes; None: it takes all."""
 
     kernel: AttendKernel
     when: Condition | None
@@ -29,7 +29,7 @@ class Variant:
 
 @lowers(RopeWriteAttention)
 def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
-    """Adds a launch for each variant, and after one that splits contexts the launch that merges the parts."""
+    """Adds a launch for each variant; where it splits contexts, a second launch merges the parts."""
     choice = lowering.table.choose(Site.of_arena("attend", lowering.arena))
     for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
         kernel, when = variant.kernel, variant.when
@@ -58,10 +58,11 @@ def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAtte
 
 
 def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: DecodeAttention) -> Iterator[Variant]:
-    """The kernels of an op. Times were measured on an H200; experiments are those of benchmarks/NOTES-gpu.md.
+    """The kernels that attend, each with its condition; one of them takes any step.
 
-    Each of them may use matrix instructions instead: 64 sequences of 8B 69 -> 56 us a layer, 32,000 tokens of one
-    sequence 59 -> 41 (experiment 13).
+    The geometry decides for each of them whether it uses matrix instructions (MMA), which gain most with long contexts:
+    64 sequences of 8B 69 -> 56 us a layer, 32,000 tokens of one sequence 59 -> 41 (experiment 13). Times were measured
+    on an H200; experiments are those of benchmarks/NOTES-gpu.md.
     """
     arena, gqa_ratio = lowering.arena, attrs.num_heads // attrs.num_kv_heads
     whole = AttendKernel(
@@ -73,13 +74,13 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
         heads=math.gcd(g.whole.heads, gqa_ratio),
         unroll=g.whole.unroll,
     )
-    # As part of a step kernel, one by matrix instructions would take the registers of others: with it a step of whole
-    # contexts took 822 us, and 745 without (experiment 13).
+    # No MMA in a step kernel, whose parts share their registers: steps of whole contexts took 745 us without it and 822
+    # with it, and beside partitions by MMA other parts would spill registers (experiment 13).
     alone = not lowering.one_kernel
     few: Condition | None = None
     if 0 < g.many.min_sequences <= arena.max_sequences:
-        # Many sequences have threadgroups enough, so that a threadgroup can take all query heads of a KV head and read
-        # keys and values once: a step of 64 sequences of 8B 13.6 -> 10.9 ms (experiment 10).
+        # Many sequences have enough threadgroups, so one of them can take all query heads of a KV head and read keys
+        # and values once: a step of 64 sequences of 8B 13.6 -> 10.9 ms (experiment 10).
         many = replace(
             whole,
             label="attend_many",
@@ -89,14 +90,14 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
         )
         few = Condition(dim="seqs", maximum=g.many.min_sequences - 1)
         yield Variant(_with_mma(many, bool(g.many.mma)), Condition(dim="seqs", minimum=g.many.min_sequences))
-    # Short contexts in one launch: splitting them gains less than the second launch costs (not measured alone).
+    # Short contexts need one launch: to split them gains less than the second launch costs (not measured alone).
     longest = g.whole.max_context or g.partition.length
     short = few if arena.context <= longest else Condition(dim="context", maximum=longest, also=few)
     yield Variant(_with_mma(whole, bool(g.whole.mma) and alone), short)
     if arena.context <= longest:
         return
-    # Long contexts in partitions, so that one sequence has threadgroups enough: 32,000 tokens of 8B 188 -> 54 us
-    # (experiment 3). The reduction counts the sinks, once.
+    # Long contexts are split into partitions, so that one sequence has enough threadgroups: 32,000 tokens of 8B 188 ->
+    # 54 us (experiment 3). The sinks are counted once, by the launch that merges the parts.
     part = replace(
         whole,
         label="attend_partition",
@@ -112,12 +113,12 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
 
 
 def _with_mma(kernel: AttendKernel, wanted: bool) -> AttendKernel:
-    """The kernel by matrix instructions, where it is wanted and there is one; otherwise the same kernel."""
+    """The kernel by matrix instructions, where it is wanted and can be made; otherwise the kernel itself."""
     return AttendMmaKernel.replacing(kernel) if wanted and AttendMmaKernel.can_replace(kernel) else kernel
 
 
 def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> dict[str, str]:
-    """Adds the buffers between a launch that splits contexts and the one that merges the parts; by port."""
+    """Adds the buffers of the parts' results, which the second launch merges; returns their names by port."""
     buffers = {"partial": f"{op.name}.partial", "stats": f"{op.name}.stats"}
     parts = ("seqs", kernel.num_heads, kernel.max_partitions)
     lowering.scratch.append(Scratch(buffers["partial"], (*parts, kernel.head_dim), DType.F32))
@@ -126,7 +127,7 @@ def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> d
 
 
 def _unused_sizes(kernel: AttendKernel, lowering: MetalLowering) -> tuple[str, ...]:
-    """Flat names of the sizes that mean nothing to a kernel, and do not decide which one it is."""
+    """Flat names of the sizes that neither mean anything to a kernel nor decide which kernel it is."""
     if not AttendMmaKernel.can_replace(kernel):
         return DecodeAttention.names("mma")
     unused = DecodeAttention.names("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else ()
