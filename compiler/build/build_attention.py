@@ -13,10 +13,10 @@ def build_attention(b: Builder, index: int, layer: LayerType, x: str) -> str:
     """Adds the attention of one layer.
 
     Args:
-        b: where ops go.
-        index: the layer.
-        layer: its properties.
-        x: what is projected, [tokens, hidden], normalised where the model does so.
+        b: the builder that gets the ops.
+        index: the layer's number.
+        layer: the layer's properties.
+        x: the block's input, [tokens, hidden], after the norm if the model has one there.
 
     Returns:
         The result of the output projection, [tokens, hidden].

@@ -1,6 +1,6 @@
 """Builds the source graph: one op per mathematical step, nothing fused, nothing merged.
 
-This graph is what the reference host runs, and so what every pass is held against.
+The reference host runs this graph, so every pass is checked against it.
 """
 
 from mlxr.compiler.build.build_attention import build_attention
@@ -59,7 +59,7 @@ def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:
 
 
 def _layer(b: Builder, index: int, x: str) -> str:
-    """Both blocks of a layer around the residual stream x, with the norms where the spec places them."""
+    """Adds both blocks of a layer to the residual stream x, with the norms where the spec places them."""
     model, layer = b.spec.model, b.spec.model.layer(index)
     attention, mlp = f"{layer_prefix(index)}attention", f"{layer_prefix(index)}mlp"
     if model.parallel_blocks:
@@ -79,9 +79,9 @@ def _pre_norm(b: Builder, prefix: str, x: str) -> str:
 
 
 def _add_all(b: Builder, prefix: str, x: str, results: list[str]) -> str:
-    """The residual stream after a block, whose results by name are added to it, normalised first where the spec says.
+    """Adds the results of a block to the residual stream x, after their norm if the spec has one.
 
-    Without a norm between, each result is added by itself, because a projection can add one residual.
+    Without a norm in between, each result is added separately, because a projection can add one residual.
     """
     if b.spec.model.norm.placement == "pre":
         for number, result in enumerate(results, 1):

@@ -14,14 +14,14 @@ def build_mlp(b: Builder, prefix: str, mlp: Mlp, x: str) -> list[str]:
     """Adds the feed-forward block of one layer.
 
     Args:
-        b: where ops go.
-        prefix: `layers.3.mlp`.
-        mlp: its properties.
-        x: what is projected, [tokens, hidden], normalised where the model does so.
+        b: the builder that gets the ops.
+        prefix: the prefix of the block's names, such as `layers.3.mlp`.
+        mlp: the block's properties.
+        x: the block's input, [tokens, hidden], after the norm if the model has one there.
 
     Returns:
-        The results whose sum is the block's, each [tokens, hidden]: the network's, or that of the chosen experts and
-        that of the shared one.
+        The addends of the block's result, each [tokens, hidden]: the network's result, or the results of the chosen
+        experts and of the shared expert.
     """
     if mlp.experts is None:
         return [_network(b, prefix, mlp, x, mlp.intermediate_size, mlp.bias)]
@@ -79,7 +79,7 @@ def _feed_forward(
     width, hidden = shape
     activation = mlp.activation
     if not mlp.gated:
-        assert activation != "swiglu_oai", "the spec refuses it without a gate"
+        assert activation != "swiglu_oai", "the spec refuses swiglu_oai without a gate"
         up = linear("up", x, (width, hidden))
         activated = b.op(Activation(activation), f"{prefix}.activated", {"x": up})
         return linear("down", activated, (hidden, width))

@@ -1,4 +1,4 @@
-"""Collects the values and ops of a source graph, one op at a time, and infers what each makes."""
+"""Collects the values and ops of a source graph, one op at a time, and infers the shapes of their results."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from mlxr.compiler.spec.model import ModelSpec, Rope
 
 
 class Builder:
-    """Values and ops so far, in order; each method adds to them and returns the name of the value that it added."""
+    """The values and ops so far, in order. Each method adds some and returns the name of the value that it added."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -42,7 +42,7 @@ class Builder:
         return self.declare(name, "weight", (width,), self.spec.weights.of_vector(name))
 
     def frequencies(self, rope: Rope, rotary_dim: int) -> str:
-        """The constant of a rope's frequencies; ropes of the same frequencies share it."""
+        """The constant with a rope's frequencies; ropes with the same frequencies share it."""
         data = rope_frequencies(rope, rotary_dim, self.spec.model.context)
         if data not in self._frequencies:
             name = f"rope_frequencies_{len(self._frequencies)}" if self._frequencies else "rope_frequencies"
@@ -51,13 +51,13 @@ class Builder:
 
     @contextmanager
     def in_layer(self, layer: int) -> Iterator[None]:
-        """Within it, ops are of that layer."""
+        """Assigns the ops that are added within it to that layer."""
         self._layer = layer
         yield
         self._layer = None
 
     def op(self, attrs: OpKind, name: str, inputs: dict[str, str]) -> str:
-        """Adds an op of that name, which is also the name of its result."""
+        """Adds an op; its name is also the name of its result."""
         self.op_with_outputs(attrs, name, inputs, ("out",))
         return name
 
@@ -75,7 +75,7 @@ class Builder:
     def linear(
         self, name: str, x: str, shape: tuple[int, int], bias: str | None = None, dtype: DType | None = None
     ) -> str:
-        """Adds a linear op, its weight `name` of `shape` [rows, columns], and its bias vector of that name."""
+        """Adds a linear op, its weight `name` of `shape` [rows, columns] and, if named, its bias vector."""
         inputs = {"x": x, "weight": self.matrix(name, shape)}
         if bias is not None:
             inputs["bias"] = self.vector(bias, shape[0])
@@ -96,14 +96,14 @@ class Builder:
         """Adds a norm op, its weight `name` [width] and, with `bias`, `name_bias`.
 
         Args:
-            name: of the weight.
-            out: of the op.
-            x: what is normalised.
+            name: name of the weight.
+            out: name of the op.
+            x: the value to normalise.
             width: elements of the weight.
-            groups: equal pieces of a row that are normalised by themselves.
+            groups: number of equal pieces of a row, each of which is normalised alone.
             kind: rms or layer; None for the kind of the model's norms.
-            eps: added to the mean square; None for that of the model's norms.
-            bias: whether it adds one; None for what the model's norms do.
+            eps: added to the mean square; None for the epsilon of the model's norms.
+            bias: whether the norm adds a bias; None to follow the model's norms.
         """
         norm = self.spec.model.norm
         inputs = {"x": x, "weight": self.vector(name, width)}

@@ -1,8 +1,8 @@
 """RoPE frequencies, computed once at compile time in double precision.
 
 Source: RoFormer (Su et al. 2021); linear scaling from kaiokendev and Chen et al. 2023; the piecewise scaling from
-Meta's Llama 3.1 release; YaRN from Peng et al. 2023; LongRoPE from Ding et al. 2024, with the choice between its two
-lists made once, by the context that the model is compiled for.
+Meta's Llama 3.1 release; YaRN from Peng et al. 2023; LongRoPE from Ding et al. 2024. We choose between LongRoPE's two
+lists once, from the context that the model is compiled for.
 """
 
 import math
@@ -11,12 +11,12 @@ from mlxr.compiler.spec.model import LinearScaling, Llama3Scaling, LongRopeScali
 
 
 def rope_frequencies(rope: Rope, rotary_dim: int, context: int = 1) -> tuple[float, ...]:
-    """Radians per position of each rotated pair: rotary_dim / 2 numbers, the fastest first.
+    """Radians per position of each rotated pair: rotary_dim / 2 numbers, the fastest pair first.
 
     Args:
         rope: base and scaling.
         rotary_dim: rotated elements of a head.
-        context: longest sequence of the model; LongRoPE has two lists of factors, for short and long ones.
+        context: longest sequence of the model; LongRoPE has two lists of factors, for short and long contexts.
     """
     plain = tuple(rope.theta ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2))
     scaling = rope.scaling
@@ -33,7 +33,7 @@ def rope_frequencies(rope: Rope, rotary_dim: int, context: int = 1) -> tuple[flo
 
 
 def rope_scale(rope: Rope, context: int) -> float:
-    """What cosines and sines are multiplied by."""
+    """Factor of the cosines and sines."""
     scaling = rope.scaling
     if not isinstance(scaling, YarnScaling | LongRopeScaling):
         return 1.0
@@ -61,7 +61,7 @@ def _yarn(plain: tuple[float, ...], scaling: YarnScaling, theta: float) -> tuple
     rotary_dim = 2 * len(plain)
 
     def pair_of(turns: float) -> float:
-        """The pair, as a real number, that turns so often within the original context."""
+        """The pair, as a real number, that makes this many turns within the original context."""
         return len(plain) * math.log(scaling.original_context / (2 * math.pi * turns)) / math.log(theta)
 
     first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)

@@ -1,10 +1,10 @@
-"""Names of the buffers that graphs, plans and hosts share: the KV arena, its token, and the layer's number."""
+"""Names of the buffers that graphs, plans and hosts share: the KV arena, its token, and the layers' numbers."""
 
 K_ARENA, V_ARENA = "k_arena", "v_arena"
 ARENAS = (K_ARENA, V_ARENA)
 """The two arenas: keys of all layers, and values."""
 ARENA_TOKEN = "arena_token"
-"""The token that the last access of the step before made."""
+"""The token that the previous step's last access made."""
 
 
 def layer_buffer(layer: int) -> str:
@@ -13,5 +13,5 @@ def layer_buffer(layer: int) -> str:
 
 
 def layer_prefix(layer: int) -> str:
-    """What the names of a layer's ops, values and tensors begin with: `layers.3.`."""
+    """The prefix of the names of a layer's ops, values and tensors: `layers.3.`."""
     return f"layers.{layer}."

@@ -19,7 +19,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(name: str, value: float | None) -> None:
-    """Checks that an attribute is greater than 0; None stands for an attribute that is not used."""
+    """Checks that an attribute is greater than 0, or None, which means that it is not used."""
     require(value is None or value > 0, f"attribute {name} is {value!r}; expected a number greater than 0")
 
 
@@ -29,7 +29,7 @@ def require_choice(name: str, value: str | None, choices: Sequence[str]) -> None
 
 
 def matrix(t: Tensors, port: str) -> tuple[Dim, int]:
-    """Rows and columns of a matrix, whose columns are a number."""
+    """Rows and columns of a matrix; the columns must be a number."""
     shape = t[port].shape
     if len(shape) != 2 or not isinstance(shape[1], int):
         raise RuleError(f"{port} is {list(shape)}; expected [rows, columns]")
@@ -61,7 +61,7 @@ def require_heads(t: Tensors, port: str, num_heads: int, head_dim: int) -> None:
 
 
 def require_residual(t: Tensors, out: Tensor) -> None:
-    """Checks that an optional residual is like the result that it is added to."""
+    """Checks that an optional residual has the shape and type of the result that it is added to."""
     if "residual" in t:
         residual = t["residual"]
         require(residual.shape == out.shape, f"residual is {list(residual.shape)}; expected {list(out.shape)}")

@@ -1,6 +1,6 @@
 """OpGraph: ops and the values between them, over a networkx multigraph.
 
-Invariants: ops are kept in program order, which is a topological order; a graph never changes (a pass builds a new one
+Invariants: ops are in program order, which is a topological order; a graph never changes (a pass builds a new graph
 with `rewrite`); names of ops and values are unique. Op nodes and value nodes alternate; an edge's key is its port.
 """
 
@@ -26,8 +26,8 @@ class Value:
     Attributes:
         role: `input` comes with each batch; `constant` is part of the program (`data`); `weight` is loaded;
             `arena` is K or V; `token` orders arena accesses; `activation` is made by an op.
-        parts: for a weight, the canonical tensors concatenated along axis 0.
-        data: for a constant, its elements.
+        parts: the canonical tensors that are concatenated along axis 0, for a weight.
+        data: the elements, for a constant.
     """
 
     name: str
@@ -48,11 +48,10 @@ class Op:
     """An op of the graph.
 
     Attributes:
-        name: its own.
+        name: its name.
         attrs: its kind, with its attributes.
-        inputs, outputs: value names by port.
-        layer: the layer of the model that it belongs to, whose part of the arena it accesses; None for an op outside of
-            the layers.
+        inputs, outputs: names of values by port.
+        layer: its layer of the model, whose part of the arena it accesses; None for an op outside the layers.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Op:
         return self.attrs.name
 
     def attrs_as(self, kind: type[Kind]) -> Kind:
-        """The attributes of an op that is known to be of that kind, or of one of several with that base."""
+        """The attributes of an op that must be of this kind, or of a kind with this base."""
         assert isinstance(self.attrs, kind), f"op {self.name!r} is of kind {self.kind}, not {kind.__name__}"
         return self.attrs
 
@@ -78,7 +77,7 @@ class Op:
 
 
 class OpGraph:
-    """A program: values, ops in program order, and the values it returns."""
+    """A graph: values, ops in program order, and the values that it returns."""
 
     def __init__(self, values: Iterable[Value], ops: Iterable[Op], outputs: Sequence[str]) -> None:
         """Builds a graph; raises GraphError for a name used twice or a value that is not declared."""
@@ -86,7 +85,7 @@ class OpGraph:
         self._values: dict[str, Value] = {}
         self._ops: dict[str, Op] = {}
         self._index: dict[str, int] = {}
-        # Imported here: a host that runs a compiled program needs no graph, and this is a fifth of a cold start.
+        # Imported here: a host that runs a compiled program needs no graph, and the import is a fifth of a cold start.
         import networkx  # noqa: PLC0415
 
         self.nx: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
@@ -134,18 +133,18 @@ class OpGraph:
         return self._ops[name]
 
     def index(self, name: str) -> int:
-        """The place of an op in program order."""
+        """The position of an op in program order."""
         return self._index[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
     def producers(self, name: str) -> list[Op]:
-        """The ops that write a value: one for an activation or a token, none for the rest."""
+        """The ops that write a value: one for an activation or a token, none for other values."""
         return [self._ops[node] for node in self.nx.predecessors("%" + name)]
 
     def producer(self, name: str) -> Op | None:
-        """The op that makes a value, or None for inputs, weights, constants and arenas."""
+        """The op that writes a value, or None for inputs, weights, constants and arenas."""
         producers = self.producers(name)
         return producers[0] if producers else None
 
@@ -154,7 +153,7 @@ class OpGraph:
         return [self._ops[node] for node in self.nx.successors("%" + name)]
 
     def sole_consumer(self, name: str) -> Op | None:
-        """The only op that reads a value, or None if there are several, none, or the program returns it."""
+        """The only op that reads a value; None if there are several or none, or if the graph returns the value."""
         consumers = self.consumers(name)
         return consumers[0] if len(consumers) == 1 and name not in self.outputs else None
 
@@ -164,7 +163,7 @@ class OpGraph:
         new_values: Iterable[Value] = (),
         outputs: Sequence[str] | None = None,
     ) -> "OpGraph":
-        """A new graph in which each named op is replaced, at its place, by the given ops (none: removed).
+        """A new graph in which each named op is replaced, in its place, by the listed ops; an empty list removes it.
 
         Values that nothing binds any more are dropped, except inputs.
         """
@@ -175,7 +174,7 @@ class OpGraph:
         return OpGraph((v for v in values if v.name in bound or v.role == "input"), ops, outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """A form that JSON can hold and `from_json` reads back."""
+        """The graph as plain data for JSON, which `from_json` reads back."""
         return {
             "values": [
                 {"name": v.name, "role": v.role, "shape": list(v.shape), "dtype": str(v.dtype)}
@@ -202,10 +201,10 @@ class OpGraph:
         """Reads what `to_json` wrote.
 
         Raises:
-            GraphError: a name is used twice or not declared, or an op's kind, attributes or layer are none that there
-                can be; the message names the op.
+            GraphError: a name is used twice or not declared, or an op has an invalid kind, attribute or layer; the
+                message names the op.
         """
-        # Imported here: a host that reads no graph needs no op kinds, which are many classes.
+        # Imported here: a host that reads no graph does not need the many classes of op kinds.
         from mlxr.compiler.ir.op_registry import read_op_kind  # noqa: PLC0415
 
         return OpGraph(
@@ -225,7 +224,7 @@ class OpGraph:
         )
 
     def dump(self) -> str:
-        """The program as text, an op a line: `%out: [tokens, 512] f32 = kind(port=%value) {attr=1}`."""
+        """The graph as text, one op per line: `%out: [tokens, 512] f32 = kind(port=%value) {attr=1}`."""
         return "".join(self._line(op) for op in self.ops) + f"return {', '.join('%' + o for o in self.outputs)}\n"
 
     def _line(self, op: Op) -> str:

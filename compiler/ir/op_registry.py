@@ -27,7 +27,7 @@ def op_kinds() -> dict[str, type[OpKind]]:
 
 
 def read_op_kind(name: str, attributes: Mapping[str, Any]) -> OpKind:
-    """The op kind of that name with these attributes, as a file has them.
+    """The op kind of that name, with attributes from a file.
 
     Raises:
         RuleError: there is no such kind, an attribute is missing or unknown, or a value is of the wrong type.
@@ -50,11 +50,11 @@ def read_op_kind(name: str, attributes: Mapping[str, Any]) -> OpKind:
 
 @dataclass(frozen=True)
 class _Check:
-    """What an attribute may be in a file.
+    """The values that an attribute may have in a file.
 
     Attributes:
-        types: the types of its values.
-        choices: each of its values, and what it is in the op kind; None where there may be any of those types.
+        types: the types of the values.
+        choices: each allowed value, with its value in the op kind; None if any value of those types is allowed.
         expected: the same in words.
     """
 
@@ -84,7 +84,7 @@ def _check(hint: Any) -> _Check:
     if plain in _NUMBERS:
         number_types, expected = _NUMBERS[plain]
         return _Check((*types, *number_types), None, expected)
-    assert plain is DType or typing.get_origin(plain) is Literal, f"files have no attributes of type {hint}"
+    assert plain is DType or typing.get_origin(plain) is Literal, f"no rule reads attributes of type {hint}"
     names: list[str] = list(DType) if plain is DType else list(typing.get_args(plain))
     choices: dict[str | None, str | None] = {name: name for name in names}
     if types:

@@ -21,6 +21,6 @@ class Tensor:
 
 
 Tensors = Mapping[str, Tensor]
-"""The tensors that an op's ports are bound to, by port."""
+"""The tensors of an op's ports, by port."""
 TOKEN = Tensor((8,), DType.U32)
 """A token that orders accesses of the KV arena."""

@@ -1,7 +1,7 @@
-"""The verifier: what must hold of a graph at each stage of the pipeline.
+"""The verifier: the rules that a graph must keep at each stage of the pipeline.
 
-Stages: `source` (as built), `fused` (between passes), `ordered` (ready to be planned: arena accesses are chained).
-Every value is made before it is read in program order, so a verified graph has no cycle.
+Stages: `source` (as built), `fused` (between passes), `ordered` (ready for planning: arena accesses are chained).
+In program order every value is written before it is read, so a verified graph has no cycle.
 """
 
 from mlxr.compiler.errors import GraphError
@@ -17,10 +17,10 @@ def verify(graph: OpGraph, stage: Stage, context: str = "") -> None:
     Args:
         graph: the graph.
         stage: `source`, `fused` or `ordered`.
-        context: what ran before, for the message.
+        context: the passes that ran before, for the message.
 
     Raises:
-        GraphError: naming the op, the rule and the stage.
+        GraphError: a rule is broken; the message names the op, the rule and the stage.
     """
     try:
         _check(graph, stage)
@@ -77,8 +77,8 @@ def _check_shapes(graph: OpGraph, op: Op) -> None:
 def check_arena_order(graph: OpGraph) -> None:
     """Raises GraphError unless all arena accesses form one chain of tokens.
 
-    One chain, in program order, makes every reader depend on the last writer and every writer on the readers before it
-    (a block may have been freed and given to another sequence), across layers, steps and chunks.
+    One chain in program order makes every reader depend on the last writer, and every writer on the readers before it,
+    across layers, steps and chunks. A writer must wait because its block may have belonged to another sequence.
     """
     last = ARENA_TOKEN
     for op in graph.ops:

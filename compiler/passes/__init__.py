@@ -1,1 +1,1 @@
-"""Graph passes, one a file, and the ordered list that runs them."""
+"""Graph passes, one per file, and the ordered list that runs them."""

@@ -16,7 +16,7 @@ class Path:
     """The ops between a projection and an attention. Nothing else reads their results.
 
     Attributes:
-        temperature, rope, norm: the ops, in order from the attention back; None for one that is not there.
+        temperature, rope, norm: the ops, in order from the attention back; None for a missing op.
         source: the value that the first op of the path reads; on an empty path, the value that the attention reads.
     """
 
@@ -31,10 +31,9 @@ class AttentionSite:
     """An attention, the cache write of its layer, and the paths that lead to them.
 
     Attributes:
-        attention: it reads the queries.
-        write: it reads the keys and the values.
-        q: the path of the queries.
-        k, v: the paths of the keys and of the values.
+        attention: the attention, which reads the queries.
+        write: the cache write, which reads the keys and values.
+        q, k, v: the paths of queries, keys and values.
     """
 
     attention: Op

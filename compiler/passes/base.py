@@ -1,4 +1,7 @@
-"""What a pass is: a frozen dataclass whose fields are its options and whose docstring is its numbered rewrite rules."""
+"""The interface of passes, and helpers that they share.
+
+A pass is a frozen dataclass. Its fields are its options, and its docstring lists its rewrite rules by number.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,7 +14,7 @@ from mlxr.compiler.ir.ops.linear import Linear, Projection
 
 @dataclass(frozen=True)
 class PassResult:
-    """A pass's graph, and whether it differs from the one given."""
+    """The graph after a pass, and whether the pass changed it."""
 
     graph: OpGraph
     modified: bool
@@ -26,12 +29,12 @@ class Pass(Protocol):
         ...
 
     def run(self, graph: OpGraph) -> PassResult:
-        """Rewrites the graph; never changes the one given."""
+        """Returns the rewritten graph; never changes its argument."""
         ...
 
 
 class Edits:
-    """Replacements and new values collected while a pass looks for its patterns."""
+    """The replacements and new values that a pass collects while it looks for its patterns."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -40,7 +43,7 @@ class Edits:
         self.outputs = list(graph.outputs)
 
     def replace(self, op: Op, *new: Op) -> None:
-        """Puts ops (none: removes) in the place of `op`."""
+        """Replaces `op` by other ops; with no other ops, removes it."""
         self.replacements[op.name] = list(new)
 
     def declare(self, value: Value) -> str:
@@ -49,11 +52,11 @@ class Edits:
         return value.name
 
     def untouched(self, *ops: Op) -> bool:
-        """Whether no edit collected so far concerns these ops."""
+        """Whether no edit so far replaces any of these ops."""
         return not any(op.name in self.replacements for op in ops)
 
     def concat(self, name: str, weights: list[str]) -> str:
-        """Declares the concatenation of weights along axis 0; f32, which holds the others, where types differ."""
+        """Declares the concatenation of weights along axis 0. If their types differ, it is f32, which can hold all."""
         values = [self.graph.value(w) for w in weights]
         dtype = values[0].dtype if len({v.dtype for v in values}) == 1 else DType.F32
         rows = sum(v.shape[0] for v in values if isinstance(v.shape[0], int))
@@ -68,18 +71,18 @@ class Edits:
 
 
 def as_projection(op: Op) -> Op:
-    """A linear op as the projection that it is a special case of."""
+    """A linear op as a projection; a linear op is a special case of one."""
     if isinstance(op.attrs, Projection):
         return op
     return replace(op, attrs=Projection(op.attrs_as(Linear).dtype))
 
 
 def sibling(name: str, last: str) -> str:
-    """The name beside another: `up` beside `layers.0.mlp.gate` is `layers.0.mlp.up`."""
+    """A name with another last word: `layers.0.mlp.gate` and `up` give `layers.0.mlp.up`."""
     return f"{name.rpartition('.')[0]}.{last}"
 
 
 def sole_producer(graph: OpGraph, name: str, kind: type[OpKind]) -> Op | None:
-    """The op of that kind that makes a value, if the value has one consumer and is not returned."""
+    """The op that writes a value, if it is of this kind and the value has one consumer and is not returned."""
     op = graph.producer(name)
     return op if op and isinstance(op.attrs, kind) and graph.sole_consumer(name) else None

@@ -1,4 +1,4 @@
-"""Makes RoPE, cache write and attention one op (decode) or two (prefill)."""
+"""Fuses RoPE, cache write and attention into one op (decode) or two (prefill)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -74,7 +74,7 @@ class _Match:
 
     def inputs(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
         rope = self.rope_q.inputs if self.rope_q else {}
-        # All have the same positions, except that cache_write has none.
+        # All ops have the same positions; cache_write has none.
         inputs = {**rope, **self.write.inputs, **self.attention.inputs, "qkv": self.split.inputs["x"]}
         bound = [name for name in ("frequencies", *optional) if name in inputs]
         return {name: inputs[name] for name in ("qkv", *bound, *names, *ARENAS)}
@@ -82,7 +82,7 @@ class _Match:
 
 @dataclass(frozen=True)
 class FuseAttention:
-    """Fuses what lies between the merged q, k, v and the attention's result.
+    """Fuses the ops between the merged q, k, v and the attention's result.
 
     With q, k, v = split(qkv), and q and k rotated at the same positions with the same frequencies:
 
@@ -91,8 +91,8 @@ class FuseAttention:
 
     The temperature, and both ropes, may be missing.
 
-    Does not fire when q, k or v has another consumer, the two ropes differ or there is only one, the attention, rope
-    and temperature read other positions, or the attention comes before the write.
+    Does not fire when q, k or v has another consumer, the two ropes differ, only one of them exists, the attention,
+    rope and temperature read different positions, or the attention comes before the write.
     """
 
     phase: PhaseName

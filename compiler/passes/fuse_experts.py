@@ -1,4 +1,4 @@
-"""Makes the last projections of experts and the sum over them one op."""
+"""Fuses the last projections of experts and the sum over them into one op."""
 
 from dataclasses import dataclass, replace
 

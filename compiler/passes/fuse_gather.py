@@ -1,4 +1,4 @@
-"""Lets a projection read the rows it needs by itself."""
+"""Fuses a row gather into the projection that reads the rows."""
 
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ class FuseGather:
 
     1. projection(gather_rows(x, rows)) -> projection(x, rows).
 
-    Does not fire when the gathered rows have another consumer or the projection has a residual or a gate, which have as
-    many rows as its result.
+    Does not fire when the gathered rows have another consumer, or when the projection has a residual or a gate, whose
+    rows match its result.
     """
 
     name: str = "fuse_gather"

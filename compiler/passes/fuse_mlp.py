@@ -1,4 +1,4 @@
-"""Makes the first projections of an MLP and their activation one projection."""
+"""Fuses the first projections of an MLP and their activation into one projection."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ class FuseMlp:
     4. Rules 1 to 3 with expert_linear -> expert_projection.
 
     Does not fire when gate and up read different x or experts, differ in shape, only one has a bias, or an intermediate
-    is read elsewhere. Rule 3 does not fire on a factor of a product, which is rule 1's business.
+    is read elsewhere. Rule 3 does not fire on a factor of a product, which rule 1 handles.
     """
 
     name: str = "fuse_mlp"
@@ -54,7 +54,7 @@ class FuseMlp:
 
 
 def _linear(graph: OpGraph, name: str) -> Op | None:
-    """The linear op, or that of experts who read the same columns, behind a value which nothing else reads."""
+    """The linear op, or the expert_linear over shared columns, that writes a value with no other reader."""
     if op := sole_producer(graph, name, Linear):
         return op
     op = sole_producer(graph, name, ExpertLinear)
@@ -62,7 +62,7 @@ def _linear(graph: OpGraph, name: str) -> Op | None:
 
 
 def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: GatedKind, limit: float | None) -> None:
-    """Puts a gated projection in the place of `last`, which combines gate and up."""
+    """Replaces `last`, which combines gate and up, by a gated projection."""
     names = {"weight": sibling(gate.inputs["weight"], "gate_up")}
     if "bias" in gate.inputs:
         names["bias"] = sibling(gate.inputs["bias"], "gate_up_bias")
@@ -77,7 +77,7 @@ def _fuse_pair(edits: Edits, last: Op, gate: Op, up: Op, activation: GatedKind, 
 def _activated(
     linear: OpKind, activation: GatedKind, *, gated: bool = False, limit: float | None = None
 ) -> Projection | ExpertProjection:
-    """A linear op, or that of experts, with an activation."""
+    """A linear or expert_linear op with an activation."""
     if isinstance(linear, ExpertLinear):
         return ExpertProjection(
             linear.num_experts, linear.top_k, linear.dtype, activation=activation, gated=gated, limit=limit

@@ -16,9 +16,9 @@ class FuseNorm:
     1. projection(norm(x)), for every consumer of the norm -> projection(x, norm, norm_bias); a consumer may also be an
        expert_projection.
 
-    Does not fire when a consumer is neither, reads the norm on another port, has a norm already, or when the norm's
-    result is returned: the norm would have to be computed all the same. Nor when the norm adds a residual or is of
-    groups of columns.
+    Does not fire when a consumer is neither, reads the norm on another port, or has a norm already, or when the norm's
+    result is returned: the norm would still have to be computed. Does not fire when the norm adds a residual or has
+    several groups of columns.
     """
 
     name: str = "fuse_norm"

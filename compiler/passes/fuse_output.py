@@ -1,4 +1,4 @@
-"""Moves what is done to a projection's result into the projection."""
+"""Moves elementwise ops on a projection's result into the projection."""
 
 from dataclasses import dataclass, replace
 
@@ -11,14 +11,14 @@ from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 
 @dataclass(frozen=True)
 class FuseOutput:
-    """Fuses what follows a projection element by element.
+    """Fuses elementwise ops that follow a projection.
 
-    1. scale(projection(x)) -> projection(x, out_scale), where the projection has no soft cap.
-    2. soft_cap(projection(x)) -> projection(x, out_cap), where it has none.
-    3. gate_rows(projection(x), gate) -> projection(x, gate), at the place of gate_rows, where it has none.
+    1. scale(projection(x)) -> projection(x, out_scale), if the projection has no soft cap.
+    2. soft_cap(projection(x)) -> projection(x, out_cap), if it has no soft cap.
+    3. gate_rows(projection(x), gate) -> projection(x, gate), in the place of gate_rows, if it has no gate.
 
-    Rules 1 and 2 do not fire on a projection with a gate; none does when it adds a residual or its result is read
-    elsewhere.
+    Rules 1 and 2 do not fire on a projection with a gate. No rule fires when the projection adds a residual or its
+    result is read elsewhere.
     """
 
     name: str = "fuse_output"
@@ -42,7 +42,7 @@ class FuseOutput:
 
 
 def _absorbed(projection: Op, op: Op) -> Op | None:
-    """The projection that does what `op` does to its result, or None."""
+    """The projection with `op` fused into it, or None if it cannot be."""
     attrs = projection.attrs_as(Projection)
     if {"residual", "gate"} & projection.inputs.keys():
         return None

@@ -1,4 +1,4 @@
-"""Makes the norms of queries and keys one op over the merged projection."""
+"""Fuses the norms of queries and keys into one op over the merged projection."""
 
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -18,8 +18,8 @@ class FuseQkNorm:
     1. With q, k, v = split(qkv): norm(q), norm(k) that reach one attention and its cache write, perhaps through a rope
        and a temperature -> split(qk_norm(qkv)).
 
-    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, or one is
-    of other groups of columns than heads or all.
+    Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, or the
+    groups of columns of one are neither heads nor the whole row.
     """
 
     name: str = "fuse_qk_norm"
@@ -70,7 +70,7 @@ def _alike(q: Op, k: Op) -> bool:
 
 
 def _scope(graph: OpGraph, attention: Attention, q: Op, k: Op) -> NormScope | None:
-    """What both norms are over, or None where a qk_norm cannot say it."""
+    """The scope of both norms, or None if no scope of qk_norm describes them."""
     norms = ((q, attention.num_heads), (k, attention.num_kv_heads))
     scopes: tuple[NormScope, ...] = get_args(NormScope)
     for scope in scopes:

@@ -1,4 +1,4 @@
-"""Adds the residual in the op that makes the other addend."""
+"""Fuses a residual add into the op that computes the other addend."""
 
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,12 @@ from mlxr.compiler.passes.base import Edits, PassResult, as_projection
 class FuseResidual:
     """Fuses a residual add into the op before it.
 
-    1. add(residual, alpha * projection(x)) -> projection(x, residual, residual_scale = alpha), at the add's place;
-       with alpha 1 also add(projection(x), residual).
-    2. The same for expert_combine(x) and norm(x) in the place of the projection.
+    1. add(residual, alpha * projection(x)) -> projection(x, residual, residual_scale = alpha), in the add's place;
+       if alpha is 1, also add(projection(x), residual).
+    2. The same for expert_combine(x) and norm(x) instead of the projection.
 
-    Does not fire when the op's result is read elsewhere or added to itself, or when the op has a residual already or a
-    projection an activation.
+    Does not fire when the op's result is read elsewhere or added to itself, or when the op already has a residual, or
+    when a projection has an activation.
     """
 
     name: str = "fuse_residual"
@@ -43,7 +43,7 @@ class FuseResidual:
 
 
 def _adding(op: Op, scale: float) -> Op | None:
-    """The op in the form that adds `scale` times its result to a residual, if it has none yet."""
+    """The op, changed to add `scale` times its result to a residual; None if it cannot."""
     if "residual" in op.inputs:
         return None
     if isinstance(op.attrs, Linear | Projection):

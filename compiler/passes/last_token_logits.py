@@ -1,4 +1,4 @@
-"""Computes the last norm and the logits only for the rows that are asked for."""
+"""Computes the last norm and the logits only for the rows that the batch asks for."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Makes one projection of the three that feed an attention."""
+"""Merges the three projections that feed an attention into one."""
 
 from dataclasses import dataclass, replace
 
@@ -58,7 +58,7 @@ class MergeQkv:
             {port: value.name for port, value in zip("qkv", outs, strict=True)},
             merged.layer,
         )
-        # All three read x alone, so the first one's place is after all inputs and before all users.
+        # All three read only x, so the first one's place is after all inputs and before all consumers.
         for op in linears:
             edits.replace(op)
         first = min(linears, key=lambda op: graph.index(op.name))

@@ -12,8 +12,9 @@ from mlxr.compiler.passes.base import Edits, PassResult
 class OrderArena:
     """Adds the token edges that order arena accesses under MLX's lazy evaluation.
 
-    1. Every op that reads or writes the arena binds the token of the access before it in program order (the first one
-       the input `arena_token`, which is the last token of the step before) and makes a new one; the last is returned.
+    1. Every op that reads or writes the arena binds the token of the previous access in program order and makes a new
+       token. The first access binds the input `arena_token`, which is the last token of the previous step; the graph
+       returns the last token.
     """
 
     name: str = "order_arena"

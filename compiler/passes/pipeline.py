@@ -38,24 +38,24 @@ def passes_of(phase: PhaseName) -> list[Pass]:
     """The passes of a phase's pipeline, in order."""
     return [
         LastTokenLogits(),
-        MergeQkv(),  # before FuseNorm: one consumer of the norm instead of three
-        FuseMlp(),  # likewise
-        FuseNorm(),  # after FuseMlp, whose expert projections it knows
+        MergeQkv(),  # before FuseNorm, which then fuses the norm into one consumer instead of three
+        FuseMlp(),  # before FuseNorm, for the same reason
+        FuseNorm(),  # after FuseMlp, because it also fuses into expert projections
         FuseOutput(),  # before FuseResidual: a residual is added after all else
         FuseGather(),  # after FuseNorm and FuseOutput, which leave the projection next to the gather
         FuseExperts(),  # before FuseResidual
         FuseResidual(),
         FuseQkNorm(),  # needs MergeQkv's split
-        FuseAttention(phase),  # likewise, and what FuseQkNorm leaves between it and the attention
+        FuseAttention(phase),  # needs MergeQkv's split, with no norm between it and the attention
         RemoveDeadOps(),
-        OrderArena(),  # last: it chains the accesses that are left, in their final order
+        OrderArena(),  # last: chains the remaining accesses in their final order
     ]
 
 
 def run_passes(graph: OpGraph, passes: Sequence[Pass]) -> tuple[OpGraph, list[PassRecord]]:
     """Runs passes on a source graph, verifying the graph before, after each pass that changes it, and at the end.
 
-    With MLXR_DEBUG=1 their timings, with 2 the graph after each, go to standard error.
+    MLXR_DEBUG=1 prints the timings to standard error, and MLXR_DEBUG=2 also the graph after each pass.
 
     Raises:
         GraphError: a pass broke a rule; the message names the passes already run.

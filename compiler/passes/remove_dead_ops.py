@@ -1,4 +1,4 @@
-"""Removes what contributes to nothing."""
+"""Removes ops that contribute to no result."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from mlxr.compiler.passes.base import Edits, PassResult
 
 @dataclass(frozen=True)
 class RemoveDeadOps:
-    """Keeps the ops that matter.
+    """Removes dead ops.
 
     1. An op from which neither a returned value nor an arena write can be reached -> removed.
     """

@@ -1,7 +1,7 @@
 """Launch geometry: the sizes that a tuner may change without changing what is computed.
 
-One record for each kind of launch. Each size states the flat name by which users know it (`matvec_outputs`), its limits
-and what the tuner tries. "By matrix instructions" (MMA) means those of NVIDIA GPUs for 16 x 8 x 16 numbers.
+Each kind of launch has one record. Each size states its flat name for users (`matvec_outputs`), its limits, and the
+values that the tuner tries. "MMA" means the matrix instructions of NVIDIA GPUs for 16 x 8 x 16 numbers.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.size_record import RowThreshold, SizeRecord, Values, Variants, size
 
 MULTIPROCESSOR_THREADS = 2048
-"""Threads that an NVIDIA multiprocessor runs at once, at most."""
+"""The most threads that an NVIDIA multiprocessor runs at once."""
 
 _POWERS_TO_32 = (1, 2, 4, 8, 16, 32)
 _OFF_ON = (0, 1)
@@ -18,17 +18,17 @@ _OFF_ON = (0, 1)
 
 @dataclass(frozen=True)
 class OneRow(SizeRecord):
-    """Projections of one row, as in decode of one sequence: each simdgroup multiplies some rows of the weight."""
+    """Projections of one row, as in decode of one sequence: each simdgroup takes some rows of the weight."""
 
     outputs: int = size("matvec_outputs", 4, one_of=_POWERS_TO_32, tuning=Values((1, 2, 4, 8, 16, 32)))
-    """Weight rows of a simdgroup. Of gated projections one half of them are gates."""
+    """Weight rows per simdgroup. In gated projections half of them are gates."""
     simdgroups: int = size("matvec_simdgroups", 2, tuning=Values((1, 2, 4, 8, 16)))
-    """Simdgroups of a threadgroup."""
+    """Simdgroups per threadgroup."""
     split: int = size("matvec_split", 1, tuning=Values((1, 2, 4, 8)))
-    """How many of them share the columns of the same rows: a divisor of `simdgroups`."""
+    """How many simdgroups share the columns of the same rows: a divisor of `simdgroups`."""
     unroll: int = size("matvec_unroll", 1, tuning=Values((1, 2, 4)))
-    """Steps of a simdgroup's loop over columns whose loads are in flight at once. By matrix instructions at most 4; for
-    q4_k and q5_k, which take four steps at once, 1 means as much as 2."""
+    """Steps of the loop over columns whose loads are in flight at once. With MMA at most 4; q4_k and q5_k take four
+    steps at once, so for them 1 means the same as 2."""
     mma: int = size(
         "matvec_mma",
         0,
@@ -40,11 +40,10 @@ class OneRow(SizeRecord):
             )
         ),
     )
-    """1: by matrix instructions, for quantised weights. Then `outputs` is 16 or 32, of gated projections 16 of each
-    half."""
+    """1: uses MMA, for quantised weights. Then `outputs` is 16 or 32; in gated projections 16 of each half."""
 
     def check_together(self) -> None:
-        """The columns are shared evenly, and matrix instructions have sizes of their own."""
+        """The columns are shared evenly, and MMA has limits of its own."""
         if self.simdgroups % self.split:
             raise PlanError(
                 f"geometry: matvec_split is {self.split}; expected a divisor of matvec_simdgroups, {self.simdgroups}"
@@ -58,17 +57,17 @@ class OneRow(SizeRecord):
 
 @dataclass(frozen=True)
 class SeveralRows(SizeRecord):
-    """Projections of a few rows: a tile of them shares one read of the weight."""
+    """Projections of a few rows: a tile of rows shares one read of the weight."""
 
     outputs: int = size("matmul_outputs", 4, one_of=_POWERS_TO_32, tuning=Values((1, 2, 4, 8)))
-    """Weight rows of a simdgroup, as in `OneRow`."""
+    """Weight rows per simdgroup, as in `OneRow`."""
     simdgroups: int = size("matmul_simdgroups", 2, tuning=Values((1, 2, 4, 8)))
-    """Simdgroups of a threadgroup."""
+    """Simdgroups per threadgroup."""
     tile: int = size("matmul_tile", 8, tuning=Values((2, 4, 8, 16)))
-    """Input rows that share one read of the weight: 2 or more; tile x outputs is at most 32, one lane each."""
+    """Input rows that share one read of the weight: at least 2. tile x outputs is at most 32, one lane per result."""
 
     def check_together(self) -> None:
-        """Each result of a tile has a lane."""
+        """Each result of a tile has its own lane."""
         if self.tile < 2 or self.tile * self.outputs > 32:
             raise PlanError(
                 f"geometry: matmul_tile {self.tile} x matmul_outputs {self.outputs} must be at most 32, one lane each, "
@@ -81,48 +80,48 @@ class UnpackedTiles(SizeRecord):
     """Projections of many rows by quantised weights, which are unpacked into threadgroup memory."""
 
     min_rows: int = size("gemm_min_rows", 17, tuning=RowThreshold())
-    """Rows from which this is done, for 32 rows at once."""
+    """From this many rows on, projections take this way, 32 rows at once."""
     mma: int = size("gemm_mma", 0, one_of=_OFF_ON)
-    """1: by matrix instructions, for 64 rows at once, where activations are of 16 bits."""
+    """1: uses MMA, 64 rows at once, if activations have 16 bits."""
 
 
 @dataclass(frozen=True)
 class MatrixTiles(SizeRecord):
-    """Projections of several rows by matrix instructions.
+    """Projections of several rows with MMA.
 
-    They need activations of 16 bits, and a weight of their type or a quantised one.
+    They need 16-bit activations, and a weight of the same type or a quantised one.
     """
 
     min_rows: int = size("mma_min_rows", 0, least=0)
-    """Rows from which this is done; 0: never."""
+    """From this many rows on, projections take this way; 0: never."""
     max_rows: int = size("mma_max_rows", 64)
-    """Rows up to which this is done."""
+    """Up to this many rows, projections take this way."""
     simdgroups: int = size("mma_simdgroups", 8, most=14, reason="whose sums fit", tuning=Values((4, 6, 8, 12)))
     """Simdgroups that share the columns of a threadgroup's weight rows."""
     outputs: int = size("mma_outputs", 64, one_of=(16, 32, 64))
-    """These weight rows, of quantised weights; of others they are 64."""
+    """Weight rows per threadgroup, for quantised weights; other weights always have 64."""
 
     def check_together(self) -> None:
-        """There are rows for which this is done, or none are meant to be."""
+        """Some number of rows takes this way, unless it is turned off."""
         if self.min_rows > self.max_rows:
             raise PlanError(f"geometry: mma_min_rows {self.min_rows} must be at most mma_max_rows, {self.max_rows}")
 
 
 @dataclass(frozen=True)
 class LibraryMatmul(SizeRecord):
-    """Projections by MLX's matmul, on hosts that have MLX's ops."""
+    """Projections with MLX's matmul, on hosts that have MLX's ops."""
 
     min_rows: int = size("mlx_min_rows", 32, least=0, tuning=RowThreshold())
-    """Rows from which it takes a projection whose weight has the activations' type; 0: never."""
+    """From this many rows on, it takes projections whose weight has the activations' type; 0: never."""
     quantised_min_rows: int = size("mlx_quantised_min_rows", 0, least=0, tuning=RowThreshold(shared=True))
-    """Rows from which it takes one whose weight is quantised, and is unpacked for it; 0: never."""
+    """From this many rows on, it takes projections whose weight is quantised and is first unpacked; 0: never."""
     unpack_unroll: int = size("unpack_unroll", 4)
-    """Pieces of a weight that one thread unpacks for it, whose loads are in flight at once."""
+    """Pieces of a weight that one thread unpacks, with all their loads in flight at once."""
 
 
 @dataclass(frozen=True)
 class ManyRows(SizeRecord):
-    """Projections of more than one row: which of four ways takes how many rows, and the sizes of each way."""
+    """Projections of more than one row: the four ways to compute them, the rows that each takes, and their sizes."""
 
     several: SeveralRows = SeveralRows()
     unpacked: UnpackedTiles = UnpackedTiles()
@@ -132,27 +131,27 @@ class ManyRows(SizeRecord):
 
 @dataclass(frozen=True)
 class AttendWhole(SizeRecord):
-    """Decode attention to a whole context in one launch: threadgroups for each sequence and KV head."""
+    """Decode attention to a whole context in one launch, with threadgroups for each sequence and KV head."""
 
     simdgroups: int = size("attend_simdgroups", 8, tuning=Values((1, 2, 4, 8, 16)))
     """Simdgroups that share the context of one KV head."""
     heads: int = size("attend_heads", 0, least=0, tuning=Values((1, 2, 4, 8)))
-    """Most query heads of a threadgroup; 0: all on its KV head."""
+    """The most query heads per threadgroup; 0: all heads of its KV head."""
     unroll: int = size("attend_unroll", 1, tuning=Values((1, 2, 4)))
     """Keys that a group of lanes loads and scores at once."""
     max_context: int = size("attend_whole", 0, least=0, tuning=Values((0, 256, 1024, 2048)))
-    """Contexts up to so many tokens are not split; 0: up to the shortest partition."""
+    """Contexts up to this many tokens are not split; 0: up to the shortest partition."""
     mma: int = size("attend_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0}, {"mma": 1})))
-    """1: by matrix instructions, where activations and cache are of one 16-bit type, heads of 64 or 128 elements and at
-    most 8 on a KV head. Then `heads` and `unroll` mean nothing."""
+    """1: uses MMA, if activations and cache have one 16-bit type, heads have 64 or 128 elements, and a KV head has at
+    most 8 query heads. Then `heads` and `unroll` have no effect."""
 
 
 @dataclass(frozen=True)
 class AttendMany(SizeRecord):
-    """Decode attention of so many sequences that there are threadgroups enough: one launch whatever the contexts."""
+    """Decode attention of batches whose sequences alone fill the GPU: one launch, however long the contexts are."""
 
     min_sequences: int = size("attend_many", 0, least=0)
-    """Sequences from which this is done: two or more; 0: never."""
+    """From this many sequences on, attention takes this way: at least 2; 0: never."""
     simdgroups: int = size("attend_many_simdgroups", 8)
     """As in `AttendWhole`."""
     heads: int = size("attend_many_heads", 0, least=0)
@@ -173,9 +172,9 @@ class AttendPartition(SizeRecord):
     """Decode attention to a part of a long context (split-KV): a second launch merges the parts."""
 
     length: int = size("partition", 1024, tuning=Values((32, 64, 128, 256, 512, 1024, 2048, 4096)))
-    """Positions of the shortest partition."""
+    """Tokens in the shortest partition."""
     most: int = size("partitions", 32, tuning=Values((8, 16, 32, 64)))
-    """Most partitions of a context; longer contexts have longer partitions."""
+    """The most partitions of a context; longer contexts have longer partitions."""
     simdgroups: int = size("partition_simdgroups", 0, least=0, tuning=Values((2, 4, 8)))
     """As in `AttendWhole`; 0: the same as there."""
     heads: int = size("partition_heads", 0, least=0, tuning=Values((1, 2, 4, 8)))
@@ -197,20 +196,20 @@ class DecodeAttention(SizeRecord):
 
 @dataclass(frozen=True)
 class AttendTile(SizeRecord):
-    """Attention of a tile of queries, in a step of prompts; tiles shrink until threadgroup memory holds them."""
+    """Attention of a tile of queries in a prefill step; tiles shrink until they fit threadgroup memory."""
 
     rows: int = size("prefill_rows", 32, tuning=Values((16, 32, 64)))
-    """Pairs of a token and a query head in a threadgroup."""
+    """Rows per threadgroup; a row is one query head of one token."""
     keys: int = size("prefill_keys", 32, one_of=(4, 8, 16, 32), reason="a lane each", tuning=Values((8, 16, 32)))
-    """Keys of a tile."""
+    """Keys per tile."""
     rows_per_simdgroup: int = size("prefill_rows_per_simdgroup", 4, tuning=Values((2, 4, 8, 16)))
-    """Rows of one simdgroup."""
+    """Rows per simdgroup."""
     mma: int = size("prefill_mma", 0, one_of=_OFF_ON, tuning=Variants(({"mma": 0, "rows": 32}, {"mma": 1, "rows": 64})))
-    """1: by matrix instructions, where activations and cache are of one 16-bit type and heads of 64 or 128 elements.
-    Then `rows` is a multiple of 16 up to 128, and `keys` and `rows_per_simdgroup` mean nothing."""
+    """1: uses MMA, if activations and cache have one 16-bit type and heads have 64 or 128 elements. Then `rows` is a
+    multiple of 16 up to 128, and `keys` and `rows_per_simdgroup` have no effect."""
 
     def check_together(self) -> None:
-        """Matrix instructions take rows by 16."""
+        """MMA takes 16 rows at a time."""
         if self.mma and (self.rows % 16 or self.rows > 128):
             raise PlanError(
                 f"geometry: prefill_rows is {self.rows} with prefill_mma; expected a multiple of 16 up to 128"
@@ -219,17 +218,17 @@ class AttendTile(SizeRecord):
 
 @dataclass(frozen=True)
 class LibraryAttention(SizeRecord):
-    """Attention of one sequence by MLX's op, on hosts that have MLX's ops."""
+    """Attention of one sequence with MLX's op, on hosts that have MLX's ops."""
 
     min_tokens: int = size("mlx_min_tokens", 0, least=0)
-    """New tokens from which it takes a step; 0: never."""
+    """From this many new tokens on, it takes a step; 0: never."""
     min_context: int = size("mlx_min_context", 0, least=0)
-    """Tokens of the context, the new ones too, from which it takes such a step."""
+    """From this many tokens of context on, the new ones included, it takes such a step."""
 
 
 @dataclass(frozen=True)
 class PrefillAttention(SizeRecord):
-    """Attention in a step of prompts."""
+    """Attention in a prefill step."""
 
     tile: AttendTile = AttendTile()
     library: LibraryAttention = LibraryAttention()
@@ -237,14 +236,14 @@ class PrefillAttention(SizeRecord):
 
 @dataclass(frozen=True)
 class ChunkSizes(SizeRecord):
-    """Steps of prompts as a whole."""
+    """Sizes of whole prefill steps."""
 
     tokens: int = size("chunk_tokens", 512)
-    """Most prompt tokens of a step, where the spec leaves it open."""
+    """The most prompt tokens of a step, if the spec leaves it open."""
     padding: int = size("chunk_padding", 0, least=0)
-    """Hosts whose kernels MLX launches fill a step up to one of a few numbers of tokens, so that they meet no new
-    shapes: powers of two up to this, then steps of this or of an eighth of the next lower power of two, whichever is
-    more; 0: they fill nothing up."""
+    """Hosts whose kernels MLX launches pad a step to one of a few numbers of tokens, so that they meet few shapes:
+    powers of two up to this size, then multiples of this size or of an eighth of the next lower power of two, whichever
+    is larger; 0: no padding."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class ArenaSizes(SizeRecord):
     """The KV arena."""
 
     contiguous_context: int = size("contiguous_context", 4096, least=0)
-    """Context, in tokens, up to which `mode: auto` gives one sequence a contiguous arena; 0: never."""
+    """Up to this context, in tokens, `mode: auto` gives a single sequence a contiguous arena; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -267,16 +266,16 @@ class StepKernel(SizeRecord):
         multiple_of=32,
         tuning=Values((0, 256, 384, 512, 640, 768, 1024)),
     )
-    """Threads of a block; 0: each launch is a kernel of its own."""
+    """Threads per block; 0: each launch is a kernel of its own."""
     sequences: int = size("step_sequences", 1)
-    """Most sequences of such a step."""
+    """The most sequences of such a step."""
     blocks: int = size("step_blocks", 1)
-    """Blocks that a multiprocessor holds at once, which bounds their registers."""
+    """Blocks that a multiprocessor runs at once; this bounds their registers."""
     prefetch: int = size("step_prefetch", 0, least=0)
-    """KiB of the next launch's weights that each block asks for while it waits for the others; 0: none."""
+    """KiB of the next launch's weights that each block prefetches while it waits for the others; 0: none."""
 
     def check_together(self) -> None:
-        """A multiprocessor can hold the blocks."""
+        """The blocks fit on a multiprocessor."""
         if self.threads * self.blocks > MULTIPROCESSOR_THREADS:
             raise PlanError(
                 f"geometry: step_threads {self.threads} x step_blocks {self.blocks} must be at most "
@@ -298,10 +297,10 @@ class Geometry(SizeRecord):
 
     @classmethod
     def of(cls, **sizes: int) -> "Geometry":
-        """The default geometry but for these sizes, by their flat names: `Geometry.of(partition=16)`.
+        """The default geometry with these sizes changed, by flat name: `Geometry.of(partition=16)`.
 
         Raises:
-            PlanError: no kernel is made for these sizes.
+            PlanError: no kernel supports these sizes.
         """
         unknown = set(sizes) - set(cls.names())
         assert not unknown, f"the geometry has no {', '.join(sorted(unknown))}"

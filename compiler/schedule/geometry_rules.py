@@ -1,4 +1,4 @@
-"""Chooses the geometry of each launch: rules match launches and set numbers, and every number keeps its reason."""
+"""Chooses the geometry of each launch: rules match launches and set sizes, and every size keeps its reason."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ _SIZES = Geometry.names()
 
 
 def known_sizes(rule: GeometryRule) -> GeometryRule:
-    """The rule itself, if the geometry has all the sizes that it gives; for pydantic.
+    """The rule itself, if the geometry has all the sizes that the rule sets; a validator for pydantic.
 
     Raises:
-        PydanticCustomError: naming the sizes that there are not.
+        PydanticCustomError: the rule names unknown sizes; the message lists them.
     """
     wrong = Contradictions()
     for name in rule.sizes:
@@ -30,7 +30,7 @@ def known_sizes(rule: GeometryRule) -> GeometryRule:
 
 @dataclass(frozen=True)
 class Choice:
-    """The geometry of one site, and why."""
+    """The geometry of one site, with the reasons."""
 
     site: Site
     geometry: Geometry
@@ -40,15 +40,15 @@ class Choice:
     def _flat(self) -> Mapping[str, int]:
         return self.geometry.flat()
 
-    def sizes(self, *wanted: type[SizeRecord] | str, without: Collection[str] = ()) -> ChosenGeometry:
+    def sizes(self, *used: type[SizeRecord] | str, without: Collection[str] = ()) -> ChosenGeometry:
         """The sizes that a kernel depends on, to be recorded with it.
 
         Args:
-            wanted: records, whose sizes all count, or flat names of single sizes.
-            without: flat names of sizes that mean nothing to this kernel.
+            used: records, all of whose sizes count, or flat names of single sizes.
+            without: flat names of sizes that have no effect on this kernel.
         """
         names: set[str] = set()
-        for entry in wanted:
+        for entry in used:
             names.update((entry,) if isinstance(entry, str) else entry.names())
         assert names <= set(_SIZES), f"the geometry has no {', '.join(sorted(names - set(_SIZES)))}"
         sizes = {name: value for name, value in self._flat.items() if name in names and name not in without}
@@ -58,17 +58,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class GeometryTable:
-    """The geometry of every launch: `base`, changed by each rule that holds, in order, so that later ones win."""
+    """The geometry of every launch: `base`, changed by each matching rule in order, so that later rules win."""
 
     base: Geometry = field(default_factory=Geometry)
     rules: tuple[GeometryRule, ...] = ()
     _choices: dict[Site, Choice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def choose(self, site: Site) -> Choice:
-        """The geometry of a site, computed once: all layers ask for the same sites.
+        """The geometry of a site. It is computed once, because all layers ask for the same sites.
 
         Raises:
-            PlanError: the rules together give sizes that no kernel is made for.
+            PlanError: the rules together set sizes that no kernel supports.
         """
         if site not in self._choices:
             sizes: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""A kernel before it has a text: what templates are given, one frozen dataclass for each template.
+"""A kernel before it has a text: the context of its template, one frozen dataclass for each template.
 
-A context is a kernel's identity: equal contexts are one kernel. Fields are what the op and the geometry fix; properties
-are what follows from them.
+A context is a kernel's identity: equal contexts are one kernel. The op and the geometry set its fields; its properties
+follow from the fields.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Kernel(ABC):
     @property
     @abstractmethod
     def template(self) -> str:
-        """The file that its text is rendered from. Most kinds of kernels have one, and name it as a class variable."""
+        """The template file of its text. Most kinds of kernels have a single one and name it in a class variable."""
 
     @property
     @abstractmethod

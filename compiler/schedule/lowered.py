@@ -1,4 +1,4 @@
-"""What lowering is given, and what it makes: launches whose kernels have no text and whose buffers have no place."""
+"""The input and the result of lowering: launches whose kernels have no text yet and whose buffers have no place yet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from mlxr.compiler.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class LoweringInput:
-    """What a target lowers.
+    """Everything that a target needs to lower a model.
 
     Attributes:
         spec: the spec, with the types of the first target.
         graphs: the ordered graph of each phase.
         weights: every weight that a phase binds.
-        arena: the arena, with the target's own type of cache.
+        arena: the arena, with the target's own cache type.
         limits: the largest batch of each phase, by symbolic dim.
         table: the geometry of each launch.
         types: the types of the target.
@@ -46,9 +46,9 @@ class LoweredPhase:
     """The launches of one phase.
 
     Attributes:
-        launches: in order.
-        shapes: shape and type of every buffer that launches make and that has a place in activation memory.
-        outputs: what the phase returns.
+        launches: its launches, in order.
+        shapes: shape and type of every buffer in activation memory.
+        outputs: the buffers that the phase returns.
         chosen: see `Phase`.
     """
 
@@ -65,10 +65,10 @@ class Lowered:
 
     Attributes:
         phases: decode and prefill.
-        copy_blocks: copies blocks of the arena; None where none are ever shared.
-        query_tile: tokens of a tile of queries that a kernel fixes; None: no kernel does.
-        tensors: the weights as this target has them in memory; empty: as `WeightPlan.layout` says.
-        scratch_bytes: memory beside weights, arena and activations.
+        copy_blocks: the launch that copies blocks of the arena; None if blocks are never shared.
+        query_tile: tokens in a tile of queries, if a kernel fixes the number; None if no kernel does.
+        tensors: the weights as this target has them in memory; empty if they follow `WeightPlan.layout`.
+        scratch_bytes: memory besides weights, arena and activations.
         casts: weights in the types that library calls take.
     """
 

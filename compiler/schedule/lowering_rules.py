@@ -1,4 +1,4 @@
-"""The lowering rules of a target. Each stands beside its kernel, and no list names them."""
+"""The lowering rules of a target. Each is next to its kernel; no list names them."""
 
 import importlib
 import pkgutil
@@ -13,14 +13,14 @@ from mlxr.compiler.schedule.lowering import Lowering, Rule
 LoweringT = TypeVar("LoweringT", bound=Lowering)
 Kind = TypeVar("Kind", bound=OpKind)
 KindRule = Callable[[LoweringT, Op, Kind], None]
-"""Lowers an op of some kind: what it adds launches to, the op, and the op's attributes."""
+"""Lowers an op of one kind. Arguments: the lowering that collects launches, the op, and the op's attributes."""
 
 
 class LoweringRules(Generic[LoweringT]):
     """The rules of one target, by op kind.
 
-    The modules of one package register their rules with `lowers`. All of them are imported when rules are first asked
-    for, so a new kernel is a new module.
+    The modules of one package register their rules with `lowers`. The first use imports all of them, so a new kernel is
+    just a new module.
 
     Args:
         package: the full name of that package.
@@ -31,7 +31,7 @@ class LoweringRules(Generic[LoweringT]):
         self._rules: dict[type[OpKind], KindRule[LoweringT, Any]] = {}
 
     def lowers(self, *kinds: type[Kind]) -> Callable[[KindRule[LoweringT, Kind]], KindRule[LoweringT, Kind]]:
-        """Registers the rule of some op kinds, which must have no other."""
+        """Registers the rule of some op kinds. Each kind may have only one rule."""
 
         def register(rule: KindRule[LoweringT, Kind]) -> KindRule[LoweringT, Kind]:
             for kind in kinds:
@@ -42,7 +42,7 @@ class LoweringRules(Generic[LoweringT]):
         return register
 
     def bound_to(self, lowering: LoweringT) -> Mapping[type[OpKind], Rule]:
-        """All rules, for `Lowering.rules`."""
+        """All rules, bound to a lowering; for `Lowering.rules`."""
         return {kind: partial(_apply, rule, lowering) for kind, rule in self.of_kinds().items()}
 
     def of_kinds(self) -> Mapping[type[OpKind], KindRule[LoweringT, Any]]:

@@ -1,4 +1,4 @@
-"""The static memory plan: activation lifetimes, arena geometry, and what fits a budget."""
+"""The static memory plan: the sizes of arena and batches, and the places of activations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     Args:
         spec: the spec.
         table: chooses between a paged and a contiguous arena, where the spec leaves it open.
-        caches: types of the cache of all targets: each has as many blocks, and none exceeds a budget.
+        caches: the cache types of all targets. All targets get the same number of blocks, and none exceeds the budget.
 
     Raises:
-        BudgetError: it cannot hold even one sequence of full context.
+        BudgetError: the arena cannot hold even one sequence of full context.
     """
     cache, model = spec.cache, spec.model
     per_sequence = -(-model.context // cache.block_size)
     row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
-    wanted = per_sequence * cache.max_sequences
-    blocks = cache.num_blocks or wanted
+    most = per_sequence * cache.max_sequences
+    blocks = cache.num_blocks or most
     if cache.memory_budget is not None:
-        blocks = min(wanted, cache.memory_budget // block_bytes)
+        blocks = min(most, cache.memory_budget // block_bytes)
     if blocks < per_sequence:
         limit = "cache.num_blocks" if cache.num_blocks else "cache.memory_budget"
         raise BudgetError(
@@ -67,7 +67,7 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
 
 
 def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) -> ChosenGeometry | None:
-    """By what an arena is contiguous or paged; None where the spec says it, or where it has to be paged."""
+    """The geometry that decides between a contiguous and a paged arena; None if the spec or its limits decide."""
     cache = spec.cache
     sized = cache.num_blocks is not None or cache.memory_budget is not None
     if cache.mode != "auto" or cache.max_sequences > 1 or sized:
@@ -76,20 +76,20 @@ def arena_choice(spec: ModelSpec, arena: ArenaGeometry, table: GeometryTable) ->
 
 
 def chunk_choice(spec: ModelSpec, table: GeometryTable) -> ChosenGeometry:
-    """The most prompt tokens of a step, where that is open, and how steps of prompts are filled up."""
+    """The padding of prefill steps and, if the spec leaves it open, the most prompt tokens of a step."""
     choice = table.choose(Site.of_chunk(spec.model.num_layers, spec.model.hidden_size))
     return choice.sizes(ChunkSizes) if spec.prefill_chunk is None else choice.sizes("chunk_padding")
 
 
 def chunk_tokens(spec: ModelSpec, chosen: ChosenGeometry) -> int:
-    """The most prompt tokens of a step, by the spec or else as chosen; no activation has 2^31 elements."""
+    """The most prompt tokens of a step: the spec's, or else the chosen one, so that no activation has 2^31 elements."""
     if spec.prefill_chunk is not None:
         return spec.prefill_chunk
     return max(1, min(chosen.sizes["chunk_tokens"], INT32_MAX // spec.widest_activation))
 
 
 def batch_limits(spec: ModelSpec, phase: PhaseName, max_tokens: int, max_rows: int) -> dict[str, int]:
-    """The largest batch of a phase, by symbolic dim; of decode one token and one row of each sequence."""
+    """The largest batch of a phase, by symbolic dim. In decode each sequence has one token and one row."""
     seqs = spec.cache.max_sequences
     tokens = seqs if phase == "decode" else max_tokens
     rows = seqs if phase == "decode" else max_rows
@@ -107,13 +107,13 @@ def place_activations(
     limits: Mapping[str, int],
     kept: Sequence[str],
 ) -> tuple[list[Buffer], int]:
-    """Places buffers so that those alive at the same time never overlap.
+    """Places buffers so that buffers that are alive at the same time never overlap.
 
-    A buffer lives from the first launch that makes it to the last that reads it (`kept` ones to the end). Each is put
-    at the lowest offset that is free during its life, in order of birth, aligned to 256 bytes.
+    A buffer lives from the first launch that writes it to the last that reads it (`kept` buffers live to the end). Each
+    gets the lowest offset that is free throughout its life, in order of birth, aligned to 256 bytes.
 
     Returns:
-        The buffers, and the bytes of the memory that holds them all.
+        The buffers, and the size in bytes of the memory that holds them all.
     """
     births: dict[str, int] = {}
     deaths: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""From lowered launches to a program: first buffers get their places, then kernels their names, by their texts."""
+"""From lowered launches to a program: buffers get their places, then kernels get their names, from their texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlxr.compiler.schedule.memory import place_activations
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 
 DEFAULT_QUERY_TILE = 32
-"""Tokens of a tile of queries where no kernel fixes it: batches are always laid out with tiles."""
+"""Tokens in a tile of queries if no kernel fixes the number: batches are always laid out in tiles."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class PlacedPhase:
 
 @dataclass(frozen=True)
 class PlacedProgram:
-    """A lowered program whose buffers have places: what is rendered."""
+    """A lowered program whose buffers have places, ready to be rendered."""
 
     lowered: Lowered
     phases: tuple[PlacedPhase, ...]
 
     @cached_property
     def kernels(self) -> Mapping[Kernel, PendingLaunch]:
-        """Every kernel, once, in order of first launch, that which copies blocks last; and its first launch."""
+        """Each kernel with its first launch, in the order of these launches; the one that copies blocks comes last."""
         first: dict[Kernel, PendingLaunch] = {}
         for launch in self._launches():
             if isinstance(launch.body, Kernel):
@@ -44,7 +44,7 @@ class PlacedProgram:
 
     @property
     def activation_bytes(self) -> int:
-        """Of the larger phase."""
+        """Activation memory of the larger phase."""
         return max(phase.activation_bytes for phase in self.phases)
 
     def _launches(self) -> Iterator[PendingLaunch]:
@@ -54,14 +54,14 @@ class PlacedProgram:
             yield self.lowered.copy_blocks
 
 
-def place(lowered: Lowered, given: LoweringInput) -> PlacedProgram:
+def place(lowered: Lowered, inputs: LoweringInput) -> PlacedProgram:
     """Places every buffer in its phase's activation memory."""
     tile = lowered.query_tile or DEFAULT_QUERY_TILE
     phases = []
     for phase in lowered.phases:
-        limits = given.limits[phase.name]
+        limits = inputs.limits[phase.name]
         tiles = -(-limits["tokens"] // tile) + limits["seqs"]
-        sizes = {**limits, "tiles": tiles, "context": given.arena.context}
+        sizes = {**limits, "tiles": tiles, "context": inputs.arena.context}
         kept = [name for name in phase.outputs if name in phase.shapes]
         buffers, total = place_activations(phase.launches, phase.shapes, sizes, kept)
         phases.append(PlacedPhase(phase, tuple(buffers), total))
@@ -71,30 +71,30 @@ def place(lowered: Lowered, given: LoweringInput) -> PlacedProgram:
 def make_program(
     placed: PlacedProgram,
     kernels: Mapping[Kernel, KernelEntry],
-    given: LoweringInput,
+    inputs: LoweringInput,
     library: CLibrary | None = None,
 ) -> Program:
     """The program as the plan has it.
 
     Args:
-        placed: its launches, with the places of their buffers.
-        kernels: what the plan says of each kernel of `PlacedProgram.kernels`, in that order.
-        given: what was lowered.
-        library: of programs in C, what else the runtime needs.
+        placed: the launches, with the places of their buffers.
+        kernels: the entry of each kernel of `PlacedProgram.kernels`, in that order.
+        inputs: the input of the lowering.
+        library: what else the runtime needs to call a C program; None for other programs.
     """
     lowered, names = placed.lowered, {kernel: entry.name for kernel, entry in kernels.items()}
     copies = lowered.copy_blocks
     return Program(
-        types=given.types,
+        types=inputs.types,
         phases=tuple(_phase(phase, names) for phase in placed.phases),
         kernels=tuple(kernels.values()),
         copy_blocks=None if copies is None else copies.named(names),
-        arena=given.arena,
+        arena=inputs.arena,
         memory=MemoryPlan(
-            weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or given.weights),
-            arena_bytes=given.arena.size_bytes,
+            weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or inputs.weights),
+            arena_bytes=inputs.arena.size_bytes,
             activation_bytes=placed.activation_bytes + lowered.scratch_bytes,
-            budget_bytes=given.spec.memory_budget,
+            budget_bytes=inputs.spec.memory_budget,
         ),
         casts=lowered.casts,
         library=library,

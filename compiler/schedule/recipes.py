@@ -1,4 +1,4 @@
-"""Recipes for the tensors of a model: the family's names and selections of rows, with this model's sizes."""
+"""Recipes for the tensors of a model: the family's tensor names and row selections, with this model's sizes."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from mlxr.compiler.spec.model import Mlp, Model
 
 
 def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, ...]]:
-    """Where safetensors and GGUF files have a tensor.
+    """The recipes of a tensor for safetensors files and for GGUF files.
 
     Args:
         model: the model.
@@ -24,7 +24,7 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
     mlp = model.layer(int(of_layer[1])).mlp if of_layer else model.mlp
     numbers = dimensions(model, mlp)
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
-    # Layers without rotation have their rows in the same order as the others: files make no difference.
+    # Files store the rows of layers without rotation in the same order as those of the other layers.
     layout = layouts.pop() if len(layouts) == 1 else None
     return _recipes(places.safetensors, numbers, layout), _recipes(places.gguf, numbers, layout)
 

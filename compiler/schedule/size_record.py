@@ -1,8 +1,8 @@
-"""What the records of launch geometry are made of: sizes, each with a public name, limits, and what the tuner tries.
+"""The base of the records of launch geometry: sizes, each with a public name, limits, and the values to tune.
 
 A record is a frozen dataclass whose fields are sizes or other records. Inside the compiler a size is a field
-(`geometry.one_row.outputs`). Users see one flat set of names: rules in `chips/*.yaml`, `plan.json`, `tuning.json` and
-`inspect` say `matvec_outputs`. Each field states its flat name, and this module alone translates between the two.
+(`geometry.one_row.outputs`). Users see one flat set of names (`matvec_outputs`): in the rules of `chips/*.yaml`, in
+`plan.json` and `tuning.json`, and in `inspect`. Each field states its flat name; only this module translates.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,17 +14,18 @@ from mlxr.compiler.errors import PlanError
 
 @dataclass(frozen=True)
 class Values:
-    """How the tuner chooses a size: it times each of these values."""
+    """The tuner times each of these values of a size."""
 
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Variants:
-    """How the tuner chooses a size that decides which kernel runs: before the sizes that this kernel has.
+    """For a size that decides which kernel runs: the tuner times each of these variants before it tunes their sizes.
 
     Attributes:
-        changes: each variant gives a value to the field itself and, to start from, to other fields of its record.
+        changes: the sizes of each variant: a value of the field itself, and starting values of other fields of its
+            record.
     """
 
     changes: tuple[Mapping[str, int], ...]
@@ -32,10 +33,10 @@ class Variants:
 
 @dataclass(frozen=True)
 class RowThreshold:
-    """How the tuner chooses a number of rows from which something else runs: it times both sides at several numbers.
+    """The tuner times both sides of a threshold, a number of rows from which another kernel runs, at several numbers.
 
     Attributes:
-        shared: one value for all quantised weights instead of one for each kind of launch.
+        shared: whether all quantised weights share one value, instead of one for each kind of launch.
     """
 
     shared: bool = False
@@ -46,15 +47,15 @@ Tuning = Values | Variants | RowThreshold
 
 @dataclass(frozen=True)
 class Size:
-    """One size of the geometry: what its field says of it.
+    """One size of the geometry, as its field describes it.
 
     Attributes:
-        name: its flat name, `matvec_outputs` say.
+        name: its flat name, such as `matvec_outputs`.
         least, most: its limits; None: no upper limit.
-        one_of: the values that it may have; empty: all within the limits.
-        multiple_of: what its value must be a multiple of.
-        reason: why its values are limited so, in a few words at the end of the message.
-        tuning: how the tuner chooses it; None: it does not.
+        one_of: the allowed values; empty: all within the limits.
+        multiple_of: its value is a multiple of this number.
+        reason: why its values are limited, in a few words at the end of the error message.
+        tuning: how the tuner chooses it; None if it is not tuned.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Size:
         """Refuses a value outside the limits.
 
         Raises:
-            PlanError: naming the size and what it may be.
+            PlanError: the message names the size and the allowed values.
         """
         if self.one_of:
             allowed = value in self.one_of
@@ -101,7 +102,7 @@ def size(
     reason: str = "",
     tuning: Tuning | None = None,
 ) -> int:
-    """A field of a `SizeRecord`; see `Size` for the arguments. Type checkers take it for its default."""
+    """A field of a `SizeRecord`; see `Size` for the arguments. Type checkers see its default value."""
     return field(default=default, metadata={_SIZE: Size(name, least, most, one_of, multiple_of, reason, tuning)})
 
 
@@ -110,40 +111,40 @@ _SIZE = "size"
 
 @dataclass(frozen=True)
 class SizeRecord:
-    """Base of the records. Each field is made by `size`, or is a record with its defaults.
+    """Base of the records. Each field is a call of `size`, or a record with its defaults.
 
-    Making one checks it.
+    The constructor checks the sizes.
 
     Raises:
-        PlanError: naming a size and what it may be.
+        PlanError: the message names the size and the allowed values.
     """
 
     def __post_init__(self) -> None:
-        """Checks each size alone, then what sizes must be together."""
+        """Checks each size alone, then the sizes together."""
         for name, about in _own_sizes(type(self)).items():
             about.check(getattr(self, name))
         self.check_together()
 
     def check_together(self) -> None:
-        """Refuses sizes that each may be but not together; records that have such sizes override it.
+        """Refuses sizes that are allowed alone but not together; records with such sizes override it.
 
         Raises:
-            PlanError: naming them and what they may be.
+            PlanError: the message names the sizes and the allowed values.
         """
 
     @classmethod
     def sizes(cls) -> Mapping[str, Size]:
-        """All sizes of the record and of the records in it, by flat name, in order."""
+        """All sizes of the record and of its nested records, by flat name, in order."""
         return {about.name: about for _, about in _walk(cls)}
 
     @classmethod
     def names(cls, *of_fields: str) -> tuple[str, ...]:
-        """The flat names of all sizes; of those alone whose fields have one of these names, where any is given."""
+        """The flat names of all sizes or, if field names are given, of the sizes in fields of these names."""
         return tuple(about.name for name, about in _walk(cls) if not of_fields or name in of_fields)
 
     @classmethod
     def variants(cls) -> Mapping[str, tuple[Mapping[str, int], ...]]:
-        """The changes of each size that chooses a variant (see `Variants`), all by flat names."""
+        """The variants (see `Variants`) of each size that has any, with all sizes by flat name."""
         changes_of: dict[str, tuple[Mapping[str, int], ...]] = {}
         own = _own_sizes(cls)
         for about in own.values():
@@ -155,17 +156,17 @@ class SizeRecord:
         return changes_of
 
     def flat(self) -> dict[str, int]:
-        """The value of each size by flat name, those of the records in it too."""
+        """The value of each size by flat name, nested records included."""
         values = {about.name: getattr(self, name) for name, about in _own_sizes(type(self)).items()}
         for name in _own_records(type(self)):
             values |= getattr(self, name).flat()
         return values
 
     def changed(self, sizes: Mapping[str, int]) -> Self:
-        """The same with other values for some sizes, by flat name; names of other records are ignored.
+        """A copy with other values for some sizes, by flat name; names that the record lacks are ignored.
 
         Raises:
-            PlanError: no kernel is made for these sizes.
+            PlanError: no kernel supports these sizes.
         """
         changes: dict[str, Any] = {
             name: sizes[about.name] for name, about in _own_sizes(type(self)).items() if about.name in sizes
@@ -178,12 +179,12 @@ class SizeRecord:
 
 
 def _own_sizes(record: type[SizeRecord]) -> Mapping[str, Size]:
-    """The sizes of a record itself, by field."""
+    """The record's own sizes, by field."""
     return {entry.name: entry.metadata[_SIZE] for entry in fields(record) if _SIZE in entry.metadata}
 
 
 def _own_records(record: type[SizeRecord]) -> Mapping[str, type[SizeRecord]]:
-    """The types of the records in a record, by field."""
+    """The types of the nested records, by field."""
     return {entry.name: type(entry.default) for entry in fields(record) if isinstance(entry.default, SizeRecord)}
 
 

@@ -1,4 +1,4 @@
-"""Which weights the phases bind, and the tensors of files that they are made of."""
+"""The weights that the phases bind, and the tensors of files that make them up."""
 
 from collections.abc import Iterable, Sequence
 

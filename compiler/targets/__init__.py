@@ -1,1 +1,1 @@
-"""Targets: what the compiler generates code for."""
+"""Targets: the languages and machines that the compiler generates code for."""

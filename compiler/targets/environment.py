@@ -11,7 +11,7 @@ from mlxr.templates.environment import environment as plain_environment
 
 
 def float_literal(value: float) -> str:
-    """The fp32 number nearest to a float, as a C literal: 0.1 -> `0.1f`, 1 -> `1.0f`. Refuses what has no literal."""
+    """The fp32 number nearest to a float, as a C literal: 0.1 -> `0.1f`, 1 -> `1.0f`. Refuses inf and nan."""
     if not math.isfinite(value):
         raise ValueError(f"{value} has no literal; kernels use a finite number instead")
     # To fp32 first: 9 digits of the double may lie on the other side of a midpoint between two fp32 numbers.

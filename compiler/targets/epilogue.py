@@ -1,4 +1,4 @@
-"""What a projection does with its finished sums, for the kernels of all targets."""
+"""The epilogue of a projection: the steps after its sums, for the kernels of all targets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from mlxr.compiler.schedule.kernel import Port
 
 @dataclass(frozen=True, kw_only=True)
 class Epilogue(Finish):
-    """What happens to a finished sum y: bias, activation, factor, cap, gate, and the residual, in this order.
+    """The steps after a finished sum y: bias, activation, factor, cap, gate and residual, in this order.
 
     Attributes:
         out: type of the result, and of the residual.
-        bias: type of the bias; None without one.
-        gate: type of the gate, [tokens, 1], by whose sigmoid y is multiplied; None without one.
-        residual: whether one is added.
+        bias: type of the bias; None without a bias.
+        gate: type of the gate, [tokens, 1], whose sigmoid multiplies y; None without a gate.
+        residual: whether a residual is added.
     """
 
     out: DType
@@ -27,12 +27,12 @@ class Epilogue(Finish):
 
     @property
     def halves(self) -> int:
-        """Weight rows of an output: gated projections have one of the gate and one of the up projection."""
+        """Weight rows per output: gated projections have one row of the gate and one of the up projection."""
         return 2 if self.gated else 1
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """What it binds."""
+        """The input ports that it adds to a kernel."""
         ports = [("bias", self.bias), ("residual", self.out if self.residual else None), ("gate", self.gate)]
         return tuple((name, dtype) for name, dtype in ports if dtype)
 
@@ -42,8 +42,8 @@ def epilogue_of(op: Op, out: DType, dtype_of: Callable[[str], DType | None]) -> 
 
     Args:
         op: the op.
-        out: type of its result as the kernel writes it.
-        dtype_of: the type of a port as the kernel reads it; None where the op does not bind it.
+        out: the type of the result that the kernel writes.
+        dtype_of: gives the type in which the kernel reads a port; None if the op does not bind it.
     """
     finish = op.attrs_as(Product).finish
     return Epilogue(

@@ -37,19 +37,19 @@ def make_plan(
 
     Args:
         spec: the spec, with the types of the first target.
-        arena: its arena, likewise.
+        arena: the arena, with the first target's cache type.
         source: the graph as built, for the shapes of the tensors in files.
         graphs: the ordered graph of each phase.
         table: the geometry of each launch.
-        types: of each target to generate code for.
-        origin: what the sources say of their origin.
+        types: the types of each target to generate code for.
+        origin: the origin that the sources state.
 
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
     """
     sequences, chunk = spec.cache.max_sequences, chunk_choice(spec, table)
     prefill_chunk = chunk_tokens(spec, chunk)
-    # At least all sequences can decode in one step; at most all of them can be filled in one.
+    # A step has room for all sequences in decode; it never needs more than all of their contexts.
     max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
     max_rows = max(sequences, min(prefill_chunk, 64))
     weights = plan_weights(spec, source, graphs.values())
@@ -60,9 +60,9 @@ def make_plan(
     for types_of_target in types:
         target = TARGETS[types_of_target.target]
         own_arena = replace(arena, dtype=types_of_target.cache)
-        given = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target)
-        lowered = target.lower(given)
-        programs[target.name], texts = target.render(place(lowered, given), given, origin)
+        inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target)
+        lowered = target.lower(inputs)
+        programs[target.name], texts = target.render(place(lowered, inputs), inputs, origin)
         sources |= texts
         query_tile = query_tile or lowered.query_tile
     attention = table.choose(Site.of_arena("attend", arena)).geometry.decode_attention
@@ -84,12 +84,12 @@ def make_plan(
 
 
 def _reads_whole_contexts(programs: Iterable[Program]) -> bool:
-    """Whether MLX's attention may take a step, which aligns the last query with the last key."""
+    """Whether MLX's attention may take a step; padding would break it, since it aligns the last query and last key."""
     launches = (launch for program in programs for phase in program.phases for launch in phase.launches)
     return any(isinstance(launch.body, AttentionCall) for launch in launches)
 
 
 def _exact(chunk: ChosenGeometry) -> ChosenGeometry:
-    """The same, but nothing is filled up."""
+    """The same sizes without padding."""
     why = {name: reason for name, reason in chunk.why.items() if name != "chunk_padding"}
     return chunk.model_copy(update={"sizes": {**chunk.sizes, "chunk_padding": 0}, "why": why})

@@ -1,11 +1,11 @@
-"""What a source says about its origin."""
+"""The origin of a source."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the head of a source says about its origin: no time, host or path."""
+    """The origin that the head of a source states: no time, host or path."""
 
     version: str
     spec_name: str

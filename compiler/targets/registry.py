@@ -1,4 +1,4 @@
-"""The targets, in the order in which artifacts have their programs. A new target is one line here."""
+"""The targets, in the order of their programs in an artifact. A new target is one line here."""
 
 from mlxr.compiler.targets.cpu.target import CpuTarget
 from mlxr.compiler.targets.metal.target import MetalTarget
@@ -8,4 +8,4 @@ TARGETS: dict[str, Target] = {
     "metal": MetalTarget(),
     "cpu": CpuTarget(),
 }
-"""By the names that users give."""
+"""The targets by their names in commands."""

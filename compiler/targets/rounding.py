@@ -1,6 +1,6 @@
-"""Sizes in whole multiples."""
+"""Rounds sizes up to whole multiples."""
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The next multiple."""
+    """The smallest multiple that is at least `value`."""
     return -(-value // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Attention scores as the kernels of every target keep them: in base 2, ready for exp2, which is cheaper than exp."""
+"""The scale of attention scores in the kernels of every target: base 2, for exp2, which is cheaper than exp."""
 
 LOG2_E = 1.4426950408889634
 """log2(e): e^x = 2^(x * LOG2_E). Sinks are multiplied by it; C headers have it as MLXR_LOG2_E."""
@@ -10,5 +10,5 @@ def query_scale(scale: float, softcap: float | None) -> float:
 
 
 def cap_log2(softcap: float | None) -> float:
-    """What the tanh of a score is multiplied by, ready for exp2; 0 where scores are not capped."""
+    """Factor of the tanh of a capped score, which makes it ready for exp2; 0 if scores are not capped."""
     return softcap * LOG2_E if softcap else 0.0

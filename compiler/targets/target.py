@@ -1,8 +1,8 @@
-"""What a target is: a language that the compiler writes, for the hosts that run it.
+"""The protocol of targets. A target is a language that the compiler writes, for the hosts that run it.
 
-A target is one folder here and one line in registry.py. It says which types a model's values have, lowers graphs to
-launches of its kernels, and renders the kernels' texts. The rest is the same for all targets: buffers are placed,
-launches are named and checked (`mlxr.compiler.schedule`).
+A target is one folder here and one line in registry.py. It chooses the types of a model's values, lowers graphs to
+launches of its kernels, and renders the kernels' texts. All targets share the rest (`mlxr.compiler.schedule`), which
+places buffers, names launches and checks them.
 """
 
 from typing import Protocol
@@ -21,11 +21,11 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """What users and plans call it."""
+        """Its name in commands and plans."""
         ...
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
-        """The types of activations and cache, where the spec leaves them open.
+        """The types of activations and cache: those of the spec, or the target's choice if the spec leaves them open.
 
         Args:
             spec: the spec.
@@ -33,7 +33,7 @@ class Target(Protocol):
         """
         ...
 
-    def lower(self, given: LoweringInput) -> Lowered:
+    def lower(self, inputs: LoweringInput) -> Lowered:
         """The launches of both phases.
 
         Raises:
@@ -41,13 +41,15 @@ class Target(Protocol):
         """
         ...
 
-    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
-        """The program, whose kernels have texts and names now, and the texts by file.
+    def render(
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+    ) -> tuple[Program, dict[str, str]]:
+        """The program, whose kernels now have texts and names, and the texts by file.
 
         Args:
-            placed: its launches, with the places of their buffers.
-            given: what was lowered.
-            origin: what texts say of their origin.
+            placed: the launches, with the places of their buffers.
+            inputs: the input of the lowering.
+            origin: the origin that the texts state.
 
         Raises:
             PlanError: a template has a mistake, or a kernel is too large.

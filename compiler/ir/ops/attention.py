@@ -16,7 +16,7 @@ class Split(OpKind):
     """Columns of a packed projection.
 
     Attributes:
-        q, k, v: how many columns each has.
+        q, k, v: columns of each.
     """
 
     name = "split"
@@ -46,7 +46,7 @@ class Attention(OpKind):
         num_heads, num_kv_heads, head_dim: query heads, heads of the arena, and elements of each.
         scale: factor of the scores.
         window: tokens that a query sees, itself included; None for all.
-        softcap: then scores become cap * tanh(score / cap); None for no cap.
+        softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
     """
 
     name = "attention"
@@ -75,7 +75,7 @@ class Attention(OpKind):
 
 @dataclass(frozen=True)
 class PackedAttention(PackedHeads):
-    """Attention with the rotation, and perhaps the temperature, of its queries.
+    """Attention that also rotates its queries and may apply a temperature to them.
 
     Attributes:
         num_heads, num_kv_heads, head_dim, rotary_dim, rope_layout, rope_scale: see `PackedHeads`.
@@ -106,7 +106,7 @@ class PackedAttention(PackedHeads):
 
 
 class RopeWriteAttention(PackedAttention):
-    """All of a decode step's attention."""
+    """All of a layer's attention in a decode step."""
 
     name = "rope_write_attention"
     summary = "decode: RoPE, cache write and attention of one new token a sequence"
@@ -119,7 +119,7 @@ class RopeWriteAttention(PackedAttention):
 
 
 class RopeAttention(PackedAttention):
-    """A prefill step's attention; a `rope_cache_write` comes before it."""
+    """A layer's attention in a prefill step; a `rope_cache_write` comes before it."""
 
     name = "rope_attention"
     summary = "prefill: RoPE of q and attention over the arena"

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.tensor import TOKEN, Tensor, Tensors
 
 @dataclass(frozen=True)
 class CacheWrite(OpKind):
-    """A write of keys and values as they are.
+    """A plain write of keys and values.
 
     Attributes:
         num_kv_heads, head_dim: heads of the arena, and elements of each.
@@ -38,7 +38,7 @@ class CacheWrite(OpKind):
 
 
 class RopeCacheWrite(PackedHeads):
-    """A write of rotated keys, and of values, out of a packed projection."""
+    """A write of rotated keys and of values, both from a packed projection."""
 
     name = "rope_cache_write"
     summary = "prefill: RoPE of k, then k and v into the arena"

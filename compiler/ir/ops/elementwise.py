@@ -1,4 +1,4 @@
-"""Ops on each element by itself."""
+"""Ops that work element by element."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from mlxr.compiler.ir.tensor import Tensor, Tensors
 
 
 class Elementwise(OpKind):
-    """An op whose result is like its input x."""
+    """An op whose result has the shape and type of its input x."""
 
     family = "elementwise"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
@@ -21,7 +21,7 @@ class Elementwise(OpKind):
 
 
 class OfTwo(Elementwise):
-    """An op whose inputs a and b and result are alike."""
+    """An op whose inputs a and b and result have the same shape and type."""
 
     inputs = ("a", "b")
 
@@ -36,7 +36,7 @@ class Activation(Elementwise):
     """An activation function.
 
     Attributes:
-        kind: which one.
+        kind: the function.
     """
 
     name = "activation"
@@ -57,7 +57,7 @@ class SwigluOai(OfTwo):
     """The gated activation of a (gate) and b (up).
 
     Attributes:
-        limit: a is at most this, b within +- this; None for no limit.
+        limit: clamps a to at most limit, and b to +-limit; None for no limit.
     """
 
     name = "swiglu_oai"
@@ -114,7 +114,7 @@ class SoftCap(Elementwise):
     """A soft cap.
 
     Attributes:
-        cap: the bound that results approach.
+        cap: the bound of the results.
     """
 
     name = "soft_cap"

@@ -23,8 +23,8 @@ class Route(OpKind):
 
     Attributes:
         top_k: experts of a token.
-        router: where the weights come from: `softmax_topk` softmax over all logits; `topk_softmax` over the chosen
-            ones; `sigmoid` of each.
+        router: the function that gives the weights: `softmax_topk`: softmax over all logits; `topk_softmax`: softmax
+            over the chosen logits; `sigmoid`: the sigmoid of each logit.
         normalise: whether the chosen experts' weights are divided by their sum.
         scale: factor of the weights.
     """
@@ -52,10 +52,10 @@ class Route(OpKind):
 
 @dataclass(frozen=True)
 class ExpertProduct(Product):
-    """A product with the matrices of each token's chosen experts, which are one weight.
+    """A product with the matrices of each token's chosen experts. One weight has the matrices of all experts.
 
     Attributes:
-        num_experts: experts of the weight.
+        num_experts: experts in the weight.
         top_k: experts of a token.
         dtype: the type of its result.
     """
@@ -97,7 +97,7 @@ class ExpertLinear(ExpertProduct):
 
 
 class ExpertSum(OpKind):
-    """The sum over a token's experts."""
+    """The weighted sum over a token's experts."""
 
     name = "expert_sum"
     summary = "the weighted sum of the experts' results"
@@ -120,7 +120,7 @@ class ExpertProjection(ExpertProduct):
 
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.
-        eps, norm_kind: of the norm before it; None without one.
+        eps, norm_kind: epsilon and kind of the norm before it; None without a norm.
         gated, limit, activation: see `Finish`.
     """
 

@@ -27,11 +27,11 @@ class Linear(Product):
 
 @dataclass(frozen=True)
 class Projection(Product):
-    """A product with what the passes fused into it; with the defaults, a linear op.
+    """A product with the ops that the passes fused into it; with the defaults, a linear op.
 
     Attributes:
         dtype: the type of its result.
-        eps, norm_kind: of the norm before it; None without one.
+        eps, norm_kind: epsilon and kind of the norm before it; None without a norm.
         activation, gated, limit, residual_scale, out_scale, out_cap: see `Finish`.
     """
 
@@ -65,7 +65,7 @@ class Projection(Product):
         return Finish(self.activation, self.gated, self.limit, self.residual_scale, self.out_scale, self.out_cap)
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """As `Linear`, with a norm before, and activation, scale, soft cap, gate and residual after it."""
+        """Like `Linear`, with a norm before it, and activation, scale, soft cap, gate and residual after it."""
         rows, features = _product(t)
         if "rows" in t:
             rows = t["rows"].shape[0]

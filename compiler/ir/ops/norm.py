@@ -1,4 +1,4 @@
-"""Norms: of rows, and of queries and keys."""
+"""Norms of rows, and of queries and keys."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from mlxr.compiler.ir.tensor import Tensor, Tensors
 
 @dataclass(frozen=True)
 class Norm(OpKind):
-    """The norm of each group of columns by itself.
+    """The norm of a row, or of each of several groups of its columns.
 
     Attributes:
-        groups: equal groups of a row's columns.
+        groups: number of equal groups of a row's columns.
         residual_scale: factor of the norm where it is added to a residual.
-        kind: `rms` divides by the root of the mean square; `layer` subtracts the mean before.
+        kind: `rms` divides by the root of the mean square; `layer` first subtracts the mean.
         eps: added to the mean square.
     """
 
@@ -53,10 +53,10 @@ class QkNorm(OpKind):
     """The norms of the queries and of the keys of a packed projection.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim: of the attention.
-        scope: what is normalised by itself: `head` each head, all by one weight [head_dim]; `heads` each head, with
-            weights of its own; `all` all queries, and all keys.
-        kind, eps: as of `Norm`.
+        num_heads, num_kv_heads, head_dim: see `Attention`.
+        scope: `head`: each head is normalised, and all heads share a weight [head_dim]; `heads`: each head is
+            normalised with weights of its own; `all`: all queries are normalised together, and all keys together.
+        kind, eps: see `Norm`.
     """
 
     name = "qk_norm"

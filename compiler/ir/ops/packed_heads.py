@@ -1,4 +1,4 @@
-"""What the op kinds share that take queries, keys and values as one packed projection and rotate them."""
+"""The base of the op kinds that read queries, keys and values from one packed projection and rotate them."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class PackedHeads(OpKind):
     """An op on qkv [tokens, (heads + 2 kv_heads) * head_dim] and the arenas.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim: of the attention.
-        rotary_dim: leading elements of a head that are rotated; 0 for none, and then `frequencies` is not bound.
+        num_heads, num_kv_heads, head_dim: see `Attention`.
+        rotary_dim: number of leading elements of a head that are rotated; if 0, `frequencies` is not bound.
         rope_layout: `half` pairs element i with i + rotary_dim / 2, `interleaved` 2i with 2i + 1.
         rope_scale: factor of the cosines and sines.
     """
@@ -34,7 +34,7 @@ class PackedHeads(OpKind):
 
 
 def check_rotation(t: Tensors, rotary_dim: int, rope_scale: float) -> None:
-    """Raises RuleError unless the frequencies, bound where something is rotated, are one for each pair."""
+    """Raises RuleError unless there is one frequency for each rotated pair, and none without rotation."""
     pairs, bound = rotary_dim // 2, "frequencies" in t
     require(bound == (pairs > 0), f"rotary_dim is {2 * pairs}, and frequencies are {'' if bound else 'not '}bound")
     require_positive("rope_scale", rope_scale)

@@ -1,4 +1,4 @@
-"""What the op kinds share that multiply with a weight matrix: their norm before it, and what follows their sums."""
+"""The base of the op kinds that multiply with a weight matrix: the norm before it, and the steps after it."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -19,16 +19,16 @@ class InputNorm:
 
 @dataclass(frozen=True)
 class Finish:
-    """What follows the sums of a product.
+    """The steps after the sums of a product.
 
     Attributes:
-        activation: None for none.
-        gated: whether the weight's rows are the gate's and then the up projection's, and the result is
+        activation: the activation function; None for none.
+        gated: whether the weight has the gate's rows and then the up projection's rows, so that the result is
             act(gate) * up.
-        limit: of swiglu_oai: gate <= limit, |up| <= limit; None for no limit.
-        residual_scale: factor of what is added to the residual.
+        limit: the limit of swiglu_oai: gate <= limit, |up| <= limit; None for no limit.
+        residual_scale: factor of the result where it is added to the residual.
         out_scale: factor of the activated sums.
-        out_cap: then they become cap * tanh(sum / cap); None for no cap.
+        out_cap: turns the scaled sums into out_cap * tanh(sum / out_cap); None for no cap.
     """
 
     activation: GatedKind | None = None
@@ -39,7 +39,7 @@ class Finish:
     out_cap: float | None = None
 
     def columns_of(self, features: int) -> int:
-        """Columns that are left of `features` after the activation; raises RuleError where the two do not fit."""
+        """Columns of the result, from the weight's rows `features`; raises RuleError if the activation does not fit."""
         require(
             self.limit is None or self.activation == "swiglu_oai",
             f"limit is {self.limit} but the activation is {self.activation}",
@@ -71,12 +71,12 @@ class Product(OpKind):
 
     @property
     def finish(self) -> Finish:
-        """What follows its sums."""
+        """The steps after the sums."""
         return Finish()
 
 
 def input_norm(kind: NormKind | None, eps: float | None) -> InputNorm | None:
-    """The norm that two attributes describe, both None where there is none."""
+    """The norm that these attributes describe; without a norm both are None."""
     return None if kind is None or eps is None else InputNorm(kind, eps)
 
 

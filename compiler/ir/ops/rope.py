@@ -1,4 +1,4 @@
-"""What depends on a token's position: rotation of queries and keys, and temperature of queries."""
+"""Ops that depend on a token's position: rotation of queries and keys, and temperature of queries."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class Rope(OpKind):
     """Rotary position embedding.
 
     Attributes:
-        num_heads, head_dim: of x.
-        rotary_dim: leading elements of a head that are rotated.
+        num_heads, head_dim: heads of x, and elements of each.
+        rotary_dim: number of leading elements of a head that are rotated.
         rope_layout: `half` pairs element i with i + rotary_dim / 2, `interleaved` 2i with 2i + 1.
         rope_scale: factor of the cosines and sines.
     """
@@ -41,11 +41,11 @@ class Rope(OpKind):
 
 @dataclass(frozen=True)
 class Temperature(OpKind):
-    """Queries that grow with their position.
+    """A factor of the queries that grows with their position.
 
     Attributes:
-        beta: how fast they grow.
-        original_context: positions below it keep their queries.
+        beta: the rate of growth.
+        original_context: below this position, queries do not change.
     """
 
     name = "temperature"

@@ -49,7 +49,7 @@ class GatherRows(OpKind):
 
 
 class GateRows(OpKind):
-    """Rows times their gates."""
+    """A product of each row with the sigmoid of its gate."""
 
     name = "gate_rows"
     summary = "x * sigmoid(gate)"

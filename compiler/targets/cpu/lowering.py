@@ -25,10 +25,10 @@ class CpuLowering(Lowering):
         shapes: rows and columns of every matrix in files, by name.
     """
 
-    def __init__(self, given: LoweringInput, phase: PhaseName) -> None:
-        super().__init__(given.graphs[phase], phase)
-        self.spec, self.arena = given.spec, given.arena
-        self.max_tokens = max(limits["tokens"] for limits in given.limits.values())
+    def __init__(self, inputs: LoweringInput, phase: PhaseName) -> None:
+        super().__init__(inputs.graphs[phase], phase)
+        self.spec, self.arena = inputs.spec, inputs.arena
+        self.max_tokens = max(limits["tokens"] for limits in inputs.limits.values())
         self.shapes = self.spec.matrix_shapes()
         self._tables: dict[CpuKernel, str] = {}
 

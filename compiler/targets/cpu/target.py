@@ -42,21 +42,23 @@ class CpuTarget:
         """Activations are f32 whatever the spec says."""
         return cpu_types(spec)
 
-    def lower(self, given: LoweringInput) -> Lowered:
+    def lower(self, inputs: LoweringInput) -> Lowered:
         """See `Target.lower`. Logits have no buffer: they go to the caller's memory."""
         phases = []
         for name in PHASES:
-            lowering = CpuLowering(given, name)
+            lowering = CpuLowering(inputs, name)
             lowering.lower_ops()
-            logits = given.graphs[name].outputs[0]
-            shapes = _activations(given.graphs[name], logits)
+            logits = inputs.graphs[name].outputs[0]
+            shapes = _activations(inputs.graphs[name], logits)
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
-        copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
+        copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
-        return Lowered(tuple(phases), copies, tensors=c_tensors(given.weights), scratch_bytes=scratch_bytes)
+        return Lowered(tuple(phases), copies, tensors=c_tensors(inputs.weights), scratch_bytes=scratch_bytes)
 
-    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
+    def render(
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+    ) -> tuple[Program, dict[str, str]]:
         """One translation unit; see `Target.render`."""
         kernels, tensors = list(_c_kernels(placed.kernels)), placed.lowered.tensors
         names = name_kernels(kernels)
@@ -70,18 +72,18 @@ class CpuTarget:
             activation_bytes=placed.activation_bytes,
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
-            vocab_size=given.spec.model.vocab_size,
+            vocab_size=inputs.spec.model.vocab_size,
         )
         text, abi = render_unit(unit, origin)
         library = CLibrary(
             abi=abi,
-            compute=given.spec.compute,
+            compute=inputs.spec.compute,
             tensors=tensors,
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
         )
         entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, name) for kernel, name in names.items()}
-        return make_program(placed, entries, given, library), {FILE: text}
+        return make_program(placed, entries, inputs, library), {FILE: text}
 
 
 def _activations(graph: OpGraph, logits: str) -> dict[str, tuple[Shape, DType]]:

@@ -1,8 +1,8 @@
-"""A whole decode step as one persistent CUDA kernel (a megakernel), composed of the plan's Metal kernels.
+"""A whole decode step as one persistent CUDA kernel (a megakernel), composed of the program's Metal kernels.
 
-    plan -> classes of numbers of sequences -> StepProgram -> barriers -> CUDA text (steps/NAME.cu) and StepKernelEntry
+    Program -> classes of sequence counts -> StepProgram -> barriers -> CUDA text (steps/NAME.cu) and StepKernelEntry
 
-Everything that depends on the plan alone is decided here: which launches run inside and in which order, where their
-buffers are, before which of them the blocks wait for each other, and the text. The host compiles the text and decides
-what depends on the card: how many blocks are on the GPU at once.
+Everything that depends only on the program is decided here: the launches and their order, the places of their buffers,
+the barriers at which blocks wait for each other, and the text. The host compiles the text and decides what depends on
+the card: how many blocks are on the GPU at once.
 """

@@ -1,7 +1,7 @@
-"""Where the blocks of a step kernel wait for each other.
+"""The barriers of a step kernel: where its blocks wait for each other.
 
-A launch waits exactly if it conflicts with a launch since the last wait: if it touches bytes that one wrote, or writes
-bytes that one read. A wait costs about a microsecond, a missing one is a race.
+A launch waits if and only if it conflicts with a launch since the last wait: it touches bytes that the other wrote, or
+writes bytes that the other read. A wait costs about a microsecond; a missing wait is a race.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from mlxr.compiler.targets.metal.decode_kernel.step_program import StepLaunch, S
 
 
 def with_barriers(program: StepProgram, masks: Iterable[int]) -> StepProgram:
-    """The program with the waits that it needs and no others, whichever of these masks it runs with."""
+    """The program with exactly the waits that it needs when it runs with any of these masks."""
     placed = {id(launch): replace(launch, waits=False) for launch in program.launches}
     for mask in sorted(masks):
         since: list[StepLaunch] = []

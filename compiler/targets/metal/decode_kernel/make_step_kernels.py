@@ -1,4 +1,4 @@
-"""Makes the step kernels that the geometry asks for: their texts, and what the plan says of them."""
+"""Makes the step kernels that the geometry asks for: their texts, and their entries in the plan."""
 
 from collections.abc import Mapping
 
@@ -15,20 +15,20 @@ from mlxr.compiler.targets.metal.decode_kernel.step_text import step_text
 
 
 def with_step_kernels(
-    program: Program, sources: Mapping[str, str], given: LoweringInput, sizes: StepKernel
+    program: Program, sources: Mapping[str, str], inputs: LoweringInput, sizes: StepKernel
 ) -> tuple[Program, dict[str, str]]:
     """The program with its step kernels, if the geometry asks for any, and their texts by file.
 
     Args:
         program: the program without them.
         sources: the Metal text of each kernel, by its name.
-        given: what was lowered.
-        sizes: which steps shall be one kernel, threads of a block and the like.
+        inputs: the input of the lowering.
+        sizes: the geometry of step kernels: which steps they cover, threads of a block, and so on.
     """
     if not sizes.threads:
         return program, {}
-    layouts = {weight.name: weight.layout for weight in given.weights}
-    limits = given.limits["prefill"]
+    layouts = {weight.name: weight.layout for weight in inputs.weights}
+    limits = inputs.limits["prefill"]
     most = min(sizes.sequences, limits["seqs"], limits["tokens"], limits["rows"])
     kernels: list[StepKernelEntry] = []
     as_launches: list[StepsAsLaunches] = []

@@ -1,7 +1,7 @@
 """Makes the programs of decode steps: one for each class of numbers of sequences.
 
-The launches that one token of each sequence needs, in the plan's order. Numbers of sequences that need the same
-launches share a program; its grids may still depend on the number.
+A step program has the launches that a step with one token per sequence needs, in the plan's order. Numbers of sequences
+that need the same launches share a step program; its grids may still depend on the number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class NotOneKernelError(PlanError):
 
 
 def step_classes(program: Program, most: int) -> list[range]:
-    """The numbers of sequences from 1 to `most`; neighbours that need the same launches are one class."""
+    """The numbers of sequences from 1 to `most`, in classes of neighbours that need the same launches."""
     contexts = _contexts(program)
     launches = {(la.when, la.yields): la for la in program.phase("decode").launches if not la.needs_library}
 
@@ -50,11 +50,11 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
     """The program of the decode steps of some numbers of sequences.
 
     Args:
-        program: the program whose steps they are.
+        program: the program whose steps to run.
         counts: one of `step_classes`.
 
     Raises:
-        NotOneKernelError: a launch cannot be part of one kernel; the message says which and why.
+        NotOneKernelError: a launch cannot be part of one kernel; the message says which launch and why.
     """
     phase, contexts = program.phase("decode"), _contexts(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
@@ -86,12 +86,12 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
 
 
 def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
-    """Batches that stand for all: grids only grow with the number of sequences, so its least and its most do."""
+    """Batches that stand for all: grids only grow with the number of sequences, so the smallest and largest suffice."""
     return [decode_dims(count, context) for count, context in product(sorted({counts[0], counts[-1]}), contexts)]
 
 
 def _contexts(program: Program) -> list[int]:
-    """Contexts on both sides of every condition: whatever can happen happens with one of them."""
+    """Contexts on both sides of every condition's limits: they cover every combination of conditions that can occur."""
     borders = {1, program.arena.context}
     parts = {part for launch in program.phase("decode").launches for part in launch.conditions}
     for part in (part for part in parts if part.dim == "context"):
@@ -103,7 +103,7 @@ def _contexts(program: Program) -> list[int]:
 def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
     """A launch's threadgroups, which must be the same for all contexts."""
     if not all(launch.runs(dims, library=True) for dims in running):
-        raise NotOneKernelError(f"MLX runs {launch.op}, which can be no part of one kernel")
+        raise NotOneKernelError(f"MLX runs {launch.op}, which cannot be part of one kernel")
     grid = []
     for extent in launch.threadgroups:
         values = {extent.value(dims) for dims in running}
@@ -114,7 +114,7 @@ def _grid(launch: Launch, running: Sequence[Dims]) -> Grid:
 
 
 def _places(phase: Phase, num_layers: int) -> tuple[dict[str, Place], int]:
-    """Where the phase's own buffers and the layers' constants are, and the bytes of scratch memory."""
+    """The places of the phase's own buffers and of the layers' constants, and the size of scratch memory."""
     places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(num_layers)}
     for buffer in phase.buffers:
         if buffer.name in phase.outputs:

@@ -1,7 +1,7 @@
-"""A decode step as a program for one kernel: its launches in order, and where each finds its buffers.
+"""A decode step as a program for one kernel: its launches in order, with the places of their buffers.
 
-Activations lie in one scratch buffer, where the memory plan has them. Launches whose condition depends on the context
-stay conditional, so that one program serves all contexts; a mask says which conditions hold.
+Activations are in one scratch buffer, at the offsets of the memory plan. Launches whose condition depends on the
+context stay conditional, so that one program serves all contexts; a mask says which conditions hold.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _UNKNOWN_BYTES = 1 << 62
 
 @dataclass(frozen=True)
 class Place:
-    """Where a buffer is: `offset_bytes` into one of the step kernel's arguments."""
+    """The place of a buffer: `offset_bytes` into one of the step kernel's arguments."""
 
     argument: str
     offset_bytes: int = 0
@@ -42,7 +42,7 @@ class StepLaunch:
         grid: threadgroups along each axis; an axis that does not depend on the number of sequences is a number.
         operands: places of its inputs and outputs, in order.
         num_inputs: how many of the operands are inputs.
-        condition: index of the program's condition that it runs under; None: it always runs.
+        condition: index of its condition in the program; None: it always runs.
         waits: whether all blocks wait for each other before it.
     """
 
@@ -60,7 +60,7 @@ class StepLaunch:
 
     @property
     def reads(self) -> tuple[Place, ...]:
-        """Places of its inputs, the arena among them."""
+        """Places of its inputs, the arena included."""
         return self.operands[: self.num_inputs]
 
     @property
@@ -71,7 +71,7 @@ class StepLaunch:
         return outputs + tuple(place for place in self.reads if makes_token and place.argument in ARENAS)
 
     def conflicts(self, earlier: "StepLaunch") -> bool:
-        """Whether it must not run beside an earlier launch: it touches what that writes, or writes what that reads."""
+        """Whether it must wait for an earlier launch: one of the two writes bytes that the other reads or writes."""
         touches = (*self.reads, *self.writes)
         return any(place.overlaps(written) for written in earlier.writes for place in touches) or any(
             place.overlaps(read) for read in earlier.reads for place in self.writes
@@ -84,10 +84,10 @@ class StepProgram:
 
     Attributes:
         counts: numbers of sequences, each with one token and one row of logits.
-        launches: in order.
-        inputs: the step kernel's arguments that it reads, by the plan's names, and `LAYERS`.
+        launches: the launches, in order.
+        inputs: the arguments that the step kernel reads, by the plan's names, and `LAYERS`.
         outputs: the logits and the arena's last token, by the plan's names, and `SCRATCH`.
-        conditions: on the context; bit i of the mask says whether conditions[i] holds.
+        conditions: conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
     """
 

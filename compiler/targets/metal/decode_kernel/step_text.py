@@ -1,11 +1,11 @@
-"""The text of a step program's kernel: the plan's kernels as functions, and a loop that calls them.
+"""The text of a step program's kernel: the program's kernels as functions, and a loop that calls them.
 
     StepProgram -> templates/hosts/step_on_cuda.cuh.jinja -> CUDA text
 
-A function's body is the Metal kernel's own. What the body calls a threadgroup's position, its threads, memory and
-barrier means something else here: macros, which the text defines before the prelude, and a namespace around each kernel
-say what. The prelude itself (Metal's types and functions in CUDA) belongs to the host and to all of its kernels, so the
-text has one line in its place. The hash in the kernel's name covers the text with the prelude.
+A function's body is the Metal kernel's own. Its names for a threadgroup's position, threads, memory and barrier mean
+something else here; macros before the prelude and a namespace around each kernel define them. The prelude itself
+(Metal's types and functions in CUDA) belongs to the host, which uses it for all of its kernels, so the text has one
+line in its place. The hash in the kernel's name covers the text with the prelude.
 """
 
 import functools
@@ -28,16 +28,16 @@ from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLau
 TIMEOUT_SECONDS = 10
 """How long a block waits for the others before it stops the kernel."""
 SHARED_BYTES = 47 << 10
-"""Shared memory of a block: what CUDA gives without being asked for more, less what CUDA itself uses."""
+"""Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
 _MOST_ARGUMENTS = 4000  # of 8 bytes; CUDA takes 32,764
 _DEFINE = re.compile(r"^#define (?!MLXR_)(\w+)", re.MULTILINE)
 _LINE_BYTES = 128
 _DIMS = ("tokens", "seqs", "rows", "tiles")
-"""What the buffer of dims says, in order."""
+"""The numbers in the buffer `dims`, in order."""
 _ARRAY = re.compile(r"\bMLXR_THREADGROUP\(")
 _NAME = "@step@"
-"""Stands for the kernel's name until its hash is known."""
+"""A placeholder for the kernel's name until its hash is known."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepText:
 
 @dataclass(frozen=True)
 class _Function:
-    """A kernel as a function; fields that the template prints.
+    """A kernel as a function; the template prints these fields.
 
     Attributes:
         sizes: declarations of the grid's axes that depend on the batch.
@@ -89,10 +89,10 @@ def step_text(
     """The text of a program.
 
     Args:
-        program: what the kernel runs.
+        program: the program that the kernel runs.
         sources: the Metal text of each kernel, by its name.
         layouts: where the rows of each weight lie, by the weight's name.
-        sizes: threads of a block and the like.
+        sizes: the geometry: threads of a block, and so on.
 
     Raises:
         NotOneKernelError: a kernel does not fit a block, or there are too many launches or buffers.
@@ -156,14 +156,14 @@ def _prelude() -> str:
 
 
 def _digest(text: str) -> str:
-    """Eight digits of the hash by which hosts also name what they keep of a text."""
+    """Eight digits of the text's hash, which hosts also use in the names of cached builds."""
     return hashlib.sha256(f"{len(text)}:{text}".encode()).hexdigest()[:8]
 
 
 def _spans(launch: StepLaunch, layouts: Mapping[str, WeightLayout], first: int) -> Iterator[tuple[int, int, int]]:
-    """What a launch reads of its weights, from the first row on: operand, offset and lines of each plane of each part.
+    """The weights to prefetch for a launch: operand, offset and number of cache lines of each plane of each part.
 
-    Experts and embeddings are left out: a launch reads a few rows of them, which are not known yet.
+    Experts and embeddings are left out: a launch reads only a few of their rows, which are not known yet.
     """
     alone = launch.grid == (Extent(), Extent(), Extent())
     for i, place in enumerate(launch.reads):
@@ -189,9 +189,9 @@ def _function(launch: StepLaunch, source: str, index: int, threads: int, pool: i
     groups = min(threads // kernel.threads, _MOST_GROUPS if kernel.threads > 32 else threads // 32)
     groups = min(groups, pool // size) if size else groups
     macros = tuple(dict.fromkeys(_DEFINE.findall(header + body)))
-    named = [(grid_axis(extent), f"grid_{axis}") for extent, axis in zip(launch.grid, "xyz", strict=True)]
-    sizes = tuple(f"{name} = {text}" for text, name in named if not text[0].isdigit())
-    x, y, z = (text if text[0].isdigit() else name for text, name in named)
+    axes = [(grid_axis(extent), f"grid_{axis}") for extent, axis in zip(launch.grid, "xyz", strict=True)]
+    sizes = tuple(f"{name} = {text}" for text, name in axes if not text[0].isdigit())
+    x, y, z = (text if text[0].isdigit() else name for text, name in axes)
     return _Function(f"{kernel.name}_{index}", kernel, sizes, (x, y, z), groups, size, header, body, macros)
 
 

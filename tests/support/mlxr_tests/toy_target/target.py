@@ -37,34 +37,36 @@ class ToyTarget:
             target=self.name, activations=DType.F32, cache=DType.F32, activations_because=why, cache_because=why
         )
 
-    def lower(self, given: LoweringInput) -> Lowered:
+    def lower(self, inputs: LoweringInput) -> Lowered:
         phases = []
         for name in PHASES:
-            graph = given.graphs[name]
+            graph = inputs.graphs[name]
             lowering = ToyLowering(graph, name)
             lowering.lower_ops()
             shapes = {v.name: (v.shape, DType.F32) for v in graph.values if v.role == "activation"}
             phases.append(LoweredPhase(name, lowering.pending, shapes, graph.outputs[:1]))
         return Lowered(tuple(phases), copy_blocks=None)
 
-    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
+    def render(
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+    ) -> tuple[Program, dict[str, str]]:
         entries: dict[Kernel, KernelEntry] = {}
         sources: dict[str, str] = {}
         for kernel in placed.kernels:
             name = f"{kernel.label}_{hashlib.sha256(kernel.text('f').encode()).hexdigest()[:8]}"
             sources[f"toy/{name}.py"] = kernel.text(name)
-            inputs, outputs = (
+            reads, writes = (
                 tuple(KernelPort(name=port, dtype=dtype) for port, dtype in ports)
                 for ports in (kernel.inputs, kernel.outputs)
             )
             entries[kernel] = KernelEntry(
-                name=name, label=kernel.label, file=f"toy/{name}.py", inputs=inputs, outputs=outputs
+                name=name, label=kernel.label, file=f"toy/{name}.py", inputs=reads, outputs=writes
             )
-        return make_program(placed, entries, given), sources
+        return make_program(placed, entries, inputs), sources
 
 
 class ToyLowering(Lowering):
-    """A function for each op; of attention in decode two."""
+    """Lowers each op to one function, and attention in decode to two."""
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:
