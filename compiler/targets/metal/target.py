@@ -19,7 +19,7 @@ from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_ste
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
-from mlxr.compiler.targets.metal.lower import OpLowering
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
 from mlxr.compiler.targets.metal.render import render
 from mlxr.compiler.targets.metal.types import metal_types
@@ -42,7 +42,7 @@ class MetalTarget:
         phases = []
         casts: dict[str, WeightCast] = {}
         for name in PHASES:
-            lowering = OpLowering(given, name, one_kernel=whole.geometry.step.threads > 0)
+            lowering = MetalLowering(given, name, one_kernel=whole.geometry.step.threads > 0)
             lowering.lower_ops()
             graph = given.graphs[name]
             shapes = {v.name: (v.shape, v.dtype) for v in graph.values if v.role == "activation"}

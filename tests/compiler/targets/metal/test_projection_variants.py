@@ -11,7 +11,8 @@ from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.geometry import Geometry, OneRow
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.epilogue import Epilogue
-from mlxr.compiler.targets.metal.projection_variants import Projection, Variant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.library_matmul import library_ranges
+from mlxr.compiler.targets.metal.kernels.projection_variants import Projection, Variant, divided, variants_of
 
 
 def projection(
@@ -82,6 +83,23 @@ def test_matrix_tiles_do_not_yield_to_mlx() -> None:
         **dict.fromkeys(("o_mma8", "o_mma16", "o_mma32", "o_mma64"), False),
         "o_rows": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("p", "ranges"),
+    [
+        (projection(), []),
+        (projection(WeightFormat.BF16, mlx_min_rows=5), [(5, 128)]),
+        (projection(mlx_quantised_min_rows=12), [(12, 128)]),
+        (projection(mlx_quantised_min_rows=17), [(17, 128)]),
+        (projection(WeightFormat.BF16, mlx_min_rows=3, mma_min_rows=5, mma_max_rows=20), [(3, 4), (21, 128)]),
+        (projection(WeightFormat.BF16, mlx_min_rows=3, mma_min_rows=2, mma_max_rows=20), [(21, 128)]),
+        (projection(mma_min_rows=2, mma_max_rows=128, mlx_quantised_min_rows=48), []),
+    ],
+)
+def test_which_rows_mlx_takes_from_the_kernels_that_yield(p: Projection, ranges: list[tuple[int, int]]) -> None:
+    """Adjacent ranges are one: a call does not care which kernels it replaces."""
+    assert library_ranges(p, divided(variants_of(p), p.most_rows)) == ranges
 
 
 @pytest.mark.parametrize(

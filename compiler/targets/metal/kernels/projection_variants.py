@@ -181,24 +181,6 @@ def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
     return sorted(taken, key=lambda variant: variant.first)
 
 
-def library_ranges(p: Projection, variants: Sequence[Variant]) -> list[tuple[int, int]]:
-    """The first and the last row of each range that MLX's matmul takes from the variants that yield to it.
-
-    Args:
-        p: the projection.
-        variants: its variants in order of rows, as `divided` returns them.
-    """
-    ranges: list[tuple[int, int]] = []
-    for variant in variants:
-        if p.library_rows is None or not variant.yields or variant.last < p.library_rows:
-            continue
-        first = max(variant.first, p.library_rows)
-        if ranges and ranges[-1][1] == first - 1:
-            first = ranges.pop()[0]
-        ranges.append((first, variant.last))
-    return ranges
-
-
 def _one_row(p: Projection) -> ProjectionKernel:
     """By matrix instructions, where the table says so: gate and up of 8B 33 -> 27.5 us in 4 bits (experiment 8)."""
     g = p.choice.geometry.one_row
