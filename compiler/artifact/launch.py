@@ -30,7 +30,7 @@ class Extent(Record):
 
 
 class Condition(Record):
-    """Holds when minimum <= dim <= maximum, and `also` does."""
+    """Holds if minimum <= dim <= maximum and `also` holds."""
 
     dim: BatchDim
     minimum: int = 0
@@ -44,7 +44,7 @@ class Condition(Record):
 
     @property
     def parts(self) -> "tuple[Condition, ...]":
-        """It, and what must hold also."""
+        """This condition and those that must hold with it, one range each."""
         return (self, *(self.also.parts if self.also else ()))
 
     def __str__(self) -> str:
@@ -60,22 +60,22 @@ class Condition(Record):
 
 ONE = Extent()
 ROWS_WANTED = Condition(dim="rows", minimum=1)
-"""Of launches that only logits need: the batch asks for some."""
+"""The condition of launches that only logits need: the batch asks for some rows."""
 
 
 class KernelCall(Record):
     """The launch of a generated kernel.
 
     Attributes:
-        kernel: its name.
-        threadgroups: the grid; one threadgroup of kernels that all threads of a host share.
+        kernel: the kernel's name.
+        threadgroups: the grid; a single threadgroup for kernels that all threads of a host run together.
     """
 
     kernel: str
     threadgroups: tuple[Extent, Extent, Extent] = (ONE, ONE, ONE)
 
     def grid(self, dims: Mapping[BatchDim, int]) -> tuple[int, int, int]:
-        """The number of threadgroups along each axis for a batch; 0 where there is nothing to do."""
+        """The number of threadgroups along each axis for a batch; 0 if there is nothing to do."""
         x, y, z = self.threadgroups
         return x.value(dims), y.value(dims), z.value(dims)
 
@@ -83,19 +83,20 @@ class KernelCall(Record):
 class Launch(Record):
     """A call of a kernel, or of a function of MLX.
 
-    Hosts whose kernels MLX launches have MLX's functions too (`library`): these are faster for large matmuls and for
-    attention of long chunks. There a library call runs in place of the kernels that make the same buffer, and other
-    kernels prepare what it reads. Hosts without MLX's functions run kernels alone.
+    Hosts whose kernels MLX launches also have MLX's functions (`library`), which are faster for large matmuls and for
+    attention of long chunks. There a library call replaces the kernels that write the same buffer, and other kernels
+    prepare its inputs. Hosts without MLX's functions run only kernels.
 
     Attributes:
-        op: the graph's op that it computes, wholly or in part; of one that feeds several ops the first of them.
-        layer: the layer that the op belongs to; None outside of the layers.
-        body: what is called.
-        inputs: buffers for the ports of the kernel or of the function, in order.
-        outputs: buffers for the ports of the kernel, in order; of a function its result.
-        when: it runs only if this holds.
-        yields: on hosts with MLX's functions it does not run if this holds, since a library call runs in its place.
-        needs_library: it runs only on hosts with MLX's functions: a library call, or a kernel that prepares its inputs.
+        op: the graph's op that it computes, wholly or in part; the first op, if it works for several.
+        layer: the op's layer; None outside the layers.
+        body: the kernel or function that it calls.
+        inputs: buffers for the input ports of the kernel or function, in order.
+        outputs: buffers for the kernel's output ports, in order, or for the function's result.
+        when: the launch runs only if this holds.
+        yields: on hosts with MLX's functions, the launch does not run if this holds: a library call replaces it.
+        needs_library: the launch runs only on hosts with MLX's functions. It is a library call, or a kernel that
+            prepares the inputs of one.
     """
 
     op: str
@@ -111,7 +112,7 @@ class Launch(Record):
         """Whether its conditions hold.
 
         Args:
-            dims: those of the dims of the batch that its conditions name.
+            dims: the batch's dims, at least those that its conditions name.
             library: whether the host has MLX's functions.
         """
         if self.when is not None and not self.when.holds(dims):
@@ -119,28 +120,28 @@ class Launch(Record):
         return not (self.yields is not None and self.yields.holds(dims)) if library else not self.needs_library
 
     def runs(self, dims: Mapping[BatchDim, int], *, library: bool) -> bool:
-        """Whether it runs for a batch: its conditions hold, and it has something to do; see `applies`."""
+        """Whether it runs for a batch: its conditions hold (see `applies`), and it has something to do."""
         if not self.applies(dims, library=library):
             return False
         return not isinstance(self.body, KernelCall) or 0 not in self.body.grid(dims)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The parts of all its conditions: where one of them begins or ends to hold, other launches run."""
+        """The parts of all its conditions; the set of launches that run changes only at their limits."""
         return tuple(part for condition in (self.when, self.yields) if condition for part in condition.parts)
 
     @property
     def kernel_call(self) -> KernelCall:
-        """The body of a launch that is no library call."""
+        """The body of a launch that is not a library call."""
         assert isinstance(self.body, KernelCall), f"the launch for {self.op} calls MLX's {self.body.function}"
         return self.body
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel, of a launch that is no library call."""
+        """The kernel's name, for a launch that is not a library call."""
         return self.kernel_call.kernel
 
     @property
     def threadgroups(self) -> tuple[Extent, Extent, Extent]:
-        """The grid, of a launch that is no library call."""
+        """The grid, for a launch that is not a library call."""
         return self.kernel_call.threadgroups

@@ -1,4 +1,4 @@
-"""Calls of MLX's functions, which do the work of kernels on hosts that have MLX's functions."""
+"""Calls of MLX's functions, which replace kernels on hosts that have these functions."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from mlxr.compiler.spec.record import Record
 
 
 class LibraryPort(Record):
-    """An input of a library call; dims of its shape that are names are those of the batch."""
+    """An input of a library call; names in its shape stand for dims of the batch."""
 
     name: str
     dtype: DType
@@ -18,16 +18,17 @@ class LibraryPort(Record):
 
 
 class MatmulCall(Record):
-    """MLX's matmul: norm(x[rows]) @ weight.T, then what a projection does with its sums.
+    """MLX's matmul: norm(x[rows]) @ weight.T, followed by a projection's epilogue.
 
     x, weight, norm and result have one type.
 
     Attributes:
         label: the name under which hosts count it.
-        ports: `x` and `weight`; those of `norm`, `norm_bias`, `bias`, `residual`, `rows` and `gate` that the op binds.
+        ports: `x` and `weight`, and whichever of `norm`, `norm_bias`, `bias`, `residual`, `rows` and `gate` the op
+            binds.
         dtype: type of the result.
-        norm: the norm of x; None without one.
-        finish: what follows the sums.
+        norm: the norm of x; None without a norm.
+        finish: the steps after the sums.
     """
 
     function: Literal["matmul"]
@@ -39,12 +40,12 @@ class MatmulCall(Record):
 
 
 class AttentionCall(Record):
-    """MLX's causal attention of one sequence, whose last tokens are the queries' own.
+    """MLX's causal attention of one sequence; the queries belong to its last tokens.
 
     Attributes:
         label: the name under which hosts count it.
         ports: `queries` [1, tokens, heads, head_dim], rotated but not scaled; `keys` and `values`
-            [1, kv_heads, context, head_dim]; `sinks` [heads], if there are some. All of one type.
+            [1, kv_heads, context, head_dim]; `sinks` [heads], if the model has sinks. All have one type.
         scale: factor of the scores.
     """
 
@@ -59,7 +60,7 @@ LibraryCall = Annotated[MatmulCall | AttentionCall, Field(discriminator="functio
 
 
 class WeightCast(Record):
-    """A weight in another type, for library calls; hosts that have MLX's functions convert it once, when they load it.
+    """A weight in another type, for library calls. Hosts that have MLX's functions convert it once, at load.
 
     Attributes:
         name: the name under which launches bind it.

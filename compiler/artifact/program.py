@@ -1,8 +1,8 @@
-"""What one target executes: kernels, and the launches of both phases, as data.
+"""The program that one target executes: kernels, and the launches of both phases, as data.
 
-A program has two phases, `decode` (one new token for each sequence) and `prefill` (anything else, mixed batches
-included). Each is a straight list of launches. A launch with a condition runs only when it holds, and launches that
-make the same buffer exclude each other. Everything is a number except the dims of a batch.
+A program has two phases: `decode` (one new token for each sequence) and `prefill` (anything else, mixed batches
+included). Each is a straight list of launches. A launch with a condition runs only if the condition holds, and launches
+that write the same buffer exclude each other. All sizes are numbers, except where they depend on the dims of a batch.
 """
 
 import difflib
@@ -25,10 +25,11 @@ class Phase(Record):
     """The launches of one kind of step.
 
     Attributes:
-        buffers: what passes between launches, and its places in the phase's activation memory.
+        launches: its launches, in order.
+        buffers: the buffers between launches, with their places in the phase's activation memory.
         activation_bytes: size of that memory.
-        outputs: what the phase returns: logits, and the last token of the arena where launches bind tokens.
-        chosen: of decode, whether and with which geometry host cuda runs one token of one sequence as a single kernel.
+        outputs: the buffers that the phase returns: logits and, if launches bind tokens, the arena's last token.
+        chosen: for decode, whether and with which geometry host cuda runs a step as a single kernel.
     """
 
     name: PhaseName
@@ -48,17 +49,17 @@ class Program(Record):
     """Everything that the hosts of one target execute.
 
     Attributes:
-        types: of its activations and cache.
+        types: the types of its activations and cache.
         phases: decode and prefill.
-        kernels: every kernel, once, those of the phases first.
-        copy_blocks: copies blocks of the arena before a step that writes into shared ones; None where there is one
-            sequence, which shares none.
+        kernels: every kernel, once; those of the phases come first.
+        copy_blocks: copies blocks of the arena before a step that writes into shared blocks; None if there is only one
+            sequence, so that no block is shared.
         arena: the arena as its kernels read it.
-        memory: what it needs; of threads, one is counted.
-        step_kernels: decode steps as one kernel each, for host cuda, where the geometry asks for them.
-        steps_as_launches: decode steps that it asks for, and that cannot be one kernel.
-        casts: weights in the types that library calls take.
-        library: of programs in C, what else the runtime needs to call them; None of others.
+        memory: the memory that it needs; scratch memory is counted for one thread.
+        step_kernels: decode steps as one kernel each, for host cuda, if the geometry asks for them.
+        steps_as_launches: decode steps that the geometry asks for as one kernel, but that cannot be one.
+        casts: weights in other types, for library calls.
+        library: what else the runtime needs to call a C program; None for other programs.
     """
 
     types: TargetTypes
@@ -79,7 +80,7 @@ class Program(Record):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The sources of its kernels, each once."""
+        """The source files of its kernels, each once."""
         files = [kernel.file for kernel in self.kernels] + [kernel.file for kernel in self.step_kernels]
         return tuple(dict.fromkeys(files))
 
@@ -92,7 +93,7 @@ class Program(Record):
         return next(kernel for kernel in self.kernels if kernel.name == name)
 
     def find_kernel(self, name: str) -> KernelEntry:
-        """The kernel of a name that a user gave: its full name, or its label where only one kernel has that.
+        """The kernel that a user names: by its full name, or by its label if only one kernel has that label.
 
         Raises:
             ArtifactError: there is no such kernel, or several.

@@ -1,4 +1,4 @@
-"""The verifier of programs: what must hold of the launches of any target."""
+"""The verifier of programs: the rules that the launches of every target must keep."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -26,16 +26,17 @@ _ALWAYS: _Conditions = (None, None, False)
 def check_plan(plan: Plan) -> None:
     """Checks buffers, conditions and arena order of each program.
 
-    1. A launch binds as many buffers as its kernel or function has ports, reads only what was made before it, makes
-       only what has a place or is returned, and binds the arena once.
-    2. Of the launches that make one buffer, exactly one runs for every batch in which the buffer is read, on hosts with
-       MLX's functions and on hosts without; all that is made is used.
-    3. Every launch that binds the arena binds the token of the access before it, and makes the next one.
-    4. A library call needs the library. It binds what the kernels bind that yield to it, save what is unpacked or cast
-       from that, in the types of its ports; x, weight, norm and result of a matmul have one type.
+    1. A launch binds as many buffers as its kernel or function has ports, reads only buffers that were written before,
+       writes only buffers that have a place or are returned, and binds the arena once.
+    2. For every batch that reads a buffer, exactly one of the launches that write it runs, on hosts with MLX's
+       functions and on hosts without them. Every buffer that is written is also read or returned.
+    3. Every launch that binds the arena binds the token of the previous access, and makes the next token.
+    4. A library call is marked as needing the library. It binds the same buffers as the kernels that yield to it, or
+       buffers that are unpacked or cast from these, in the types of its ports. x, weight, norm and result of a matmul
+       have one type.
 
     Raises:
-        PlanError: naming the target, the phase, the launch and the rule.
+        PlanError: a rule is broken; the message names the target, the phase, the launch and the rule.
     """
     known: dict[str, DType | None] = dict.fromkeys((*_BATCH, "dims", ARENA_TOKEN, *ARENAS))
     known |= dict.fromkeys(layer_buffer(i) for i in range(plan.num_layers))
@@ -44,7 +45,7 @@ def check_plan(plan: Plan) -> None:
         own = dict.fromkeys(tensor.name for tensor in program.library.tensors) if program.library else weights
         for cast in program.casts:
             if cast.weight not in weights:
-                raise PlanError(f"{cast.name!r} is cast from {cast.weight!r}, which is no weight [target {target}]")
+                raise PlanError(f"{cast.name!r} is cast from {cast.weight!r}, which is not a weight [target {target}]")
         casts = {cast.name: cast.dtype for cast in program.casts}
         for phase in program.phases:
             try:
@@ -65,8 +66,8 @@ def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | Non
         for name in launch.inputs:
             if name not in known and name not in makers:
                 raise PlanError(f"{who} reads {name!r}, which nothing made")
-        made = dict(zip(outputs, launch.outputs, strict=True))
-        for port, name in made.items():
+        results = dict(zip(outputs, launch.outputs, strict=True))
+        for port, name in results.items():
             if port != _TOKEN_OUT and name not in placed:
                 raise PlanError(f"{who} makes {name!r}, which has no place")
         arenas = [name for name in launch.inputs if name in ARENAS]
@@ -78,9 +79,9 @@ def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | Non
             bound = dict(zip(inputs, launch.inputs, strict=True)).get("token")
             if bound != before:
                 raise PlanError(f"{who} accesses the arena with token {bound!r}; the last access made {before!r}")
-            if _TOKEN_OUT not in made:
+            if _TOKEN_OUT not in results:
                 raise PlanError(f"{who} accesses the arena but makes no token")
-            last = made[_TOKEN_OUT]
+            last = results[_TOKEN_OUT]
         for name in launch.outputs:
             makers.setdefault(name, []).append(launch)
     for name in phase.outputs:
@@ -133,12 +134,12 @@ def _conditions(launch: Launch) -> _Conditions:
 
 
 def _check_makers(name: str, makers: Sequence[Launch], readers: Sequence[Launch] | None) -> None:
-    """Raises PlanError unless exactly one of the makers runs whenever a reader does; None: one always does."""
-    makes = [_conditions(launch) for launch in makers]
-    if makes == [_ALWAYS] or (readers is not None and [_conditions(launch) for launch in readers] == makes):
+    """Raises PlanError unless exactly one of the makers runs whenever a reader does; None: something always reads."""
+    conditions = [_conditions(launch) for launch in makers]
+    if conditions == [_ALWAYS] or (readers is not None and [_conditions(launch) for launch in readers] == conditions):
         return
     parts = [part for launch in (*makers, *(readers or ())) for part in launch.conditions]
-    # Where a number of some dim changes what runs. Without rows of logits nothing runs that makes or reads them.
+    # The values of each dim at which other launches run. Without rows of logits, nothing writes or reads them.
     borders: dict[BatchDim, set[int]] = {part.dim: {1} for part in parts}
     for part in parts:
         borders[part.dim] |= {max(1, part.minimum)} | ({part.maximum + 1} if part.maximum is not None else set())
@@ -184,4 +185,4 @@ def _check_library_calls(
 
 
 _OF_ONE_TYPE = ("x", "weight", "norm", "norm_bias")
-"""Ports of a matmul whose type is that of its result."""
+"""Ports of a matmul that have the type of its result."""

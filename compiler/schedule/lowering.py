@@ -1,4 +1,4 @@
-"""What all targets share in lowering the ops of a phase to launches."""
+"""The base of every target's lowering, from the ops of a phase to launches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Rule = Callable[[Op], None]
 
 @dataclass(frozen=True)
 class Scratch:
-    """A buffer between two launches that no value of the graph is: name, shape and element type."""
+    """A buffer between two launches that is not a value of the graph: name, shape and element type."""
 
     name: str
     shape: Shape
@@ -33,10 +33,10 @@ class Lowering(ABC):
     """Lowers the graph of one phase, collecting launches and the buffers between them.
 
     Attributes:
-        graph, phase: what is lowered.
+        graph, phase: the graph, and the phase that it belongs to.
         pending: the launches so far, in order.
         scratch: the buffers so far.
-        casts: the weights in other types that library calls take so far, by name.
+        casts: the weights in other types, for library calls, so far, by name.
     """
 
     def __init__(self, graph: OpGraph, phase: PhaseName) -> None:
@@ -79,10 +79,10 @@ class Lowering(ABC):
         """Adds a launch.
 
         Args:
-            op: what it computes. The kernel's ports are bound to the op's ports of the same names.
-            kernel: what is launched.
+            op: the op that it computes. The kernel's ports are bound to the op's ports of the same names.
+            kernel: the kernel to launch.
             grid: threadgroups along up to three axes.
-            buffers: buffers of the kernel's other ports, or instead of the op's.
+            buffers: buffers for the kernel's other ports; they override those of the op.
             when: the launch runs only if this holds.
             yields: see `Launch`.
             needs_library: see `Launch`.
@@ -109,9 +109,9 @@ class Lowering(ABC):
         """Adds a launch that calls a function of MLX, on hosts that have it.
 
         Args:
-            op: what it computes; its only result is the op's `out`.
+            op: the op that it computes; the call's only result is the op's `out`.
             call: the function and its options.
-            buffers: buffers of its ports, where the op's ports of the same names have others or none.
+            buffers: buffers for ports that the op lacks; they override those of the op.
             when: the launch runs only if this holds.
         """
         inputs = {**op.inputs, **buffers}
@@ -128,7 +128,7 @@ class Lowering(ABC):
         )
 
     def cast(self, weight: str, dtype: DType) -> str:
-        """The name of a weight in another type, which library calls take."""
+        """Declares a weight in another type, for library calls, and returns its name."""
         name = f"{weight}.{dtype}"
         self.casts[name] = WeightCast(name=name, weight=weight, dtype=dtype)
         return name
@@ -138,5 +138,5 @@ class Lowering(ABC):
         return self.graph.value(op.inputs[port])
 
     def optional_dtype(self, op: Op, port: str) -> DType | None:
-        """The element type of an optional input; None where it is not bound."""
+        """The element type of an optional input; None if it is not bound."""
         return self.value(op, port).dtype if port in op.inputs else None

@@ -11,10 +11,10 @@ from mlxr.compiler.schedule.kernel import Kernel
 
 @dataclass(frozen=True)
 class PendingLaunch:
-    """A launch of any target, as lowering makes it.
+    """A launch of any target, before its kernel is rendered.
 
     Attributes:
-        body: the kernel that it launches, or the function of MLX that it calls.
+        body: the kernel that it launches, or the MLX function that it calls.
         threadgroups: the kernel's grid.
         chosen: the kernel's geometry.
         op, inputs, outputs, when, layer, yields, needs_library: see `Launch`.

@@ -1,4 +1,4 @@
-"""Makes C calls of launches."""
+"""Turns launches into C calls."""
 
 from collections.abc import Mapping
 

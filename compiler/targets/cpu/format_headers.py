@@ -1,6 +1,6 @@
 """The headers of templates/cpu/formats that the weight formats of a program need.
 
-A header that needs another one says so in a line of its own: `// Needs: k_scales.h`.
+A header that needs another header has a line for it: `// Needs: k_scales.h`.
 """
 
 import re
@@ -15,7 +15,7 @@ _NEEDS = re.compile(r"^// Needs: (\w+)\.h$", re.MULTILINE)
 
 
 def format_headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
-    """Paths under templates/cpu, each after those that it needs. Float formats need none."""
+    """Paths under templates/cpu, each after the headers that it needs. Float formats need no header."""
     quantised = [format for format in WeightFormat if format in formats and format.is_quantised]
     names = dict.fromkeys(name for format in quantised for name in _with_needs(format.template))
     return tuple(f"formats/{name}.h" for name in ((*_BASE, *names) if names else ()))
@@ -30,7 +30,7 @@ def affine_definitions(formats: Collection[WeightFormat]) -> str:
 
 @cache
 def _with_needs(name: str) -> tuple[str, ...]:
-    """A header, after all that it needs."""
+    """A header, after all headers that it needs."""
 
     def walk(name: str) -> Iterator[str]:
         text = (files("mlxr.templates") / "cpu" / "formats" / f"{name}.h").read_text("utf-8")

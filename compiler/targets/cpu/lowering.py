@@ -49,22 +49,22 @@ class CpuLowering(Lowering):
         return width
 
     def add_call(self, op: Op, kernel: CpuKernel, buffers: Mapping[str, str] | None = None) -> None:
-        """Adds a call. One that makes rows of logits runs only where the batch asks for some.
+        """Adds a call. A call that computes rows of logits runs only if the batch asks for some.
 
         Args:
-            op: what it computes.
-            kernel: what is called. Its parameters are bound to the op's ports of the same names.
-            buffers: buffers of the kernel's other parameters, or instead of the op's.
+            op: the op that it computes.
+            kernel: the kernel to call. Its parameters are bound to the op's ports of the same names.
+            buffers: buffers for the kernel's other parameters; they override those of the op.
         """
         makes_rows = "rows" in self.graph.value(next(iter(op.outputs.values()))).shape
         self.emit(op, kernel, buffers=buffers, when=ROWS_WANTED if makes_rows else None)
 
     def table(self, kernel: CpuKernel, shape: Shape) -> str:
-        """The f32 buffer of a table that depends on the batch alone, so that one call makes it for all ops of a phase.
+        """The f32 buffer of a table that depends only on the batch. One call computes it for all ops of a phase.
 
         Args:
-            kernel: makes the table. Its label is the name of the buffer; that of a second table ends in `_2`.
-            shape: of the table.
+            kernel: computes the table. Its label names the buffer; the name of a second table ends in `_2`.
+            shape: shape of the table.
         """
         if kernel not in self._tables:
             number = 1 + sum(table.label == kernel.label for table in self._tables)

@@ -1,4 +1,4 @@
-"""How the weights are in memory for the C program."""
+"""The weights in memory, for the C program."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 
 
 def c_tensors(weights: Sequence[WeightPlan]) -> tuple[CTensor, ...]:
-    """The tensors of all weights: of a matrix each part that files have, of a vector the whole."""
+    """The tensors of all weights: one for each part of a matrix that files store, and one for a whole vector."""
     tensors: dict[str, CTensor] = {}
     for weight in weights:
         if len(weight.shape) == 1:

@@ -14,7 +14,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
 
-# Headers that every program has. A kernel names others as its `helpers`.
+# Headers that every program has. A kernel names further headers as its `helpers`.
 _BASE = ("common.h", "simd.h", "math.h", "activations.h")
 _PROJECTION = ("inputs.h", "float_rows.h", "gemm.h", "columns.h", "pool.h", "projection.h", "experts.h", "rows.h")
 _ATTENTION = ("cache.h", "attend.h")
@@ -41,15 +41,15 @@ class Calls:
 
 @dataclass(frozen=True)
 class Unit:
-    """What the translation unit is rendered from.
+    """The input from which the translation unit is rendered.
 
     Attributes:
         kernels: names and contexts of all kernels that steps call, in the order of their launch counters.
-        copy_blocks: the same of the kernel that copies blocks; None where no block is ever shared.
+        copy_blocks: name and context of the kernel that copies blocks; None if blocks are never shared.
         phases: the calls of each phase.
         tensors: the weights, in the order in which the runtime passes them.
         activation_bytes: memory of the buffers between calls.
-        shared_bytes, thread_bytes: scratch that the threads share, and that of each.
+        shared_bytes, thread_bytes: scratch memory that the threads share, and of each thread.
         vocab_size: columns of the logits.
     """
 
@@ -74,7 +74,7 @@ class Unit:
 
 
 def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
-    """Headers of templates/cpu for these weight formats. Each comes after those that it needs."""
+    """Headers of templates/cpu for these weight formats. Each comes after the headers that it needs."""
     return (*_BASE, *format_headers(formats), *_PROJECTION, *_ATTENTION)
 
 
@@ -111,7 +111,7 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
     abi = int(hashlib.sha256(draft.encode()).hexdigest()[:8], 16) >> 1
     text = _render("cpu/model.c.jinja", values | {"abi": abi})
     if not text.isascii():
-        raise PlanError("the C program holds characters that are not ASCII")
+        raise PlanError("the C program contains characters that are not ASCII")
     return text, abi
 
 

@@ -1,4 +1,4 @@
-"""What the C kernels share that read or write the KV arena.
+"""The base of the C kernels that read or write the KV arena.
 
 A head's numbers are in scratch as f32, padded with zeros to whole vectors of 16 lanes (`padded_dim`), whatever vectors
 the machine has.
@@ -12,7 +12,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.rounding import round_up
 
 LANES = 16
-"""Lanes of the widest vector; scratch is padded to whole vectors of that many."""
+"""Lanes of the widest vector; scratch is padded to whole vectors of this width."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CpuArenaKernel(CpuKernel):
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one layer of one block, which are adjacent."""
+        """Bytes of one layer of one block; they are adjacent."""
         return self.arena.block_size * self.token_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""What the C kernels of attention share."""
+"""The base of the C kernels of attention."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class CpuAttentionKernel(CpuRotaryKernel):
     Attributes:
         scale: factor of the scores.
         window: the most keys that a query sees, its own included; None for all.
-        compute: `fast` may use bf16 matrix tiles where the machine has them.
-        softcap: then scores become softcap * tanh(score / softcap); None for no cap.
+        compute: `fast` may use bf16 matrix tiles if the machine has them.
+        softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
         temperature: (beta, original_context): queries are multiplied by 1 + beta * log(1 + position //
             original_context); None for no temperature.
@@ -48,12 +48,12 @@ class CpuAttentionKernel(CpuRotaryKernel):
 
     @property
     def query_scale(self) -> float:
-        """Factor of the queries: it makes scores ready for exp2, or for tanh where they are capped."""
+        """Factor of the queries: it makes scores ready for exp2, or for tanh if they are capped."""
         return query_scale(self.scale, self.softcap)
 
     @property
     def cap(self) -> float:
-        """What the tanh of a score is multiplied by, ready for exp2; 0 for no cap."""
+        """Factor of the tanh of a score, which makes it ready for exp2; 0 for no cap."""
         return cap_log2(self.softcap)
 
     @property

@@ -1,4 +1,4 @@
-"""What a projection does with its finished sums: one C function for each epilogue."""
+"""The epilogues of projections: one C function for each."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,12 +10,12 @@ from mlxr.compiler.targets.epilogue import Epilogue
 
 @dataclass(frozen=True)
 class FinishRows(CpuHelper):
-    """The function that makes outputs of rows of sums.
+    """The function that turns rows of sums into outputs.
 
     Attributes:
-        epilogue: what it does.
-        choices: how rows of a mixture of experts are stored: `apart`: each in a row of its own; `summed`: each times
-            its weight and added to its token's row. None: there are no experts.
+        epilogue: its steps.
+        choices: how it stores rows of a mixture of experts: `apart`: each in a row of its own; `summed`: each is
+            multiplied by its weight and added to its token's row. None: there are no experts.
     """
 
     template = "finish.jinja"
@@ -24,7 +24,7 @@ class FinishRows(CpuHelper):
 
     @property
     def _numbers(self) -> dict[str, float]:
-        """The numbers that change the result, by their names in C."""
+        """The numbers other than the defaults, by their names in C."""
         e = self.epilogue
         scales = {"out_scale": e.out_scale, "residual_scale": e.residual_scale}
         bounds = {"limit": e.limit, "out_cap": e.out_cap}
@@ -57,6 +57,6 @@ class FinishRows(CpuHelper):
             "residual": e.residual,
         }
         fields = [f".activation = MLXR_{e.activation.upper()}"] if e.activation else []
-        fields += [f".{name} = 1" for name, there in flags.items() if there]
+        fields += [f".{name} = 1" for name, is_set in flags.items() if is_set]
         fields += [f".{name} = {float_literal(v)}" for name, v in self._numbers.items()]
         return ", ".join(fields) or "0"

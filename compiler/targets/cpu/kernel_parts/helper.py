@@ -1,4 +1,4 @@
-"""Parts of the C program that it has because some kernel uses them."""
+"""Parts of the C program that are there only because a kernel uses them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CpuHelper(ABC):
-    """C text that a program has once, before its kernels. Its template reads this object as `h`."""
+    """C text that appears once in a program, before its kernels. Its template reads this object as `h`."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a C kernel is: a frozen context with a template, parameters and scratch.
+"""The base of C kernels: a frozen context with a template, parameters and scratch.
 
 Equal contexts are one C function; see `mlxr.compiler.schedule.kernel`.
 """
@@ -48,7 +48,7 @@ class Param:
 
     @property
     def declaration(self) -> str:
-        """As C declares it."""
+        """Its declaration in C."""
         return f"{_C_TYPES[self.kind]}{self.name}"
 
 
@@ -63,7 +63,7 @@ class CpuKernel(Kernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The parameters that it reads; the layer is no buffer."""
+        """The parameters that it reads; the layer is not a buffer."""
         read = (param for param in self.params if param.kind not in OUTPUTS and param.kind != "layer")
         return tuple((param.name, _DTYPES[param.kind]) for param in read)
 
@@ -74,17 +74,17 @@ class CpuKernel(Kernel):
 
     @property
     def declarations(self) -> str:
-        """All parameters as C declares them."""
+        """The declarations of all parameters in C."""
         return "".join(f", {param.declaration}" for param in self.params)
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """What the program has before its kernels because this one uses it."""
+        """The parts that the program needs before its kernels because this kernel uses them."""
         return ()
 
     @property
     def thread_bytes(self) -> int:
-        """Bytes of scratch that each thread has for itself."""
+        """Bytes of scratch of each thread."""
         return 0
 
     @property

@@ -1,4 +1,4 @@
-"""How the weights of a projection are multiplied: one pair of C functions for each format and number of columns."""
+"""The multiplication of a projection's weights: one pair of C functions for each format and number of columns."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +12,11 @@ Compute = Literal["exact", "fast"]
 
 @dataclass(frozen=True)
 class Matrix(CpuHelper):
-    """How weights of a format and a number of columns are multiplied: an `mlxr_matrix` of projection.h.
+    """The multiplication of weights of one format and number of columns: an `mlxr_matrix` of projection.h.
 
     Attributes:
         compute: see `CpuMatrixKernel`.
-        tiles_f32: whether the matmul of many rows is in f32 even where the machine has a faster one.
+        tiles_f32: whether the matmul of many rows is in f32 even if the machine has a faster one.
     """
 
     template = "matrix.jinja"
@@ -27,13 +27,13 @@ class Matrix(CpuHelper):
 
     @property
     def name(self) -> str:
-        """The format, its columns, and a suffix unless the fastest way may be taken."""
+        """The format, its columns, and a suffix unless the fastest way is allowed."""
         suffix = "_exact" if self.compute == "exact" else "_f32" if self.tiles_f32 else ""
         return f"{self.format}_{self.columns}{suffix}"
 
     @property
     def panel_bytes(self) -> int:
-        """From one panel of 16 rows to the next."""
+        """Bytes from one panel of 16 rows to the next."""
         return PANEL_ROWS * self.format.row_bytes(self.columns)
 
     @property
@@ -43,12 +43,12 @@ class Matrix(CpuHelper):
 
     @property
     def half_columns(self) -> bool:
-        """Whether several rows are rounded to bf16 and multiplied with matrix tiles, where the machine has them."""
+        """Whether several rows are rounded to bf16 and multiplied with matrix tiles, if the machine has them."""
         return self.compute == "fast" and self.format in (WeightFormat.F16, WeightFormat.BF16)
 
     @property
     def form(self) -> str:
-        """The form that few rows of inputs are converted to, as C names it."""
+        """The form to which few rows of inputs are converted, by its name in C."""
         if self.half_columns:
             return "MLXR_ROWS_HALF"
         return "MLXR_ROWS_I8" if self.format.is_quantised and self.compute == "fast" else "MLXR_ROWS_F32"

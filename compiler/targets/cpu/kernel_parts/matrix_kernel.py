@@ -1,7 +1,7 @@
-"""What the C kernels share that multiply rows of inputs with weight matrices.
+"""The base of the C kernels that multiply rows of inputs with weight matrices.
 
-The number of rows decides at run time how a product is computed; see templates/cpu/projection.h. Sizes of scratch are
-those of the machine that needs most.
+The number of rows decides at run time how a product is computed; see templates/cpu/projection.h. Scratch is large
+enough for the machine that needs the most.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ _UNITS = 8
 _WAITING_BYTES = 2 * 32 * 16 * 4  # sums of a tile
 _TILE_ROWS = 24, 32  # of f32, of bf16
 TILE_ROWS = max(_TILE_ROWS)
-"""Rows past the last one that a tile may read; what they hold does not matter."""
+"""Rows past the last one that a tile may read; their contents do not matter."""
 _MOST_COLUMNS = 64
 
 
@@ -48,10 +48,10 @@ class CpuMatrixKernel(CpuKernel):
         segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
         compute: `exact` keeps inputs in f32; `fast` may round them to 8-bit integers or bf16.
         max_rows: the most rows of a batch.
-        epilogue: what is done with the sums; its bias is [sum of the segments' rows].
-        norm: the norm of x before the product; None without one.
+        epilogue: the steps after the sums; its bias is [sum of the segments' rows].
+        norm: the norm of x before the product; None without a norm.
         norm_bias: whether the norm adds a bias. Only LayerNorm does.
-        eps: what the norm adds to the mean square; None without a norm.
+        eps: added to the mean square by the norm; None without a norm.
     """
 
     in_features: int
@@ -70,12 +70,12 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     def wide(self) -> str:
-        """The form that many rows are converted to, as C names it."""
+        """The form to which many rows are converted, by its name in C."""
         return "MLXR_ROWS_F32" if self.tiles_f32 else "MLXR_ROWS_FAST"
 
     @property
     def few(self) -> str:
-        """The most rows for which panels are not unpacked first, as C names that number."""
+        """The most rows for which panels are not unpacked first, by the number's name in C."""
         if self.tiles_f32:
             return "MLXR_FEW_F32"
         quantised = all(segment.format.is_quantised for segment in self.segments)
@@ -84,11 +84,11 @@ class CpuMatrixKernel(CpuKernel):
     @property
     @abstractmethod
     def finish(self) -> FinishRows:
-        """The function that makes outputs of sums."""
+        """The function that turns sums into outputs."""
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """How each segment's tensor is read."""
+        """The multiplication of each segment's tensor."""
         return tuple(
             Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
             for segment in self.segments
@@ -96,12 +96,12 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """How matrices are multiplied, and what is done with the sums."""
+        """The multiplication of its matrices, and the epilogue."""
         return (*dict.fromkeys(self.matrices), self.finish)
 
     @property
     def _first_params(self) -> list[Param]:
-        """x, what norms it, and a weight per segment."""
+        """x, the weights of its norm, and a weight per segment."""
         params = [Param("x", "input")]
         if self.norm:
             params.append(Param("norm", "vector"))
@@ -133,13 +133,13 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     def _many_bytes(self) -> int:
-        """Scratch for many rows: blocks of unpacked weights, and sums that wait; or inputs transposed to 64 columns."""
+        """Scratch for many rows: blocks of unpacked weights and unfinished sums, or inputs transposed to 64 columns."""
         tiles = -(-self.max_rows // _TILE_ROWS[0])
         return max(_UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES), round_up(self.in_features, 32) * _MOST_COLUMNS * 2)
 
     @property
     def _forms(self) -> int:
-        """The most forms that rows have at the same time: those of few rows, and that of many."""
+        """The most forms that rows have at the same time: the forms of few rows, and the form of many rows."""
         return len({matrix.form for matrix in self.matrices} | {self.wide})
 
     @property
@@ -161,7 +161,7 @@ class MatrixFields(TypedDict):
 
 
 def matrix_fields(lowering: CpuLowering, op: Op, attrs: Product, matrices: int = 1) -> MatrixFields:
-    """The fields of the kernel of an op whose weight has a number of matrices, one below the other."""
+    """The fields of an op's kernel. The weight has `matrices` matrices, one below the other."""
     parts, formats, norm = lowering.value(op, "weight").parts, lowering.spec.weights, attrs.norm
     return {
         "in_features": lowering.width(op, "weight"),

@@ -1,4 +1,4 @@
-"""What the C kernels share that rotate heads of a packed projection."""
+"""The base of the C kernels that rotate heads of a packed projection."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -18,7 +18,7 @@ class CpuRotaryKernel(CpuArenaKernel):
 
     Attributes:
         num_heads: query heads.
-        rotary_dim: leading elements of a head that are rotated; 0 for none, and then there is no table.
+        rotary_dim: number of leading elements of a head that are rotated; if 0, there is no table.
         rope_layout: see `PackedHeads`.
     """
 

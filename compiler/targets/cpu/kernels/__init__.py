@@ -1,1 +1,1 @@
-"""Contexts of the C functions."""
+"""The C kernels, one per file: a context and its lowering rule."""

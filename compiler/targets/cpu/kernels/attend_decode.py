@@ -22,28 +22,28 @@ _TILED_HEADS = 4
 
 @dataclass(frozen=True)
 class CpuAttendDecode(CpuAttentionKernel):
-    """Decode: RoPE, cache write and attention of one new token a sequence."""
+    """Decode: RoPE, cache write and attention of one new token per sequence."""
 
     template = "attend_decode.jinja"
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """The header of attention with matrix tiles, where it uses these."""
+        """The header of attention with matrix tiles, if the kernel uses them."""
         return (MATRIX_TILES,) if self.tiles else ()
 
     @property
     def split_units(self) -> int:
-        """Threads share keys, not heads, if there are that many units of 16 keys for each thread."""
+        """Units of 16 keys per thread from which threads share keys instead of heads."""
         return _SPLIT_UNITS
 
     @property
     def key_tile(self) -> int:
-        """Keys of which all scores are in scratch at the same time."""
+        """Keys whose scores are all in scratch at the same time."""
         return 64
 
     @property
     def tiles(self) -> bool:
-        """Whether long contexts use matrix tiles where the machine has them; with few heads memory is the limit."""
+        """Whether long contexts use matrix tiles if the machine has them; with few heads, memory is the limit."""
         return self._may_tile and self.gqa_ratio >= _TILED_HEADS
 
     @property
@@ -55,7 +55,7 @@ class CpuAttendDecode(CpuAttentionKernel):
     def regions(self) -> tuple[Region, ...]:
         """A thread's scratch.
 
-        A thread shares at most two sequences with others, its first and its last: so it has two partial results.
+        A thread shares at most two sequences with other threads, its first and its last, so it has two partial results.
         """
         tiled: Arrays = (
             ("q_tiles", "uint8_t", (self.num_kv_heads, self.q_tile_bytes)),
@@ -83,6 +83,6 @@ class CpuAttendDecode(CpuAttentionKernel):
 
 @lowers(RopeWriteAttention)
 def lower_attend_decode(lowering: CpuLowering, op: Op, attrs: RopeWriteAttention) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

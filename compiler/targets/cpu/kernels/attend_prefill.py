@@ -1,4 +1,4 @@
-"""Attention of tiles of queries over the KV arena, for prompts and chunks of them."""
+"""Attention of tiles of queries over the KV arena, for prompts and their chunks."""
 
 from dataclasses import dataclass
 
@@ -27,18 +27,18 @@ _PREFILL_TILES = CpuHeader("prefill_tiles.h")
 
 @dataclass(frozen=True)
 class CpuAttendPrefill(CpuAttentionKernel):
-    """Prefill: RoPE of the queries, and attention of tiles of them over the arena."""
+    """Prefill: RoPE of the queries, and attention of tiles of queries over the arena."""
 
     template = "attend_prefill.jinja"
 
     @property
     def helpers(self) -> tuple[CpuHelper, ...]:
-        """The headers of attention with matrix tiles, where it uses these."""
+        """The headers of attention with matrix tiles, if the kernel uses them."""
         return (MATRIX_TILES, _PREFILL_TILES) if self.tiles else ()
 
     @property
     def tiles(self) -> bool:
-        """Whether it uses matrix tiles where the machine has them."""
+        """Whether it uses matrix tiles if the machine has them."""
         return self._may_tile
 
     @property
@@ -55,12 +55,12 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
     @property
     def fixed_cost(self) -> int:
-        """What an item costs besides its keys, in keys."""
+        """Cost of an item besides its keys, in keys."""
         return LANES
 
     @property
     def key_tile(self) -> int:
-        """Keys of which all scores are in scratch at the same time, a multiple of 16.
+        """Keys whose scores are all in scratch at the same time, a multiple of 16.
 
         Their K, or V, takes about 16 KB as f32.
         """
@@ -73,7 +73,7 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
     @property
     def tiled_keys(self) -> int:
-        """With matrix tiles, the keys of which the scores of 32 columns are in scratch at the same time."""
+        """With matrix tiles, the keys whose scores of 32 columns are in scratch at the same time."""
         return 128
 
     @property
@@ -130,12 +130,12 @@ class CpuAttendPrefill(CpuAttentionKernel):
 
     @property
     def thread_bytes(self) -> int:
-        """Bytes of the larger of the two."""
+        """Bytes of the larger set of regions."""
         return max(regions_bytes(self.regions), regions_bytes(self.tiled_regions) if self.tiles else 0)
 
 
 @lowers(RopeAttention)
 def lower_attend_prefill(lowering: CpuLowering, op: Op, attrs: RopeAttention) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     kernel = CpuAttendPrefill(label="attend_prefill", **attention_fields(lowering, op, attrs))
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

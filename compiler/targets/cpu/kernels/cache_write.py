@@ -1,4 +1,4 @@
-"""Rotated keys, and values, into the KV arena."""
+"""The write of rotated keys, and of values, into the KV arena."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 @dataclass(frozen=True)
 class CpuCacheWrite(CpuRotaryKernel):
-    """Prefill: K rotated, K and V stored."""
+    """Prefill: rotates K, and stores K and V."""
 
     template = "cache_write.jinja"
 
@@ -24,6 +24,6 @@ class CpuCacheWrite(CpuRotaryKernel):
 
 @lowers(RopeCacheWrite)
 def lower_cache_write(lowering: CpuLowering, op: Op, attrs: RopeCacheWrite) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     kernel = CpuCacheWrite(label="cache_write", **rotary_fields(lowering, attrs))
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

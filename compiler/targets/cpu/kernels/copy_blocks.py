@@ -19,7 +19,7 @@ class CpuCopyBlocks(CpuArenaKernel):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """None that a launch would bind."""
+        """None: no launch binds its parameters."""
         return ()
 
 

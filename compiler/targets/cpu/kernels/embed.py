@@ -43,7 +43,7 @@ class CpuEmbed(CpuKernel):
 
 @lowers(Embed)
 def lower_embed(lowering: CpuLowering, op: Op, attrs: Embed) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     table = lowering.value(op, "table")
     vocab_size, hidden_size = table.shape
     assert isinstance(vocab_size, int) and isinstance(hidden_size, int), "weights have no symbolic dims"

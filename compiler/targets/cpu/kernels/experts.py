@@ -1,4 +1,4 @@
-"""Products of a mixture of experts: each token goes through the experts that were chosen for it.
+"""Products of a mixture of experts: each token goes through its chosen experts.
 
 A weight has the matrices of all experts, one below the other. See templates/cpu/experts.h.
 """
@@ -28,11 +28,12 @@ class CpuExperts(CpuMatrixKernel):
     """out = x @ W[expert].T for each chosen expert, [tokens, top_k, out_features] f32, or the weighted sum of these.
 
     Attributes:
-        segments: see `CpuMatrixKernel`; each tensor has the matrices of all experts, and `rows` are those of one.
+        segments: see `CpuMatrixKernel`; each tensor has the matrices of all experts, and `rows` counts one expert's.
         num_experts: matrices in each tensor.
         top_k: experts that each token goes through.
-        inputs_of_pairs: whether x has a row for each choice, [tokens, top_k, in_features]; else [tokens, in_features].
-        combine: whether the results of a token's experts are summed, each times its weight; then out is
+        inputs_of_pairs: whether x has a row for each choice, [tokens, top_k, in_features], or for each token,
+            [tokens, in_features].
+        combine: whether the results of a token's experts are summed, each times its weight, so that out is
             [tokens, out_features].
         max_rows: the most tokens of a batch.
     """
@@ -63,7 +64,7 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def finish(self) -> FinishRows:
-        """The function that makes outputs of sums. With `combine` it adds to `out`, first the residual or 0."""
+        """The function that turns sums into outputs. With `combine` it adds to `out`, which starts as residual or 0."""
         choices: Literal["apart", "summed"] = "summed" if self.combine else "apart"
         return FinishRows(replace(self.epilogue, residual=self.combine), choices)
 
@@ -93,7 +94,7 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def thread_bytes(self) -> int:
-        """The sorted pairs, a row in f32, a token's rows in each form, and what many rows need."""
+        """The sorted pairs, a row in f32, a token's rows in each form, and the scratch for many rows."""
         pairs = self.max_rows * self.top_k
         lists = round_up(4 * (self.num_experts + 2), 64) + 3 * round_up(4 * pairs, 64)
         own = self._forms * (self.top_k + TILE_ROWS) * self._row_bytes
@@ -101,13 +102,13 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def shared_bytes(self) -> int:
-        """The rows of all pairs, and those that a tile may read past the last one, in each form."""
+        """The rows of all pairs in each form, with the rows that a tile may read past the last one."""
         return self._forms * (self.max_rows * self.top_k + TILE_ROWS) * self._row_bytes
 
 
 @lowers(ExpertProjection, ExpertCombine)
 def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
-    """Adds the call of an op.
+    """Adds the call for an op.
 
     Raises:
         PlanError: an expert's rows of a quantised weight do not fill whole panels.

@@ -1,4 +1,4 @@
-"""Norms of rows, where no pass fused them with a projection."""
+"""Norms of rows that no pass fused with a projection."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,12 +16,12 @@ class CpuNorm(CpuKernel):
 
     Attributes:
         width: columns of a row.
-        groups: equal pieces of a row, each of which is normalised by itself.
+        groups: number of equal pieces of a row, each of which is normalised alone.
         kind, eps: see `Norm`.
-        piece_weights: whether each piece has its own weights, [width]; else all have the same, [width / groups].
-        bias, residual: whether there is one.
+        piece_weights: whether each piece has its own weights, [width], or all share them, [width / groups].
+        bias, residual: whether the norm adds one.
         residual_scale: factor of the norm.
-        count: the field of the batch that has the number of rows: all tokens, or those that make logits.
+        count: the field of the batch with the number of rows: `tokens` for all, `rows` for rows of logits.
     """
 
     template = "norm.jinja"
@@ -77,7 +77,7 @@ class CpuNorm(CpuKernel):
 
 @lowers(Norm)
 def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     width = lowering.width(op, "x")
     kernel = CpuNorm(
         label="norm",

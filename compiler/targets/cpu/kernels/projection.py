@@ -1,4 +1,4 @@
-"""Products of rows with weight matrices, and what passes fused with them."""
+"""Products of rows with weight matrices, and the ops that passes fused with them."""
 
 from dataclasses import dataclass
 
@@ -22,12 +22,12 @@ from mlxr.compiler.targets.rounding import round_up
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """Adjacent columns of a result: the product with `weight`, or where gated activation(gate) * up.
+    """Adjacent columns of a result: the product with `weight` or, if gated, activation(gate) * up.
 
     Attributes:
-        matrix, weight: how the weight is multiplied, and the parameter that has it; where gated, those of the gate.
-        up_matrix, up: those of the up projection; None where not gated.
-        rows: of the weight, which are columns of the result.
+        matrix, weight: the multiplication of the weight, and its parameter; if gated, those of the gate.
+        up_matrix, up: those of the up projection; None if not gated.
+        rows: rows of the weight, which are columns of the result.
     """
 
     matrix: Matrix
@@ -42,8 +42,8 @@ class CpuProjection(CpuMatrixKernel):
     """out = x @ W.T, [rows, out_features] f32, with a norm before it and an epilogue.
 
     Attributes:
-        gather: whether its rows are the batch's `logit_rows`; else they are all tokens.
-        logits: whether it writes into the caller's memory, which the batch names.
+        gather: whether its rows are the batch's `logit_rows` instead of all tokens.
+        logits: whether it writes into the caller's memory, whose address is in the batch.
     """
 
     template = "projection.jinja"
@@ -117,21 +117,21 @@ class CpuProjection(CpuMatrixKernel):
 
     @property
     def thread_bytes(self) -> int:
-        """A row in f32, one in each of three forms, and what many rows need."""
+        """A row in f32, a row in each of three forms, and the scratch for many rows."""
         return round_up(self.in_features, 32) * 4 + 3 * self._row_bytes + self._many_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """All rows, and those that a tile may read past the last one, in each form that few rows may have."""
+        """All rows in each form that few rows may have, with the rows that a tile may read past the last one."""
         forms = len({matrix.form for matrix in self.matrices})
         return forms * (self.max_rows + TILE_ROWS) * self._row_bytes
 
 
 @lowers(Linear, Projection)
 def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     logits = op.out in lowering.graph.outputs
-    # A router's logits are exact: of two experts that are nearly as good, rounding would choose.
+    # A router's logits are exact: between two nearly equal experts, rounding would decide.
     routes = any(isinstance(reader.attrs, Route) for reader in lowering.graph.consumers(op.out))
     kernel = CpuProjection(
         label="logits" if logits else weight_label(lowering, op),

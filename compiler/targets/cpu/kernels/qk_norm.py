@@ -15,9 +15,10 @@ class CpuQkNorm(CpuKernel):
 
     Attributes:
         num_heads, num_kv_heads, head_dim, kind, eps: see `QkNorm`.
-        scope: what is normalised by itself. `head`: each head, and all have the same weights [head_dim]; `heads`: each
-            head, with weights of its own, [heads * head_dim]; `all`: all query heads together, and all key heads.
-        bias: whether q and k have a bias each, of the shape of their weights. Only LayerNorm has.
+        scope: `head`: each head is normalised, and all heads share weights [head_dim]; `heads`: each head is normalised
+            with weights of its own, [heads * head_dim]; `all`: all query heads are normalised together, and all key
+            heads together.
+        bias: whether q and k each have a bias, of the shape of their weights. Only LayerNorm has biases.
     """
 
     template = "qk_norm.jinja"
@@ -75,7 +76,7 @@ class CpuQkNorm(CpuKernel):
 
 @lowers(QkNorm)
 def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
-    """Adds the call of an op."""
+    """Adds the call for an op."""
     kernel = CpuQkNorm(
         label="qk_norm",
         num_heads=attrs.num_heads,

@@ -33,7 +33,7 @@ class CpuRopeTable(CpuKernel):
 
 
 def rope_table_buffers(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> dict[str, str]:
-    """The buffer of an op's rotations, by the kernel's parameter; empty where nothing is rotated.
+    """The buffer of an op's rotations, by the kernel's parameter; empty if nothing is rotated.
 
     Ops with the same rotations read the same table.
     """

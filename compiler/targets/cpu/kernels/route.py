@@ -10,7 +10,7 @@ from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
 _MOST_EXPERTS = 1024
-"""The experts for which `mlxr_route`, a function of templates/cpu/rows.h, has room on its stack."""
+"""The most experts for which `mlxr_route`, a function of templates/cpu/rows.h, has room on its stack."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class CpuRoute(CpuKernel):
     """The top_k experts of each token, [tokens, top_k] i32, and their weights, [tokens, top_k] f32.
 
     Attributes:
-        num_experts, top_k: how many experts there are, and how many are chosen for a token.
-        router: what weights are. `softmax_topk`: softmax over all experts; `topk_softmax`: softmax over the chosen
-            ones; `sigmoid`: the sigmoid of each logit.
-        bias: whether a bias, [num_experts], is added to the scores for the choice, but not for the weights.
+        num_experts, top_k: the number of experts, and the number of experts of a token.
+        router: the function that gives the weights. `softmax_topk`: softmax over all experts; `topk_softmax`: softmax
+            over the chosen experts; `sigmoid`: the sigmoid of each logit.
+        bias: whether a bias, [num_experts], is added to the scores that choose experts; it does not change weights.
         normalise: whether the weights of a token are divided by their sum.
         scale: factor of the weights.
     """
@@ -49,7 +49,7 @@ class CpuRoute(CpuKernel):
 
 @lowers(Route)
 def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
-    """Adds the call of an op.
+    """Adds the call for an op.
 
     Raises:
         PlanError: there are too many experts.
