@@ -11,15 +11,13 @@ from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.phase_name import PhaseName
 from mlxr.compiler.ir.graph import Op, Value
 from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowered import LoweringInput
 from mlxr.compiler.schedule.lowering import Lowering, Rule
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
-from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm
 
-METAL_RULES: LoweringRules["MetalLowering"] = LoweringRules("mlxr.compiler.targets.metal.kernels")
-lowers = METAL_RULES.lowers
+RULES: LoweringRules["MetalLowering"] = LoweringRules("mlxr.compiler.targets.metal.kernels")
+lowers = RULES.lowers
 """Registers the rule of an op kind."""
 
 
@@ -34,25 +32,18 @@ class MetalLowering(Lowering):
         one_kernel: whether a decode step of one token may be one kernel, whose parts share their registers.
     """
 
-    def __init__(self, given: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
-        super().__init__(given.graphs[phase], phase)
-        self.arena = given.arena
-        self.table = given.table
-        self.layouts = {weight.name: weight.layout for weight in given.weights}
-        self.limits = given.limits[phase]
+    def __init__(self, inputs: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
+        super().__init__(inputs.graphs[phase], phase)
+        self.arena = inputs.arena
+        self.table = inputs.table
+        self.layouts = {weight.name: weight.layout for weight in inputs.weights}
+        self.limits = inputs.limits[phase]
         self.one_kernel = one_kernel
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:
         """See `Lowering.rules`."""
-        return METAL_RULES.bound_to(self)
-
-    def norm_of(self, op: Op) -> FusedNorm | None:
-        """The norm of a projection's x; None where it has none."""
-        norm, weight = op.attrs_as(Product).norm, self.optional_dtype(op, "norm")
-        if norm is None or weight is None:
-            return None
-        return FusedNorm(norm.kind, norm.eps, weight, self.optional_dtype(op, "norm_bias"))
+        return RULES.bound_to(self)
 
     def epilogue_of(self, op: Op) -> Epilogue:
         """What a projection does with its finished sums."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
-from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 
 MOST_BYTES = 128 * 2**20
 """Of the unpacked weights of one launch, which are in memory at once.

@@ -36,15 +36,15 @@ class MetalTarget:
         """16 bits, unless the spec names others or all weights are f32."""
         return metal_types(spec, half)
 
-    def lower(self, given: LoweringInput) -> Lowered:
+    def lower(self, inputs: LoweringInput) -> Lowered:
         """See `Target.lower`."""
-        whole = _step_choice(given)
+        whole = _step_choice(inputs)
         phases = []
         casts: dict[str, WeightCast] = {}
         for name in PHASES:
-            lowering = MetalLowering(given, name, one_kernel=whole.geometry.step.threads > 0)
+            lowering = MetalLowering(inputs, name, one_kernel=whole.geometry.step.threads > 0)
             lowering.lower_ops()
-            graph = given.graphs[name]
+            graph = inputs.graphs[name]
             shapes = {v.name: (v.shape, v.dtype) for v in graph.values if v.role == "activation"}
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
             chosen = whole.sizes(StepKernel) if name == "decode" else None
@@ -52,10 +52,12 @@ class MetalTarget:
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]
         tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
-        copies = copy_blocks_launch(given.arena) if given.arena.max_sequences > 1 else None
+        copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
         return Lowered(tuple(phases), copies, query_tile=tile, casts=tuple(casts.values()))
 
-    def render(self, placed: PlacedProgram, given: LoweringInput, origin: Provenance) -> tuple[Program, dict[str, str]]:
+    def render(
+        self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
+    ) -> tuple[Program, dict[str, str]]:
         """A file for each kernel, and one for each decode step that is one kernel; see `Target.render`."""
         entries: dict[Kernel, KernelEntry] = {}
         texts: dict[str, str] = {}
@@ -73,8 +75,8 @@ class MetalTarget:
                 threadgroup_bytes=kernel.threadgroup_bytes,
                 chosen=launch.chosen,
             )
-        program = make_program(placed, entries, given)
-        program, steps = with_step_kernels(program, texts, given, _step_choice(given).geometry.step)
+        program = make_program(placed, entries, inputs)
+        program, steps = with_step_kernels(program, texts, inputs, _step_choice(inputs).geometry.step)
         return program, {_file(name): text for name, text in texts.items()} | steps
 
 
@@ -82,8 +84,8 @@ def _file(kernel: str) -> str:
     return f"kernels/{kernel}.metal"
 
 
-def _step_choice(given: LoweringInput) -> Choice:
+def _step_choice(inputs: LoweringInput) -> Choice:
     """The geometry of a whole decode step."""
-    model = given.spec.model
-    matrices = [weight.layout for weight in given.weights if len(weight.shape) == 2]
-    return given.table.choose(Site.of_step(model.num_layers, model.hidden_size, matrices))
+    model = inputs.spec.model
+    matrices = [weight.layout for weight in inputs.weights if len(weight.shape) == 2]
+    return inputs.table.choose(Site.of_step(model.num_layers, model.hidden_size, matrices))

@@ -18,7 +18,7 @@ from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel
 from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
-from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.render import KernelSource, render
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.runtime.hosts.sim.kernel import SimBuffer

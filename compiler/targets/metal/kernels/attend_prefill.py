@@ -1,11 +1,15 @@
 """Attention of a prefill step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.schedule.geometry import AttendTile
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel, attention_fields
+from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,31 @@ class AttendPrefillKernel(AttentionKernel):
         """Bytes of the queries, of the tiles of K and V, and of the weights."""
         tiles = 2 * self.keys * self.stride * self.chunk_bytes
         return 4 * self.rows * self.head_dim + tiles + 4 * self.rows * self.keys
+
+
+def attend_prefill(lowering: MetalLowering, op: Op, g: AttendTile) -> AttendPrefillKernel:
+    """The kernel of an op with the largest tiles that threadgroup memory holds: as many keys as it can, then rows.
+
+    Raises:
+        PlanError: not even the smallest tile fits.
+    """
+    fields = attention_fields(lowering, op)
+    keys = g.keys
+    while keys >= 4:
+        rows = g.rows
+        while rows >= 8:
+            kernel = AttendPrefillKernel(
+                "attend_prefill",
+                **fields,
+                tile=1,
+                heads=1,
+                keys=keys,
+                rows_per_simdgroup=g.rows_per_simdgroup,
+            )
+            heads = min(rows, kernel.gqa_ratio)
+            kernel = replace(kernel, tile=rows // heads, heads=heads)
+            if kernel.threadgroup_bytes <= THREADGROUP_BYTES and kernel.threads <= 1024:
+                return kernel
+            rows //= 2
+        keys //= 2
+    raise PlanError(f"no prefill attention tile of heads of {lowering.arena.head_dim} fits {THREADGROUP_BYTES} bytes")

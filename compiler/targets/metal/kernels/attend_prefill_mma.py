@@ -17,13 +17,13 @@ class AttendPrefillMmaKernel(AttendPrefillKernel):
     template = "attend_prefill_mma.metal.jinja"
 
     @staticmethod
-    def takes(kernel: AttendPrefillKernel) -> bool:
-        """Whether there is a kernel by matrix instructions for what this one does."""
+    def can_replace(kernel: AttendPrefillKernel) -> bool:
+        """Whether matrix instructions can do what a kernel does."""
         return kernel.suits_mma
 
     @staticmethod
-    def made_of(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
-        """The kernel for what this one does, of so many rows."""
+    def replacing(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
+        """The kernel by matrix instructions that does what this one does, with tiles of so many rows."""
         heads = min(rows, kernel.gqa_ratio)
         sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}

@@ -1,4 +1,4 @@
-"""Context of the kernel that prepares prefill attention by MLX: queries rotated, and a sequence's K and V in a row."""
+"""Prepares what MLX's attention takes in a prefill step."""
 
 from dataclasses import dataclass
 
@@ -9,32 +9,32 @@ from mlxr.compiler.targets.metal.kernels.rope_kernel import RopeKernel
 
 @dataclass(frozen=True)
 class AttentionInputsKernel(RopeKernel):
-    """What MLX's attention takes of the batch's only sequence, all in one launch.
+    """Prepares what MLX's attention takes for the batch's only sequence, all in one launch.
 
-    Queries are rotated as attention kernels rotate them, but not scaled, for MLX's attention scales them; K and V are
-    copied out of the arena. Queries stay token by token, because MLX writes its result as they lie; K and V are head by
-    head, as MLX takes them.
+    It rotates queries as attention kernels do, but does not scale them, since MLX's attention does that. It copies K
+    and V out of the arena. Queries stay token by token, because MLX writes its result in their order; K and V become
+    head by head, as MLX takes them.
 
     Attributes:
-        temperature: of queries, (beta, context).
+        temperature: (beta, context), see `AttentionKernel`; None: queries have none.
     """
 
     template = "attention_inputs.metal.jinja"
     temperature: tuple[float, int] | None
 
     def __post_init__(self) -> None:
-        """Checks what the vectors of 16 bytes rest on."""
+        """Checks that rows consist of vectors of 16 bytes."""
         assert self.cache.is_16_bit and self.head_dim % 8 == 0, f"{self.cache} heads of {self.head_dim} for MLX"
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Packed projection, where the context is, and the arena."""
+        """The packed projection, positions and tables of the context, the layer, and the arena."""
         places = (("positions", DType.I32), ("context_lens", DType.I32), *self.table_ports, ("layer", DType.U32))
         return (("qkv", self.activation), *places, *self.arena_ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Queries, K, V and the token."""
+        """Queries, K, V, and the token."""
         return (("queries", self.activation), ("keys", self.cache), ("values", self.cache), ("token_out", DType.U32))
 
     @property
@@ -54,7 +54,7 @@ class AttentionInputsKernel(RopeKernel):
 
     @property
     def words(self) -> int:
-        """Pairs of elements of a head: each is a thread's, which turns it by one angle in every head that it takes."""
+        """Pairs of elements of a head; a thread rotates one pair in each head that it takes."""
         return self.head_dim // 2
 
     @property

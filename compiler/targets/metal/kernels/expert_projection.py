@@ -15,6 +15,7 @@ from mlxr.compiler.targets.metal.kernels.expert_kernel import (
     expert_fields,
 )
 from mlxr.compiler.targets.metal.kernels.formula import formula
+from mlxr.compiler.targets.metal.kernels.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 
@@ -46,6 +47,6 @@ class ExpertProjectionKernel(ExpertKernel):
 def lower_expert_projection(lowering: MetalLowering, op: Op, _: ExpertProjection) -> None:
     """Adds the launch of the experts' first projections."""
     choice = expert_choice(lowering, op, "experts")
-    kernel = ExpertProjectionKernel("experts", norm=lowering.norm_of(op), **expert_fields(lowering, op, choice))
+    kernel = ExpertProjectionKernel("experts", norm=fused_norm_of(lowering, op), **expert_fields(lowering, op, choice))
     grid = (Extent(times=kernel.threadgroups), Extent(times=kernel.top_k, dim="tokens"))
     lowering.emit(op, kernel, grid, {"out": op.out}, chosen=choice.sizes(OneRow, without=EXPERTS_IGNORE))

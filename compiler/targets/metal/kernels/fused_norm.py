@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
+from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.kernel import Port
+from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,11 @@ class FusedNorm:
         """The weight, and the bias where there is one."""
         bias: tuple[Port, ...] = (("norm_bias", self.bias),) if self.bias else ()
         return (("norm", self.weight), *bias)
+
+
+def fused_norm_of(lowering: MetalLowering, op: Op) -> FusedNorm | None:
+    """The norm of the x of an op that multiplies by a weight; None: it has none."""
+    norm, weight = op.attrs_as(Product).norm, lowering.optional_dtype(op, "norm")
+    if norm is None or weight is None:
+        return None
+    return FusedNorm(norm.kind, norm.eps, weight, lowering.optional_dtype(op, "norm_bias"))

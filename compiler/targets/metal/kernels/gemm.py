@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
@@ -33,3 +34,20 @@ class GemmKernel(ProjectionKernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of a tile of x, of a tile of the weight, and of two numbers for each row of x."""
         return ((self.tile + self.rows) * self.stride + 2 * self.tile) * 4
+
+
+def gemm(p: ProjectionFacts) -> GemmKernel:
+    """The kernel of a projection."""
+    return GemmKernel(
+        label=f"{p.label}_gemm",
+        norm=p.norm,
+        **p.fields,
+        outs=GEMM_ROWS // p.epilogue.halves,
+        simdgroups=GEMM_SIMDGROUPS,
+        tile=GEMM_TILE,
+    )
+
+
+def can_tile(p: ProjectionFacts) -> bool:
+    """Whether a weight can be unpacked into threadgroup memory: it is quantised, and its rows are whole tiles."""
+    return p.is_quantised and p.layout.columns % GEMM_COLUMNS == 0

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS
+from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 GEMM_MMA_TILE = 64
@@ -25,3 +26,19 @@ class GemmMmaKernel(ProjectionKernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of the tiles of x and of the weight, `unroll` of each."""
         return self.unroll * (self.tile + self.rows) * GEMM_COLUMNS * self.activation.size_bytes
+
+
+def gemm_mma(p: ProjectionFacts) -> GemmMmaKernel:
+    """The kernel of a projection.
+
+    It takes as many columns at once as divide a row, 32 to 128: so their loads are in flight together.
+    """
+    return GemmMmaKernel(
+        label=f"{p.label}_gemm_mma",
+        norm=None,
+        **p.fields,
+        outs=GEMM_ROWS // p.epilogue.halves,
+        simdgroups=GEMM_SIMDGROUPS,
+        unroll=next(n for n in (4, 2, 1) if p.layout.columns % (n * GEMM_COLUMNS) == 0),
+        tile=GEMM_MMA_TILE,
+    )

@@ -7,15 +7,16 @@ from mlxr.compiler.artifact.library_call import LibraryPort, MatmulCall
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowering import Scratch
-from mlxr.compiler.targets.metal.kernels.projection_variants import Projection, Variant
-from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernels.projection_variants import Variant
+from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _NORM_PORTS = ("norm", "norm_bias")
 """The ports of an op that take the weights of its norm."""
 
 
-def library_ranges(p: Projection, variants: Sequence[Variant]) -> list[tuple[int, int]]:
+def library_ranges(p: ProjectionFacts, variants: Sequence[Variant]) -> list[tuple[int, int]]:
     """The first and the last row of each range that MLX's matmul takes from the variants that yield to it.
 
     Args:
@@ -33,7 +34,7 @@ def library_ranges(p: Projection, variants: Sequence[Variant]) -> list[tuple[int
     return ranges
 
 
-def unpack_weight(lowering: MetalLowering, op: Op, p: Projection) -> None:
+def unpack_weight(lowering: MetalLowering, op: Op, p: ProjectionFacts) -> None:
     """Adds the launch that unpacks the weight, if it is quantised."""
     if p.library_rows is None or not p.is_quantised:
         return
@@ -51,7 +52,7 @@ def unpack_weight(lowering: MetalLowering, op: Op, p: Projection) -> None:
     )
 
 
-def call_matmul(lowering: MetalLowering, op: Op, p: Projection, first: int, last: int) -> None:
+def call_matmul(lowering: MetalLowering, op: Op, p: ProjectionFacts, first: int, last: int) -> None:
     """Adds the call of MLX's matmul for a range of rows."""
     product, buffers = op.attrs_as(Product), dict(op.inputs)
     ports: list[LibraryPort] = []

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 
@@ -10,3 +11,16 @@ class MatmulKernel(ProjectionKernel):
     """A projection of several rows: a simdgroup reads each of its weights once for `tile` rows of x."""
 
     template = "matmul.metal.jinja"
+
+
+def matmul(p: ProjectionFacts) -> MatmulKernel:
+    """The kernel of a projection."""
+    g = p.many_rows.several
+    return MatmulKernel(
+        label=f"{p.label}_rows",
+        norm=p.norm,
+        **p.fields,
+        outs=max(1, g.outputs // p.epilogue.halves),
+        simdgroups=g.simdgroups,
+        tile=g.tile,
+    )

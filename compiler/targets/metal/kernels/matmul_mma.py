@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.metal.kernels.matrix_spans import Span
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 MMA_TILES = (8, 16, 32, 64)
 """Rows of x that a threadgroup multiplies by its rows of the weight: there is a kernel for each."""
-MMA_TILE_ROWS = 64
+_TILE_ROWS = 64
 """Rows of a 16-bit weight that a threadgroup multiplies."""
 _COLUMNS, _QUANTISED_COLUMNS = 32, 64
 """Columns of a step; of a quantised weight they are a piece of 16 elements for each of four lanes."""
@@ -68,3 +69,26 @@ class MatmulMmaKernel(ProjectionKernel):
     def spans_of(self, format: WeightFormat) -> list[Span]:
         """The spans whose rows have a format."""
         return [span for span in self.spans if span.groups[0].format is format]
+
+
+def matmul_mma(p: ProjectionFacts) -> tuple[MatmulMmaKernel, ...]:
+    """The kernels of a projection, one for each of MMA_TILES; none: matrix instructions cannot make it.
+
+    One kernel with a branch for every 8 rows did not issue its loads together: it took 305 us for 64 rows of gate and
+    up of Llama-3-8B, and the kernel for 64 rows takes 138 (experiment 11 of benchmarks/NOTES-gpu.md).
+    """
+    g = p.many_rows.matrix
+    kernels = tuple(
+        MatmulMmaKernel(
+            label=f"{p.label}_mma{tile}",
+            norm=None,
+            **p.fields,
+            outs=(g.outputs if p.is_quantised else _TILE_ROWS) // p.epilogue.halves,
+            simdgroups=g.simdgroups,
+            split=g.simdgroups,
+            tile=tile,
+        )
+        for tile in MMA_TILES
+    )
+    of_one_type = p.activation.is_16_bit and p.layout.dtype in (p.activation, DType.U8)
+    return kernels if of_one_type and kernels[0].fits else ()

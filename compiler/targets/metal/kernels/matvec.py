@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 
@@ -15,3 +16,18 @@ class MatvecKernel(ProjectionKernel):
     def threadgroup_bytes(self) -> int:
         """Bytes of the sums of simdgroups that share columns."""
         return self.simdgroups * self.sums * 4 if self.split > 1 else 0
+
+
+def matvec(p: ProjectionFacts) -> MatvecKernel:
+    """The kernel of a projection."""
+    g = p.choice.geometry.one_row
+    return MatvecKernel(
+        label=p.label,
+        norm=p.norm,
+        **p.fields,
+        outs=max(1, g.outputs // p.epilogue.halves),
+        simdgroups=g.simdgroups,
+        unroll=g.unroll,
+        split=g.split,
+        tile=1,
+    )

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 MMA_ROWS = 16
@@ -54,3 +56,27 @@ class MatvecMmaKernel(ProjectionKernel):
     def runs(self) -> int:
         """Most runs of a piece; x has a sum for each."""
         return max(_RUNS.get(format, 1) for format in self.layout.formats)
+
+
+def matvec_mma(p: ProjectionFacts) -> MatvecMmaKernel:
+    """The kernel of a projection.
+
+    Raises:
+        PlanError: matrix instructions cannot take the codes of the weight.
+    """
+    g = p.choice.geometry.one_row
+    if not set(p.layout.formats) <= MMA_FORMATS:
+        raise PlanError(
+            f"geometry: matvec_mma is 1 for {p.choice.site}, but matrix instructions take codes of "
+            f"{', '.join(sorted(f for f in MMA_FORMATS if not f.affine))} and affine4_*; set it to 0 there"
+        )
+    return MatvecMmaKernel(
+        label=p.label,
+        norm=p.norm,
+        **p.fields,
+        outs=max(MMA_ROWS, g.outputs // p.epilogue.halves),
+        simdgroups=g.simdgroups,
+        unroll=g.unroll,
+        split=g.split,
+        tile=1,
+    )

@@ -1,57 +1,37 @@
 """Lowers projections: a launch for each kernel that makes one, and calls of MLX's matmul in their place."""
 
-from mlxr.compiler.artifact.launch import ONE, BatchDim, Condition, Extent
-from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops import linear
+from mlxr.compiler.ir.ops.linear import Linear, Projection
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
-from mlxr.compiler.targets.metal.kernels.projection_variants import Projection, Variant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts, facts_of
+from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 
-@lowers(linear.Linear, linear.Projection)
-def lower_projection(lowering: MetalLowering, op: Op, attrs: Product) -> None:
-    """Adds a launch for each variant and, if MLX's matmul takes some rows, what unpacks the weight and the calls."""
-    p = _described(lowering, op)
+@lowers(Linear, Projection)
+def lower_projection(lowering: MetalLowering, op: Op, _: Product) -> None:
+    """Adds a launch for each variant with its rows, and calls of MLX's matmul for the rows that it takes."""
+    p = facts_of(lowering, op)
     variants = divided(variants_of(p), p.most_rows)
     first_row_of = {last: first for first, last in library_ranges(p, variants)}
     for variant in variants:
         if variant.first == p.least_rows and first_row_of:
             unpack_weight(lowering, op, p)
-        _emit(lowering, op, p, variant)
+        _launch(lowering, op, p, variant)
         if variant.last in first_row_of:
             call_matmul(lowering, op, p, first_row_of[variant.last], variant.last)
 
 
-def _described(lowering: MetalLowering, op: Op) -> Projection:
-    gather, layout = "rows" in op.inputs, lowering.layouts[op.inputs["weight"]]
-    dim: BatchDim = "rows" if gather else "tokens"
-    label = "logits" if op.out in lowering.graph.outputs else op.inputs["weight"].rpartition(".")[2]
-    return Projection(
-        label=label,
-        out_features=num_columns(lowering.graph.value(op.out)),
-        layout=layout,
-        activation=lowering.value(op, "x").dtype,
-        norm=lowering.norm_of(op),
-        epilogue=lowering.epilogue_of(op),
-        gather=gather,
-        one_row_alone=lowering.phase == "decode" or gather,
-        dim=dim,
-        most_rows=lowering.limits[dim],
-        choice=lowering.table.choose(Site.of_weight(label, layout)),
-    )
-
-
-def _emit(lowering: MetalLowering, op: Op, p: Projection, variant: Variant) -> None:
-    """Adds a variant's launch, and the one that normalises x before it where the variant wants that."""
+def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: Variant) -> None:
+    """Adds the launch of a variant, and before it the launch that normalises x, if the variant needs that."""
     kernel, first, last = variant.kernel, variant.first, variant.last
-    # A kernel that takes every number of rows has no condition.
-    when = None
+    when = None  # for a kernel that takes every number of rows
     if first > 1 or last < p.most_rows:
         maximum = None if last == p.most_rows else last
         when = Condition(dim=p.dim, minimum=first if first > 1 else 0, maximum=maximum)
@@ -59,7 +39,7 @@ def _emit(lowering: MetalLowering, op: Op, p: Projection, variant: Variant) -> N
     if kernel.tile == 1:
         # A step of prompts has one row of logits, or none.
         grid = (Extent(times=kernel.threadgroups, dim=None if lowering.phase == "decode" else p.dim),)
-    x = _normalised(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
+    x = _normalise(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
     sizes: list[type[SizeRecord] | str] = [*variant.sizes]
     yields = None
     if variant.yields and p.library_rows is not None and p.library_rows <= last:
@@ -76,8 +56,8 @@ def _emit(lowering: MetalLowering, op: Op, p: Projection, variant: Variant) -> N
     )
 
 
-def _normalised(lowering: MetalLowering, op: Op, p: Projection, tile: int, when: Condition | None) -> str:
-    """The buffer of x after its norm, for which there is a launch under the same condition."""
+def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
+    """Adds the launch that normalises x, if x has a norm; returns the buffer of what the projection reads."""
     x, norm = lowering.value(op, "x"), p.norm
     if norm is None:
         return op.inputs["x"]

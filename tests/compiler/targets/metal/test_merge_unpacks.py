@@ -16,7 +16,7 @@ from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
-from mlxr.compiler.targets.metal.kernels.unpack_kernel import UnpackKernel
+from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.merge_unpacks import MOST_BYTES, merge_unpacks
 from mlxr_tests.specs import UNPACKED, small_spec
 

@@ -12,7 +12,8 @@ from mlxr.compiler.schedule.geometry import Geometry, OneRow
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.epilogue import Epilogue
 from mlxr.compiler.targets.metal.kernels.library_matmul import library_ranges
-from mlxr.compiler.targets.metal.kernels.projection_variants import Projection, Variant, divided, variants_of
+from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
 
 
 def projection(
@@ -22,9 +23,9 @@ def projection(
     *,
     one_row_alone: bool = True,
     **sizes: int,
-) -> Projection:
+) -> ProjectionFacts:
     layout = layout_of([(format, 96)], 256)
-    return Projection(
+    return ProjectionFacts(
         label="o",
         out_features=96,
         layout=layout,
@@ -39,7 +40,7 @@ def projection(
     )
 
 
-def rows_of(p: Projection) -> str:
+def rows_of(p: ProjectionFacts) -> str:
     return ", ".join(f"{v.first}..{v.last} {v.kernel.label}" for v in divided(variants_of(p), p.most_rows))
 
 
@@ -72,7 +73,7 @@ def rows_of(p: Projection) -> str:
         (projection(WeightFormat.BF16, DType.F32, mma_min_rows=2), "1..1 o, 2..128 o_rows"),
     ],
 )
-def test_who_takes_how_many_rows(p: Projection, expected: str) -> None:
+def test_who_takes_how_many_rows(p: ProjectionFacts, expected: str) -> None:
     assert rows_of(p) == expected
 
 
@@ -97,7 +98,7 @@ def test_matrix_tiles_do_not_yield_to_mlx() -> None:
         (projection(mma_min_rows=2, mma_max_rows=128, mlx_quantised_min_rows=48), []),
     ],
 )
-def test_which_rows_mlx_takes_from_the_kernels_that_yield(p: Projection, ranges: list[tuple[int, int]]) -> None:
+def test_which_rows_mlx_takes_from_the_kernels_that_yield(p: ProjectionFacts, ranges: list[tuple[int, int]]) -> None:
     """Adjacent ranges are one: a call does not care which kernels it replaces."""
     assert library_ranges(p, divided(variants_of(p), p.most_rows)) == ranges
 
@@ -116,7 +117,7 @@ def test_which_rows_mlx_takes_from_the_kernels_that_yield(p: Projection, ranges:
         (projection(activation=DType.F32, mlx_quantised_min_rows=48), None),
     ],
 )
-def test_when_mlx_takes_it(p: Projection, rows: int | None) -> None:
+def test_when_mlx_takes_it(p: ProjectionFacts, rows: int | None) -> None:
     assert p.library_rows == rows
 
 

@@ -1,4 +1,4 @@
-"""Context of the kernel that unpacks quantised weights for MLX's matmul."""
+"""Unpacks quantised weights for MLX's matmul."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,22 @@ from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernels.kernel import PIECE, SIMD_WIDTH, MetalKernel
 
 CHUNK = 8
-"""Elements of a 16-bit type in 16 bytes."""
+"""Elements of a 16-bit type in 16 bytes, which a thread stores at once."""
 
 
 @dataclass(frozen=True)
 class UnpackSpan:
-    """Threadgroups [first, end) of a launch, which unpack one segment.
+    """Threadgroups [first, end) of a launch, which unpack one segment of a weight.
 
     Attributes:
-        weight, out: the ports of its weight, which lies as `layout` says.
-        pieces: of the segment, whose rows follow each other; piece: elements of one.
-        exact: whether they fill the threadgroups.
-        tile_chunks: times 16 bytes that a simdgroup makes at once; chunks, first_chunk: the segment's in `out`.
+        weight, out: the ports of the weight and of its numbers.
+        layout: where the rows of the weight lie.
+        segment: the segment.
+        pieces: pieces of the segment, whose rows follow each other.
+        piece: elements of a piece.
+        exact: whether the pieces fill the threadgroups.
+        tile_chunks: chunks of 16 bytes that a simdgroup makes at once.
+        chunks, first_chunk: chunks of the segment, and the index of its first one in `out`.
     """
 
     weight: str
@@ -39,11 +43,12 @@ class UnpackSpan:
 
 @dataclass(frozen=True)
 class UnpackKernel(MetalKernel):
-    """Whole weights as numbers of a 16-bit type, row by row.
+    """Unpacks whole weights to numbers of a 16-bit type, row by row.
 
     Attributes:
-        layouts: of each weight.
-        unroll: pieces of a thread, whose loads are on the way at once.
+        layouts: where the rows of each weight lie.
+        activation: the 16-bit type.
+        unroll: pieces of a thread, whose loads are in flight at once.
     """
 
     template = "unpack.metal.jinja"
@@ -58,7 +63,7 @@ class UnpackKernel(MetalKernel):
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Their numbers."""
+        """The numbers of each weight."""
         return tuple((self._port("out", i), self.activation) for i in range(len(self.layouts)))
 
     def _port(self, name: str, index: int) -> str:
@@ -66,7 +71,7 @@ class UnpackKernel(MetalKernel):
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:
-        """The weights' formats, each once, in order."""
+        """The formats of the weights, each once, in order."""
         return tuple(dict.fromkeys(format for layout in self.layouts for format in layout.formats))
 
     @property
@@ -76,12 +81,12 @@ class UnpackKernel(MetalKernel):
 
     @property
     def simdgroups(self) -> int:
-        """Of a threadgroup."""
+        """Simdgroups of a threadgroup."""
         return self.threads // SIMD_WIDTH
 
     @property
     def spans(self) -> tuple[UnpackSpan, ...]:
-        """The threadgroups' division: one weight after the other, segment by segment."""
+        """How the threadgroups are divided: one weight after the other, segment by segment."""
         spans: list[UnpackSpan] = []
         size = self.threads * self.unroll
         parts = [(i, layout, segment) for i, layout in enumerate(self.layouts) for segment in layout.segments]
@@ -109,20 +114,20 @@ class UnpackKernel(MetalKernel):
 
     @property
     def tile_chunks(self) -> int:
-        """Times 16 bytes of the largest tile."""
+        """Chunks of 16 bytes of the largest tile."""
         return max(span.tile_chunks for span in self.spans)
 
     @property
     def threadgroup_bytes(self) -> int:
-        """A tile for each simdgroup."""
+        """Bytes of a tile for each simdgroup."""
         return 16 * self.simdgroups * self.tile_chunks
 
     @property
     def threadgroups(self) -> int:
-        """All of them."""
+        """Threadgroups of all spans."""
         return self.spans[-1].end
 
 
 def _piece(format: WeightFormat) -> int:
-    """Elements that a thread takes at once: 16 bytes of floats (metal/formats has the same numbers)."""
+    """Elements that a thread takes at once: 16 bytes of a float format, as in templates/metal/formats."""
     return PIECE if format.is_quantised else 16 // format.dtype.size_bytes

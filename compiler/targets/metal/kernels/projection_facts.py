@@ -1,0 +1,126 @@
+"""What lowering knows of a projection, whichever kernels make it."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mlxr.compiler.artifact.launch import BatchDim
+from mlxr.compiler.artifact.site import Site
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.formats.weight_layout import WeightLayout
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows
+from mlxr.compiler.schedule.geometry_rules import Choice
+from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm, fused_norm_of
+from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
+
+
+@dataclass(frozen=True)
+class ProjectionFacts:
+    """What all kernels of a projection share.
+
+    Attributes:
+        label: the readable part of their names.
+        out_features: columns of the result.
+        layout: where the rows of the weight lie, and in which formats.
+        activation: element type of x.
+        norm: the norm of x; None: it has none.
+        epilogue: what happens to the finished sums.
+        gather: whether the input `rows` names the rows of x that count.
+        one_row_alone: whether a single row has a kernel of its own: in decode, and for the logits of a prompt.
+        dim: the dim that counts the rows.
+        most_rows: most rows of a step.
+        choice: the geometry.
+    """
+
+    label: str
+    out_features: int
+    layout: WeightLayout
+    activation: DType
+    norm: FusedNorm | None
+    epilogue: Epilogue
+    gather: bool
+    one_row_alone: bool
+    dim: BatchDim
+    most_rows: int
+    choice: Choice
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the weight is quantised."""
+        return self.layout.dtype is DType.U8
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest rows of the kernels for several rows."""
+        return 2 if self.one_row_alone else 1
+
+    @property
+    def many_rows(self) -> ManyRows:
+        """The geometry of more than one row."""
+        return self.choice.geometry.many_rows
+
+    @property
+    def library_rows(self) -> int | None:
+        """Rows from which MLX's matmul takes the projection, on hosts that have it; None: it never does.
+
+        MLX multiplies matrices of one type. No weight is unpacked to f32, which is no faster there than here, and less
+        exact where it becomes TF32. Nor are those of logits, which are the largest and have few rows.
+        """
+        g, out = self.many_rows.library, self.epilogue.out
+        minimum = 0
+        if self.layout.dtype == self.activation == out:
+            minimum = g.min_rows
+        elif self.is_quantised and self.activation == out and out.is_16_bit and self.dim == "tokens":
+            minimum = g.quantised_min_rows
+        rows = max(minimum, self.least_rows)
+        return rows if minimum and rows <= self.most_rows else None
+
+    @property
+    def library_size(self) -> str:
+        """The flat name of the size that decides `library_rows`."""
+        (name,) = LibraryMatmul.names("quantised_min_rows" if self.is_quantised else "min_rows")
+        return name
+
+    @property
+    def fields(self) -> "ProjectionFields":
+        """The fields that all of its kernels have alike."""
+        return {
+            "in_features": self.layout.columns,
+            "out_features": self.out_features,
+            "layout": self.layout,
+            "activation": self.activation,
+            "epilogue": self.epilogue,
+            "gather": self.gather,
+        }
+
+
+class ProjectionFields(TypedDict):
+    """Fields of `ProjectionKernel`."""
+
+    in_features: int
+    out_features: int
+    layout: WeightLayout
+    activation: DType
+    epilogue: Epilogue
+    gather: bool
+
+
+def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
+    """The facts of an op."""
+    gather, layout = "rows" in op.inputs, lowering.layouts[op.inputs["weight"]]
+    dim: BatchDim = "rows" if gather else "tokens"
+    label = "logits" if op.out in lowering.graph.outputs else op.inputs["weight"].rpartition(".")[2]
+    return ProjectionFacts(
+        label=label,
+        out_features=num_columns(lowering.graph.value(op.out)),
+        layout=layout,
+        activation=lowering.value(op, "x").dtype,
+        norm=fused_norm_of(lowering, op),
+        epilogue=lowering.epilogue_of(op),
+        gather=gather,
+        one_row_alone=lowering.phase == "decode" or gather,
+        dim=dim,
+        most_rows=lowering.limits[dim],
+        choice=lowering.table.choose(Site.of_weight(label, layout)),
+    )
