@@ -117,13 +117,13 @@ class Pieces:
 
     def piece(self, launches: Sequence[Launch]) -> Piece:
         """Launches as one piece; what one of them makes, the next ones read."""
-        made = {name for launch in launches for name in launch.outputs}
+        outputs = {name for launch in launches for name in launch.outputs}
         inputs: dict[str, Input] = {}
         for launch in launches:
             for name, dtype in self._read(launch):
-                if name not in made and name not in inputs:
+                if name not in outputs and name not in inputs:
                     inputs[name] = self._inputs.input(self._phase, self._batch, name, dtype)
-        # What stands for the step before is no weight: those take turns, and are too large to be made anew.
+        # x is no weight: weights take turns, and are too large to be computed by the piece before.
         names = [name for launch in launches for name in launch.inputs if name in inputs]
         first = next((name for name in names if not self._inputs.is_weight(name)), names[0])
 
