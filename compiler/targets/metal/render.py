@@ -9,7 +9,7 @@ from mlxr.compiler.artifact.metal_sections import body_of, header_of
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.environment import environment
-from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES, MetalKernel
 from mlxr.compiler.targets.provenance import Provenance
 
 # What MLX appends to a signature when the source holds the name, in MLX's order.

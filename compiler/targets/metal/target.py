@@ -16,9 +16,9 @@ from mlxr.compiler.schedule.lowered import Lowered, LoweredPhase, LoweringInput
 from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.metal.decode_kernel.make_step_kernels import with_step_kernels
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 from mlxr.compiler.targets.metal.kernels.copy_blocks import copy_blocks_launch
-from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.metal.merge_unpacks import merge_unpacks
 from mlxr.compiler.targets.metal.render import render

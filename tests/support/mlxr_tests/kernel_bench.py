@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.render import render
 from mlxr.compiler.targets.provenance import Provenance
 from mlxr.runtime.hosts.sim.kernel import SimBuffer

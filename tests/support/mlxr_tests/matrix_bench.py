@@ -11,13 +11,13 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.embed import EmbedKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_ROWS, GEMM_SIMDGROUPS, GEMM_TILE, GemmKernel
 from mlxr.compiler.targets.metal.kernels.gemm_mma import GEMM_MMA_TILE, GemmMmaKernel
-from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.matmul import MatmulKernel
 from mlxr.compiler.targets.metal.kernels.matvec import MatvecKernel
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.render import KernelSource, render
 from mlxr.compiler.targets.provenance import Provenance

@@ -5,8 +5,8 @@ from functools import cached_property
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
 
 _MOST_QUADS = 16
 """Most vectors of 4 elements of queries, and as many of values, that a lane may hold in registers."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
-from mlxr.compiler.targets.metal.kernels.kernel import THREADGROUP_BYTES
 
 MMA_HEADS, MMA_KEYS = 8, 16
 """Query heads and keys of a matrix instruction."""

@@ -7,8 +7,8 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.geometry import AttendTile
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.attention_kernel import AttentionKernel, attention_fields
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, THREADGROUP_BYTES
+from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionKernel, attention_fields
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.rope_kernel import RopeKernel
+from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeKernel
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
-from mlxr.compiler.targets.metal.kernels.arena_kernel import ArenaKernel
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 from mlxr.compiler.targets.rounding import round_up
 
 _WORDS = {16: "uint4", 8: "uint2", 4: "uint"}

@@ -11,11 +11,11 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import RopeWriteAttention
 from mlxr.compiler.schedule.geometry import AttendPartition, AttendWhole, DecodeAttention
 from mlxr.compiler.schedule.lowering import Scratch
-from mlxr.compiler.targets.metal.kernels.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import attention_fields
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 from mlxr.compiler.targets.metal.kernels.attend_mma import AttendMmaKernel
 from mlxr.compiler.targets.metal.kernels.attend_reduce import AttendReduceKernel
-from mlxr.compiler.targets.metal.kernels.attention_kernel import attention_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 

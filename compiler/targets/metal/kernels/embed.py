@@ -9,7 +9,7 @@ from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.kernel import PIECE, SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import PIECE, SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 from mlxr.compiler.targets.rounding import round_up
 

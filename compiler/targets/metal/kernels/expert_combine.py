@@ -8,7 +8,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertCombine
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.expert_kernel import (
+from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     EXPERTS_IGNORE,
     ExpertKernel,
     expert_choice,

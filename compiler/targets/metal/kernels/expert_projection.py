@@ -8,14 +8,14 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProjection
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.expert_kernel import (
+from mlxr.compiler.targets.metal.kernel_parts.expert_kernel import (
     EXPERTS_IGNORE,
     ExpertKernel,
     expert_choice,
     expert_fields,
 )
-from mlxr.compiler.targets.metal.kernels.formula import formula
-from mlxr.compiler.targets.metal.kernels.fused_norm import fused_norm_of
+from mlxr.compiler.targets.metal.kernel_parts.formula import formula
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import fused_norm_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 GEMM_MMA_TILE = 64
 """Rows of x of a threadgroup."""

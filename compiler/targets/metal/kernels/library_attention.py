@@ -7,10 +7,10 @@ from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.schedule.geometry import LibraryAttention
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.schedule.lowering import Scratch
-from mlxr.compiler.targets.metal.kernels.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
+from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import rope_fields
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputsKernel
-from mlxr.compiler.targets.metal.kernels.rope_kernel import rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 MOST_HEAD_DIM = 128

@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.library_call import LibraryPort, MatmulCall
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.lowering import Scratch
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_variants import Variant
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering

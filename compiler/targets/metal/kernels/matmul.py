@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.metal.kernels.matrix_spans import Span
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.matrix_spans import Span
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
 MMA_TILES = (8, 16, 32, 64)
 """Rows of x that a threadgroup multiplies by its rows of the weight: there is a kernel for each."""

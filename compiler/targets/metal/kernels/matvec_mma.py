@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
 MMA_ROWS = 16
 """Rows of the weight that one matrix instruction multiplies."""

@@ -9,8 +9,8 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernels.row_sums import QUAD, simdgroups_for, sums_bytes
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 
 

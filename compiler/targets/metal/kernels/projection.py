@@ -7,9 +7,9 @@ from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.schedule.geometry import MatrixTiles
 from mlxr.compiler.schedule.lowering import Scratch
 from mlxr.compiler.schedule.size_record import SizeRecord
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernels.library_matmul import call_matmul, library_ranges, unpack_weight
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts, facts_of
 from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
 

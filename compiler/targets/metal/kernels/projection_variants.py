@@ -11,14 +11,14 @@ from itertools import pairwise
 
 from mlxr.compiler.schedule.geometry import MatrixTiles, OneRow, SeveralRows, UnpackedTiles
 from mlxr.compiler.schedule.size_record import SizeRecord
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
+from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 from mlxr.compiler.targets.metal.kernels.gemm import can_tile, gemm
 from mlxr.compiler.targets.metal.kernels.gemm_mma import gemm_mma
 from mlxr.compiler.targets.metal.kernels.matmul import matmul
 from mlxr.compiler.targets.metal.kernels.matmul_mma import MMA_TILES, matmul_mma
 from mlxr.compiler.targets.metal.kernels.matvec import matvec
 from mlxr.compiler.targets.metal.kernels.matvec_mma import MMA_FORMATS, matvec_mma
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
-from mlxr.compiler.targets.metal.kernels.projection_kernel import ProjectionKernel
 
 
 @dataclass(frozen=True)

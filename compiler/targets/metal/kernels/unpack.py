@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import Segment, WeightLayout
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.kernel import PIECE, SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import PIECE, SIMD_WIDTH, MetalKernel
 
 CHUNK = 8
 """Elements of a 16-bit type in 16 bytes, which a thread stores at once."""

@@ -14,7 +14,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
-from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.merge_unpacks import MOST_BYTES, merge_unpacks

@@ -11,8 +11,8 @@ from mlxr.compiler.formats.weight_layout import layout_of
 from mlxr.compiler.schedule.geometry import Geometry, OneRow
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.targets.epilogue import Epilogue
+from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.library_matmul import library_ranges
-from mlxr.compiler.targets.metal.kernels.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernels.projection_variants import Variant, divided, variants_of
 
 

@@ -1,7 +1,7 @@
 """How the kernels that normalise share the elements of a row among their lanes, and add up the lanes' sums."""
 
 from mlxr.compiler.ir.op_kind import NormKind
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH
 
 QUAD = 4
 """Elements of a vector load."""

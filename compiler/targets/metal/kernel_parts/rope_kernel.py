@@ -9,7 +9,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import RopeLayout
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.arena_kernel import ArenaKernel
+from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import ArenaKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 

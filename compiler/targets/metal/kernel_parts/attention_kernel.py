@@ -6,7 +6,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.rope_kernel import RopeFields, RopeKernel, rope_fields
+from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeFields, RopeKernel, rope_fields
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 from mlxr.compiler.targets.scores import LOG2_E, cap_log2, query_scale
 

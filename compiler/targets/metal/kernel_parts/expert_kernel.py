@@ -12,7 +12,7 @@ from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue
-from mlxr.compiler.targets.metal.kernels.matrix_kernel import MatrixKernel
+from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 EXPERTS_IGNORE = OneRow.names("mma")

@@ -6,9 +6,9 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.epilogue import Epilogue
-from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm
-from mlxr.compiler.targets.metal.kernels.kernel import SIMD_WIDTH, MetalKernel
-from mlxr.compiler.targets.metal.kernels.matrix_spans import Span, spans_of
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm
+from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.matrix_spans import Span, spans_of
 
 
 @dataclass(frozen=True)

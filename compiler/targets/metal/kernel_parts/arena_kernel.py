@@ -7,7 +7,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.buffers import ARENAS, layer_buffer
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.kernel import MetalKernel
+from mlxr.compiler.targets.metal.kernel_parts.kernel import MetalKernel
 
 
 @dataclass(frozen=True)

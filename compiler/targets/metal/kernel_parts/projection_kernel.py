@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.schedule.kernel import Port
-from mlxr.compiler.targets.metal.kernels.formula import formula
-from mlxr.compiler.targets.metal.kernels.matrix_kernel import MatrixKernel
+from mlxr.compiler.targets.metal.kernel_parts.formula import formula
+from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.schedule.geometry import LibraryMatmul, ManyRows
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue
-from mlxr.compiler.targets.metal.kernels.fused_norm import FusedNorm, fused_norm_of
+from mlxr.compiler.targets.metal.kernel_parts.fused_norm import FusedNorm, fused_norm_of
 from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
 

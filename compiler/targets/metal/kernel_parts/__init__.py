@@ -1,0 +1,1 @@
+"""Parts that several Metal kernels share: the bases of their contexts, and what lowering knows of their ops."""
