@@ -1,14 +1,15 @@
-"""Merges the launches that unpack weights for MLX's matmul: those of one layer become one, before the first.
+"""Merges the launches that unpack weights for MLX's matmul: those of one layer become a single launch.
 
 The CPU takes about 9 us for each launch (MLX's CUDA backend), longer than the GPU takes to unpack a small weight. Four
 for each layer are a quarter of the launches of a small model's prefill, in which the GPU waits for the CPU.
 
-1. Launches are merged that are of one layer and of one kind: under the same condition, with the same unroll, to the
-   same type. So a merged one runs only when MLX takes all of these projections.
-2. They are merged in order, as long as what they make is at most `MOST_BYTES`.
-3. The merged launch stands where the first of them stood, and is of its op and of its geometry's site.
+1. Launches are merged if they belong to one layer and are alike: they have the same condition and the same unroll, and
+   unpack to the same type. So a merged launch runs only when MLX takes all of these projections.
+2. They are merged in order, as long as the unpacked weights of a launch have at most `MOST_BYTES`.
+3. The merged launch takes the place of the first of them, with the op and the geometry's site of that launch.
 
-What is unpacked lives from there to the matmul that reads it. A launch that is alone stays as it is.
+Unpacked weights are in memory from that launch to the matmul that reads them. A launch that has no other to merge with
+stays as it is.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,19 +20,19 @@ from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 
 MOST_BYTES = 128 * 2**20
-"""Of the unpacked weights of one launch, which are in memory at once.
+"""Most bytes of the unpacked weights of a launch, which are in memory at once.
 
-A layer of a model of a billion parameters has 90 MB of them. Larger weights take the GPU longer than the CPU takes for
-a launch (an H200 about 25 us for 100 MB), so that merging them would cost memory and save no time.
+A layer of a model with a billion parameters has 90 MB of them. To unpack larger weights takes the GPU longer than a
+launch takes the CPU (an H200 about 25 us for 100 MB), so that merging would cost memory and save no time.
 """
 
 
 def merge_unpacks(launches: Sequence[PendingLaunch], most_bytes: int = MOST_BYTES) -> list[PendingLaunch]:
-    """The launches of one phase, those that unpack a layer's weights merged.
+    """The launches of a phase, where those that unpack the weights of a layer are merged.
 
     Args:
-        launches: in order; each that unpacks does so for one weight.
-        most_bytes: that one launch unpacks, unless it is one weight that has more.
+        launches: the launches in order; each that unpacks does so for one weight.
+        most_bytes: most bytes that a launch unpacks; one weight alone may have more.
     """
     groups: list[list[PendingLaunch]] = []
     last: dict[Hashable, list[PendingLaunch]] = {}
@@ -47,7 +48,7 @@ def merge_unpacks(launches: Sequence[PendingLaunch], most_bytes: int = MOST_BYTE
 
 
 def _kind(launch: PendingLaunch) -> Hashable:
-    """What launches have in common that may be merged; None of those that may not."""
+    """What is equal for launches that may be merged; None: a launch may not be merged."""
     kernel, layer = launch.body, launch.layer
     if not isinstance(kernel, UnpackKernel) or layer is None:
         return None
