@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.ir.ops.stretch import Stretch
-
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.rows import Embed
+from mlxr.compiler.ir.ops.stretch import Stretch
 from mlxr.compiler.passes.base import Edits, PassResult
 
 

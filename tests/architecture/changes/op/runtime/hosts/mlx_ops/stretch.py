@@ -1,7 +1,6 @@
 """Rows times a number."""
 
 from mlxr.compiler.ir.ops.stretch import Stretch
-
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.ops.stretch import Stretch
-
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.stretch import Stretch
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.ops.stretch import Stretch
-
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.ops.stretch import Stretch
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns, row_count
