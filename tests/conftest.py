@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-# The oracle of f32 kernels is f32 arithmetic; where MLX computes on a GPU with TF32, it would not be.
+# The oracle of f32 kernels is f32 arithmetic; with TF32, MLX on a GPU would not compute in f32.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 
@@ -23,30 +23,32 @@ def _gpus() -> list[str]:
         return visible.split(",") if visible else []
     if shutil.which("nvidia-smi") is None:
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+    output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in output.splitlines()))]
 
 
-# Workers of pytest-xdist take turns at the GPUs.
-if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_found := _gpus()):
-    os.environ["CUDA_VISIBLE_DEVICES"] = _found[int(_worker.removeprefix("gw")) % len(_found)]
+# Workers of pytest-xdist are spread over the GPUs.
+if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_visible := _gpus()):
+    os.environ["CUDA_VISIBLE_DEVICES"] = _visible[int(_worker.removeprefix("gw")) % len(_visible)]
 
-# Where Python shall leave no files beside ours, commands that tests start would translate all modules each time.
+# If Python may not write bytecode beside our files, commands that tests start would compile all modules each time.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     caches = os.environ.get("MLXR_CACHE_DIR") or Path.home() / ".cache/mlxr"
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(caches).absolute() / "python"))
 
-# A job in the background of a script ignores Ctrl-C, and so would the commands that tests start.
+# A background job of a script ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --all, --rest, --share, --repeat and --update-golden."""
-    parser.addoption("--all", action="store_true", help="run the long tests too, which `make test` leaves out")
-    parser.addoption("--rest", action="store_true", help="run the long tests alone")
+    parser.addoption("--all", action="store_true", help="also run the long tests, which `make test` leaves out")
+    parser.addoption("--rest", action="store_true", help="run only the long tests")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
-    parser.addoption("--repeat", type=int, default=1, help="run each kernel test on cuda so often, with other numbers")
+    parser.addoption(
+        "--repeat", type=int, default=1, help="run each kernel test on cuda this often, with other numbers"
+    )
     parser.addoption(
         "--share", type=_share, default=(0, 1), metavar="I/N", help="run every N-th test from I on, of 0..N-1"
     )
@@ -55,32 +57,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _share(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; give I/N with I from 0 to N - 1, such as 0/4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; give I/N with I from 0 to N - 1, such as 0/4")
     return int(index), int(count)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the tests that -k and -m chose, leaves the short ones, the long ones, or all; and of these this share."""
+    """Keeps this share of the tests that -k and -m chose: of the short ones, the long ones, or all."""
     if config.getoption("--rest"):
-        _leave(config, items, [item for item in items if item.get_closest_marker("long")])
+        _keep(config, items, [item for item in items if item.get_closest_marker("long")])
     elif not (config.getoption("--all") or any("::" in argument for argument in config.args)):
-        _leave(config, items, [item for item in items if not item.get_closest_marker("long")])
+        _keep(config, items, [item for item in items if not item.get_closest_marker("long")])
     index, count = config.getoption("--share")
-    _leave(config, items, items[index::count])
+    _keep(config, items, items[index::count])
 
 
-def _leave(config: pytest.Config, items: list[pytest.Item], own: list[pytest.Item]) -> None:
-    kept = set(own)
+def _keep(config: pytest.Config, items: list[pytest.Item], selected: list[pytest.Item]) -> None:
+    kept = set(selected)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = own
+    items[:] = selected
 
 
 SLOW_S = 5.0
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Says what time the tests took in all, which short ones took much of it, and how to run a share again."""
+    """Prints the total time of the tests, the slowest short tests, and how to run a share again."""
     spent: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -98,12 +100,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
-    """Whether golden files are to be written."""
+    """Whether to write golden files."""
     return bool(request.config.getoption("--update-golden"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of kernels run on sim and on an NVIDIA GPU; those that plant faults only where faults are caught."""
+    """Runs tests of kernels on sim and on an NVIDIA GPU; tests that plant faults run only on sim."""
     if "kernel_host" in metafunc.fixturenames:
         only_sim = metafunc.definition.get_closest_marker("sim_only")
         hosts = ["sim"] if only_sim else ["sim", "cuda"]
@@ -112,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test's kernels on the host of that name; skips where there is no card for `cuda`."""
+    """Runs a test's kernels on the host of that name; skips `cuda` if there is no card."""
     from mlxr.runtime.hosts.cuda.device import has_cuda
     from mlxr_tests.kernel_host import kernel_host
 
@@ -124,7 +126,7 @@ def kernel_host(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Repeats tests of kernels on a GPU: what depends on the order of its threads is seen in one run of many."""
+    """Repeats tests of kernels on a GPU: a fault that depends on the order of threads shows only in some runs."""
     count, call = pyfuncitem.config.getoption("--repeat"), getattr(pyfuncitem, "callspec", None)
     if count == 1 or call is None or call.params.get("kernel_host") != "cuda":
         return None

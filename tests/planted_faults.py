@@ -1,12 +1,12 @@
-"""Plants small mistakes in the sources, one at a time in a copy of the tree, and says which of them the tests notice.
+"""Plants small mistakes in a copy of the sources, one at a time, and reports which of them the tests notice.
 
-    python tests/planted_faults.py                  # by the tests that `make test` runs
-    python tests/planted_faults.py --all            # by all tests
-    python tests/planted_faults.py --all window     # only those mistakes whose names have the word
+    python tests/planted_faults.py                  # with the tests that `make test` runs
+    python tests/planted_faults.py --all            # with all tests
+    python tests/planted_faults.py --all window     # only mistakes with this word in their names
 
-Of each, the tests named beside it are run, one file or folder after the other, until one fails; they are those that
-could notice it; not goldens, which notice any change of a text. Ends with 1 if a mistake was not noticed. It takes half
-an hour, and is no test.
+For each mistake it runs the tests that could notice it, one file or folder after the other, until one fails. It does
+not run goldens, which notice any change of a text. The exit code is 1 if a mistake was not noticed. It takes half an
+hour, and is not a test itself.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WEIGHTS, HOSTS = "tests/runtime/weights", "tests/runtime/hosts"
 
 @dataclass(frozen=True)
 class Fault:
-    """In `file`, `old` becomes `new`; `tests` could notice, the likeliest first."""
+    """A mistake: `new` replaces `old` in `file`. `tests` could notice it, the likeliest first."""
 
     name: str
     file: str
@@ -230,11 +230,11 @@ FAULTS = [
 ]
 
 
-def copy_of_the_tree(folder: Path) -> None:
-    """Every file that git knows or does not ignore, as it is now."""
+def copy_tree(folder: Path) -> None:
+    """Copies every file that git tracks or does not ignore, in its current state."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, output.split("\0")):
         source, target = ROOT / name, folder / name
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -242,10 +242,10 @@ def copy_of_the_tree(folder: Path) -> None:
 
 
 def noticed(fault: Fault, options: list[str]) -> str:
-    """What the first failing test said of it, or nothing."""
+    """The line of the first failing test; empty if all pass."""
     with tempfile.TemporaryDirectory(prefix="mlxr-fault-") as work:
         folder = Path(work)
-        copy_of_the_tree(folder)
+        copy_tree(folder)
         text = (folder / fault.file).read_text("utf-8")
         assert text.count(fault.old) == 1, f"{fault.name}: {fault.file} has the text {text.count(fault.old)} times"
         (folder / fault.file).write_text(text.replace(fault.old, fault.new), "utf-8")
@@ -259,20 +259,22 @@ def noticed(fault: Fault, options: list[str]) -> str:
                 text=True,
                 check=False,
             )
-            told = f"{fault.name}: {tests} did not run\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+            message = f"{fault.name}: {tests} did not run\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
             failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-            assert failed or done.returncode == 0, told
+            assert failed or done.returncode == 0, message
             if failed:
                 return failed[0]
     return ""
 
 
 def main() -> int:
-    """Plants the faults that are asked for; returns the exit code."""
+    """Plants the chosen faults; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="run the long tests too")
+    parser.add_argument("--all", action="store_true", help="also run the long tests")
     parser.add_argument("-n", metavar="N", default="auto", help="processes (as many as there are cores)")
-    parser.add_argument("word", nargs="*", help="plant only those whose names have one of these words (all)")
+    parser.add_argument(
+        "word", nargs="*", help="plant only faults with one of these words in their names (default: all)"
+    )
     arguments = parser.parse_args()
     chosen = [fault for fault in FAULTS if not arguments.word or any(word in fault.name for word in arguments.word)]
     options = [
@@ -286,10 +288,11 @@ def main() -> int:
     count = 0
     for fault in chosen:
         start = time.monotonic()
-        found = noticed(fault, options)
-        count += bool(found)
+        failure = noticed(fault, options)
+        count += bool(failure)
         seconds = time.monotonic() - start
-        print(f"{'noticed' if found else 'MISSED '} {seconds:4.0f} s  {fault.name}\n         {found[:160]}", flush=True)
+        result = "noticed" if failure else "MISSED "
+        print(f"{result} {seconds:4.0f} s  {fault.name}\n         {failure[:160]}", flush=True)
     print(f"{count} of {len(chosen)} noticed")
     return 0 if count == len(chosen) else 1
 

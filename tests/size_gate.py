@@ -1,4 +1,4 @@
-"""Fails when a source file is longer than 500 lines, or when the tree holds what must not be committed."""
+"""Fails if a source file is longer than 500 lines, or if a file contains an absolute path of somebody's machine."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ SOURCES = {".py", ".jinja", ".h", ".cuh", ".c", ".js", ".html", ".css", ".toml",
 TEXTS = SOURCES | {".md", ".svg", ".metal", ".json"}
 PROGRAMS = {"Makefile", ".ci/run"}
 DATA = Path("tests/data")
-# An absolute path of somebody's machine means nothing on another one.
+# An absolute path of somebody's machine means nothing on another machine.
 PATHS = re.compile(r"(?<![\w.])/(?:home|Users|root|work)/\w")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlxr_tests.family_models import CONFIGS, build_model, config_of, save_folder
-from mlxr_tests.family_oracle import logits_of, prompts, relative_error, theirs
+from mlxr_tests.family_oracle import logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
 
 TOLERANCE = 1e-4
@@ -32,4 +32,4 @@ def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> Non
     model = build_model(config)
     tokens = prompts(config["vocab_size"])
     folder = save_folder(model, config, tmp_path / "model")
-    assert relative_error(logits_of(folder, tokens, host), theirs(model, tokens)) < TOLERANCE
+    assert relative_error(logits_of(folder, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model, quantize_model
 from mlxr.compiler.errors import SpecError
 from mlxr.imported_model import import_model
 from mlxr_tests.family_models import Config, build_model, config_of, save_folder
-from mlxr_tests.family_oracle import EXACT, logits_of, prompts, relative_error, theirs
+from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
 
 TOLERANCE = 1e-4
@@ -68,7 +68,7 @@ ON_SIM = [("by layers", "sim")]
 def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> None:
     model, config = quantised_folder(case, tmp_path)
     tokens = prompts(config["vocab_size"])
-    assert relative_error(logits_of(tmp_path, tokens, host), theirs(model, tokens)) < TOLERANCE
+    assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE
 
 
 def test_formats_are_those_of_the_layers(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_experts_as_hugging_face_has_them(host: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     tokens = prompts(config["vocab_size"])
     oracle = load_model(folder)[0]
-    assert relative_error(theirs(oracle, tokens), theirs(model, tokens)) < 1e-6
-    assert relative_error(logits_of(folder, tokens, host), theirs(oracle, tokens)) < TOLERANCE
+    assert relative_error(mlx_lm_logits(oracle, tokens), mlx_lm_logits(model, tokens)) < 1e-6
+    assert relative_error(logits_of(folder, tokens, host), mlx_lm_logits(oracle, tokens)) < TOLERANCE
 
 
 @pytest.mark.parametrize(

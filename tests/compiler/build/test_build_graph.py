@@ -9,7 +9,7 @@ from mlxr.compiler.ir.verify import verify
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.family import load_family
-from mlxr_tests.graphs import kinds, one, small_graph, source_graph
+from mlxr_tests.graphs import kinds, only, small_graph, source_graph
 from mlxr_tests.specs import small_spec
 
 
@@ -126,10 +126,10 @@ def test_attributes_follow_the_spec() -> None:
         model__norm={"eps": 0.125},
         model__mlp__activation="gelu_tanh",
     )
-    attention = one(graph, "attention")
+    attention = only(graph, "attention")
     assert (attention.attrs.window, attention.attrs.scale) == (7, 40**-0.5)
     assert {op.attrs.eps for op in graph.ops if op.kind == "norm"} == {0.125}
-    assert one(graph, "activation").attrs.kind == "gelu_tanh"
+    assert only(graph, "activation").attrs.kind == "gelu_tanh"
     ropes = [op for op in graph.ops if op.kind == "rope"]
     assert [op.attrs.num_heads for op in ropes] == [6, 2]
     assert {(op.attrs.rotary_dim, op.attrs.rope_layout) for op in ropes} == {(16, "interleaved")}

@@ -16,7 +16,7 @@ from mlxr_tests.graphs import (
     edited,
     fires,
     kinds,
-    one,
+    only,
     returning,
     small_graph,
     source_graph,
@@ -66,7 +66,7 @@ def test_rule_2_prefill(variant: str) -> None:
 
 def test_attributes_are_kept() -> None:
     graph = merged(model__attention__sliding_window=5, model__rope={"fraction": 0.4, "layout": "interleaved"})
-    op = one(fires(FuseAttention("decode"), graph), "rope_write_attention")
+    op = only(fires(FuseAttention("decode"), graph), "rope_write_attention")
     assert op.layer == 0
     assert op.attrs == RopeWriteAttention(
         num_heads=6,
@@ -171,7 +171,7 @@ def test_must_not_fire_when_k_and_v_are_swapped(phase: PhaseName) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_must_not_fire_when_the_attention_comes_before_the_write(phase: PhaseName) -> None:
     graph = merged()
-    write, attention = one(graph, "cache_write"), one(graph, "attention")
+    write, attention = only(graph, "cache_write"), only(graph, "attention")
     check_silent(FuseAttention(phase), graph.rewrite({write.name: [], attention.name: [attention, write]}))
 
 

@@ -17,7 +17,7 @@ from mlxr_tests.graphs import (
     edited,
     fires,
     kinds,
-    one,
+    only,
     returning,
     retyped,
     small_graph,
@@ -50,7 +50,7 @@ def test_rule_1_fuses_with_the_gate_on_the_other_side() -> None:
         small_graph(), f"{PREFIX}.gated", inputs={"a": f"{PREFIX}.up_projected", "b": f"{PREFIX}.activated"}
     )
     fused = fires(FuseMlp(), source)
-    op = one(fused, "projection")
+    op = only(fused, "projection")
     assert fused.value(op.inputs["weight"]).parts == (f"{PREFIX}.gate", f"{PREFIX}.up")
     check_same_numbers(source, fused)
 

@@ -2,7 +2,7 @@
 
 from mlxr.compiler.passes.fuse_output import FuseOutput
 from mlxr_tests.family_specs import family_spec
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, one, returning, source_graph
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, only, returning, source_graph
 
 
 def test_rules_1_and_2_on_the_logits() -> None:
@@ -34,7 +34,7 @@ def test_scales_multiply_and_end_at_a_soft_cap() -> None:
     source = sketch.graph(sketch.op("scale", "late", attrs={"factor": 2.0}, x=x))
     fused = fires(FuseOutput(), source)
     assert kinds(fused) == ["embed", "projection", "scale"]
-    attrs = one(fused, "projection").attrs
+    attrs = only(fused, "projection").attrs
     assert (attrs.out_scale, attrs.out_cap) == (1.5, 0.75)
     check_same_numbers(source, fused)
 

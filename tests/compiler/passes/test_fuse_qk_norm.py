@@ -7,7 +7,7 @@ import pytest
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv
-from mlxr_tests.graphs import check_same_numbers, check_silent, edited, fires, kinds, one, returning, source_graph
+from mlxr_tests.graphs import check_same_numbers, check_silent, edited, fires, kinds, only, returning, source_graph
 from mlxr_tests.specs import small_spec
 
 PREFIX = "layers.0.attention"
@@ -80,5 +80,5 @@ def test_must_not_fire_when_only_queries_are_normalised() -> None:
 
 def test_the_values_are_not_normalised() -> None:
     fused = fires(FuseQkNorm(), merged("head"))
-    split = one(fused, "split")
+    split = only(fused, "split")
     assert split.outputs == {"q": f"{PREFIX}.q_normed", "k": f"{PREFIX}.k_normed", "v": f"{PREFIX}.v_projected"}

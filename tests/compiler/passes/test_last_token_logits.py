@@ -1,7 +1,7 @@
 """last_token_logits: row gathers sink below norms and projections."""
 
 from mlxr.compiler.passes.last_token_logits import LastTokenLogits
-from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, one, returning, small_graph
+from mlxr_tests.graphs import Sketch, check_same_numbers, check_silent, fires, kinds, only, returning, small_graph
 from mlxr_tests.specs import small_spec
 
 
@@ -13,7 +13,7 @@ def test_rule_1_sinks_below_the_output_projection_and_the_norm() -> None:
     source = small_graph()
     sunk = fires(LastTokenLogits(), source)
     assert kinds(sunk)[-3:] == ["gather_rows", "norm", "linear"]
-    assert one(sunk, "gather_rows").inputs["x"] == "layers.0.mlp.out"
+    assert only(sunk, "gather_rows").inputs["x"] == "layers.0.mlp.out"
     assert sunk.value("normed.rows").shape == ("rows", 48)
     assert sunk.value("logits").shape == ("rows", 61)
     assert "logits_of_all_tokens" not in sunk

@@ -10,7 +10,7 @@ from mlxr_tests.graphs import (
     edited,
     fires,
     kinds,
-    one,
+    only,
     returning,
     retyped,
     small_graph,
@@ -49,7 +49,7 @@ def test_rule_1_does_not_need_rope() -> None:
     bare = edited(source, f"{PREFIX}.cache_write", inputs={"k": f"{PREFIX}.k_projected"})
     bare = bare.rewrite({f"{PREFIX}.k_rotated": []})
     merged = fires(MergeQkv(), bare)
-    assert one(merged, "cache_write").inputs["k"] == one(merged, "split").outputs["k"]
+    assert only(merged, "cache_write").inputs["k"] == only(merged, "split").outputs["k"]
     check_same_numbers(bare, merged)
 
 

@@ -1,9 +1,9 @@
-"""A program that runs 200 queued steps over a large arena and prints what memory they took, as JSON.
+"""A program that runs 200 queued steps over a large arena and prints the memory that they took, as JSON.
 
     python -m mlxr_tests.arena_steps HOST [--copy]
 
-It is a process of its own, because the system tells the largest resident size of a process's whole life. `--copy` makes
-one NumPy copy of K on the way, to show that the figures would tell of it.
+It is a separate process, because the system reports the largest resident size of a process's whole life. `--copy` makes
+a NumPy copy of K on the way, to show that the figures would reveal it.
 """
 
 import gc
@@ -35,20 +35,20 @@ def peak_rss_bytes() -> int:
 
 def measure(host: str, make_copy: bool) -> dict[str, int | bool]:
     """Runs the steps and returns the figures."""
-    # An arena of 384 MiB: far more than everything else together.
+    # An arena of 384 MiB: far larger than everything else together.
     model = mlxr.load(compile_spec(storyteller_spec(cache={"num_blocks": 4096})).artifact, Q8_0, host=host)
     arena, plan, pager = model.arena, model.artifact.plan, model.pager
     seq_id = pager.add_sequence()
     model.host.read(model.host.step(Batch.build([BatchRequest(seq_id, [1, 403, 27], 0)], pager, plan.query_tile)))
     mx.eval(arena.token)
     for array in (arena.k, arena.v):
-        as_bits(array)[...] |= 0  # pages that nobody has written are not resident
+        as_bits(array)[...] |= 0  # pages that were never written are not resident
     addresses, token, launched = arena.addresses(), int(arena.token[0]), sum(model.host.launches.values())
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
     active, rss = mx.get_active_memory(), peak_rss_bytes()
-    # Steps are queued without reading their results: on a lazy host all of them are in flight.
+    # Steps are queued without reading their results, so on a lazy host all of them are in flight.
     queued = [
         model.host.step(Batch.build([BatchRequest(seq_id, [i % 4000], 3 + i)], pager, plan.query_tile))
         for i in range(NUM_STEPS)

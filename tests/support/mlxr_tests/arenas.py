@@ -20,21 +20,21 @@ _views: WeakKeyDictionary[Arena, tuple[Bits, Bits]] = WeakKeyDictionary()
 
 
 def _bits(arena: Arena) -> tuple[Bits, Bits]:
-    """K and V as bits: views, made once, since MLX computes each."""
+    """K and V as bits: views, cached because MLX computes each."""
     if arena not in _views:
         _views[arena] = (as_bits(arena.k), as_bits(arena.v))
     return _views[arena]
 
 
 def nan_arena(arena: Arena) -> Arena:
-    """The arena with every element NaN (in q8, every scale): who reads what nobody wrote cannot hide it."""
+    """The arena with every element NaN (in q8, every scale), so that a read of an unwritten slot shows."""
     for bits in _bits(arena):
         bits[...] = _NAN_BITS[str(arena.geometry.dtype)]
     return arena
 
 
 def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) -> None:
-    """Random numbers into K and V of these slots, in every layer."""
+    """Writes random numbers into K and V of these slots, in every layer."""
     g = arena.geometry
     block, place = np.divmod(np.fromiter(slots, dtype=np.int64), g.block_size)
     for view in _bits(arena):
@@ -47,13 +47,13 @@ def write_slots(arena: Arena, slots: Iterable[int], rng: np.random.Generator) ->
 
 
 def copy_arena(source: Arena, target: Arena) -> None:
-    """The bytes of one arena into another of the same geometry."""
+    """Copies the bytes of one arena into another of the same geometry."""
     for rows, copies in zip(_bits(source), _bits(target), strict=True):
         copies[...] = rows
 
 
 def copy_slots(source: Arena, target: Arena, written: Mapping[Any, set[int]]) -> None:
-    """The bytes of these slots of these layers from one arena into another of the same geometry."""
+    """Copies the bytes of these slots of these layers from one arena into another of the same geometry."""
     for rows, copies in zip(_bits(source), _bits(target), strict=True):
         for layer, slots in written.items():
             block, place = np.divmod(sorted(slots), source.geometry.block_size)
@@ -66,7 +66,7 @@ def snapshot(arena: Arena) -> dict[str, Bits]:
 
 
 def stored_rows(arena: Arena, layer: int, slots: list[int]) -> "dict[str, np.ndarray[Any, np.dtype[np.float32]]]":
-    """The numbers that `k` and `v` of these slots stand for, [slots, kv_heads, head_dim]."""
+    """The numbers that are stored in `k` and `v` of these slots, [slots, kv_heads, head_dim]."""
     dtype = str(arena.geometry.dtype)
     return {
         port: _numbers(_by_slot(arena, bits)[layer, slots], dtype)
@@ -81,31 +81,31 @@ def check_arena(
     written: Mapping[Any, set[int]],
     check: Callable[[str, Bits, Bits, str], None] = check_op,
 ) -> None:
-    """Checks that these slots of these layers hold what the reference has, and that nothing else changed.
+    """Checks that these slots of these layers equal the reference's, and that nothing else changed.
 
     Args:
-        arena: what kernels wrote.
+        arena: the arena that kernels wrote.
         before: its snapshot from before.
         reference: the arena that the reference wrote.
-        written: the slots written, by layer.
-        check: compares what was written: what, got, want, dtype.
+        written: the written slots, by layer.
+        check: compares the written numbers; its arguments are what, got, want and dtype.
 
     Raises:
-        Mismatch: they do not, or something else changed.
+        Mismatch: a slot differs, or something else changed.
     """
     g = arena.geometry
-    may = np.zeros((g.num_layers, g.num_blocks * g.block_size), dtype=bool)
+    allowed = np.zeros((g.num_layers, g.num_blocks * g.block_size), dtype=bool)
     for layer, slots in written.items():
-        may[layer, sorted(slots)] = True
-    for name, bits, of_reference in zip("KV", _bits(arena), _bits(reference), strict=True):
-        after, want = _by_slot(arena, bits), _by_slot(reference, of_reference)
-        changed = (after != before[name]).any(axis=(2, 3)) & ~may
+        allowed[layer, sorted(slots)] = True
+    for name, bits, reference_bits in zip("KV", _bits(arena), _bits(reference), strict=True):
+        after, want = _by_slot(arena, bits), _by_slot(reference, reference_bits)
+        changed = (after != before[name]).any(axis=(2, 3)) & ~allowed
         if changed.any():
             layer = int(changed.any(axis=1).argmax())
-            found, slots = np.flatnonzero(changed[layer]).tolist(), sorted(written.get(layer, ()))
-            raise Mismatch(f"{name} of layer {layer}: slots {found} changed, only {slots} may")
+            changed_slots, slots = np.flatnonzero(changed[layer]).tolist(), sorted(written.get(layer, ()))
+            raise Mismatch(f"{name} of layer {layer}: slots {changed_slots} changed, only {slots} may")
         for layer in written:
-            slots = np.flatnonzero(may[layer])
+            slots = np.flatnonzero(allowed[layer])
             got, expected = (_numbers(all_rows[layer, slots], str(g.dtype)) for all_rows in (after, want))
             check(f"{name} of layer {layer}, slots {slots.tolist()}", got, expected, str(g.dtype))
 

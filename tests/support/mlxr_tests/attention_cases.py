@@ -1,4 +1,4 @@
-"""Attention variants: a pairwise choice of GQA ratios, head dims, types, layouts, modes, blocks, windows, RoPEs."""
+"""Attention cases: a pairwise choice of GQA ratios, head dims, types, layouts, modes, blocks, windows and RoPEs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ _EXTRAS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One variant; `window` None sees everything."""
+    """One case; with `window` None, a query sees all keys before it."""
 
     heads: int
     kv_heads: int
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def spec(self) -> ModelSpec:
-        """Its spec. Three layers, so that a layer's place in the arena is never also its number of something else."""
+        """Its spec. It has three layers, so that a wrong layer stride in the arena shows."""
         attention = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return small_spec(
             model__tensor_names="canonical" if self.extras else "llama",
@@ -116,7 +116,7 @@ CASES = [
 ]
 
 EXTRA_CASES = [
-    # Scores capped, sinks, growing queries, scaled rotations and none, over ratios, windows and caches.
+    # Capped scores, sinks, temperature, scaled rotations and no rotation, over ratios, windows and caches.
     Case(6, 3, 40, "bf16", "bf16", "layer", "paged", 4, None, "half", extras="softcap"),
     Case(8, 1, 64, "q8", "f32", "block", "paged", 16, 21, "none", extras="softcap"),
     Case(8, 2, 64, "f16", "f16", "block", "contiguous", 16, 5, "interleaved", extras="sinks"),
@@ -133,7 +133,7 @@ EXTRA_CASES = [
 ]
 
 NOT_FOR_MATRICES = [
-    # Such types and heads as attention by matrix instructions does not take.
+    # Types and heads that MMA attention does not take.
     Case(8, 2, 64, "f32", "bf16", "layer", "paged", 16, None, "half"),
     Case(8, 2, 64, "q8", "bf16", "layer", "paged", 16, None, "half"),
     Case(8, 2, 96, "bf16", "bf16", "layer", "paged", 16, None, "half"),

@@ -1,6 +1,6 @@
-"""The fields of a format's blocks, found by asking the packages that define the formats.
+"""The fields of a format's blocks, discovered through the packages that define the formats.
 
-So a new format needs no entry here: a byte of a block is a scale if changing it changes all elements as scales do.
+A new format needs no entry here: a byte of a block is a scale if a change of it changes all elements as a scale would.
 """
 
 import functools
@@ -23,11 +23,11 @@ _HALF_NAN, _HALF_ONE = b"\x00\x7e", b"\x00\x3c"
 
 
 def dequantised(format: WeightFormat, planes: list[Bytes]) -> Floats:
-    """Rows of a quantised format as numbers, [rows, columns]: by `gguf`, or by MLX for its formats in planes."""
+    """Rows of a quantised format as numbers, [rows, columns]: from `gguf`, or from MLX for its formats in planes."""
     if format.gguf is not None:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(planes[0], gguf.GGMLQuantizationType[format.gguf])
-    if format.mlx_mode not in _MLX_MODES:  # there is no other definition
+    if format.mlx_mode not in _MLX_MODES:  # no package defines it
         return decode_planes(planes, str(format))
     words = mx.array(planes[0].view(np.uint32))
     others = [_as_mlx(data, str(plane.dtype)) for plane, data in zip(format.planes[1:], planes[1:], strict=True)]
@@ -50,7 +50,7 @@ def _as_mlx(plane: Bytes, dtype: str) -> mx.array:
 
 @functools.cache
 def half_bytes(format: WeightFormat) -> tuple[int, ...]:
-    """Where the f16 numbers of a GGUF block begin: those that make elements NaN if they are NaN."""
+    """Offsets of the f16 numbers in a GGUF block: elements become NaN if the number at the offset is NaN."""
     if format.gguf is None:
         return ()
     return tuple(at for at in range(format.block_bytes - 1) if np.isnan(_with_halves(format, {at: _HALF_NAN})).any())
@@ -58,20 +58,20 @@ def half_bytes(format: WeightFormat) -> tuple[int, ...]:
 
 @functools.cache
 def half_sizes(format: WeightFormat) -> tuple[float, ...]:
-    """What to divide by, for each of these, so that elements of random codes are about 1 in size, 0 in the mean."""
+    """A divisor for each f16 number, so that elements of random codes have about size 1 and mean 0."""
     sizes: list[float] = []
     means: list[float] = []
     for at in half_bytes(format):
         numbers = _with_halves(format, {at: _HALF_ONE}, codes=4096)
         means.append(float(numbers.mean()))
-        # The second f16 shifts what the first scales.
+        # The second f16 is a shift; the first is a scale.
         sizes.append(float(numbers.std()) if not sizes else -sizes[0] * means[1] / means[0])
     return tuple(sizes)
 
 
 @functools.cache
 def exponent_bytes(format: WeightFormat) -> tuple[int, ...]:
-    """Where a GGUF block has exponents of 8 bits: bytes that make elements huge."""
+    """Offsets of the 8-bit exponents in a GGUF block: bytes that can make elements huge."""
     if format.gguf is None:
         return ()
     blocks = np.full((format.block_bytes, format.block_bytes), 0x11, np.uint8)
@@ -81,7 +81,7 @@ def exponent_bytes(format: WeightFormat) -> tuple[int, ...]:
 
 
 def _with_halves(format: WeightFormat, halves: dict[int, bytes], codes: int = 0) -> Floats:
-    """Elements of blocks with these f16 and no others; `codes`: of so many blocks, whose other bits are random."""
+    """Elements of blocks with only these f16 numbers; with `codes`, of that many blocks with random other bits."""
     blocks = np.zeros((max(codes, 1), format.block_bytes), np.uint8)
     if codes:
         blocks[:] = np.random.default_rng(0).integers(0, 256, blocks.shape, np.uint8)

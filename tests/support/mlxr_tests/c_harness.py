@@ -1,12 +1,12 @@
-"""C snippets made of the CPU templates' headers, compiled and loaded with ctypes.
+"""C snippets with the headers of templates/cpu, compiled and loaded with ctypes.
 
     library = c_library(["common.h", "simd.h"], "void f(float *x) { ... }", march="x86-64-v3")
     library.f(address(x))
 
-Exported functions are the snippet's non-static ones; they return int unless `restype` says otherwise. Libraries are
-cached as those of the cpu host are: by text, flags, compiler and CPU. MLXR_CPU_CFLAGS adds flags, for the first
-compiler alone:
--fsanitize=undefined as it is, -fsanitize=address with LD_PRELOAD=libasan.so and ASAN_OPTIONS=detect_leaks=0.
+A snippet exports its non-static functions; they return int unless `restype` says otherwise. Libraries are cached like
+those of the cpu host: by text, flags, compiler and CPU. MLXR_CPU_CFLAGS adds flags, and then only the first compiler is
+used: -fsanitize=undefined needs nothing else, -fsanitize=address needs LD_PRELOAD=libasan.so and
+ASAN_OPTIONS=detect_leaks=0.
 """
 
 import ctypes
@@ -30,14 +30,14 @@ from mlxr.runtime.hosts.cpu.processor import processor_identity
 from mlxr.runtime.hosts.library_cache import LibraryCache, digest
 from mlxr.runtime.hosts.run_compiler import zig_executable
 
-# Those of the cpu host (runtime/hosts/cpu/toolchain.py), and warnings.
+# The flags of the cpu host (runtime/hosts/cpu/toolchain.py), and warnings.
 FLAGS = (
     *("-std=gnu11", "-O2", "-fno-gcse", "-fno-unswitch-loops", "-g0", "-Wall", "-Werror"),
     *("-Wno-psabi", "-Wno-unused-function", "-Wno-ignored-optimization-argument"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread"),
 )
 
-# What each instruction set needs of /proc/cpuinfo.
+# The flags in /proc/cpuinfo that each instruction set needs.
 _NEEDS = {
     "x86-64-v2": {"ssse3", "sse4_2"},
     "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
@@ -55,9 +55,9 @@ _cache = LibraryCache("test-c")
 
 def compilers() -> list[tuple[str, ...]]:
     """The commands of the compilers on this machine."""
-    found = [CC] if shutil.which("cc") else []
-    found += [ZIG] if importlib.util.find_spec("ziglang") else []
-    return found[:1] if _added_flags() else found
+    commands = [CC] if shutil.which("cc") else []
+    commands += [ZIG] if importlib.util.find_spec("ziglang") else []
+    return commands[:1] if _added_flags() else commands
 
 
 def _added_flags() -> list[str]:
@@ -65,7 +65,7 @@ def _added_flags() -> list[str]:
 
 
 def marches(*more: str) -> list[str]:
-    """The values of -march that this machine can run: the usual ones, least first, then such as "alderlake"."""
+    """The values of -march that this machine can run: the usual ones, smallest first, then any of `more`."""
     if not _X86:
         return ["native"]
     cpuinfo = Path("/proc/cpuinfo")
@@ -81,10 +81,10 @@ def text_of(headers: Sequence[str], code: str) -> str:
 
 
 def compile_text(text: str, output: str, command: Sequence[str], *flags: str) -> Path:
-    """Compiles C text to a file in the cache, unless it is there. Several processes that want one file make it once.
+    """Compiles C text to a file in the cache, unless it is there. Concurrent processes compile a file only once.
 
     Raises:
-        AssertionError: the compiler failed or warned; its message is in there.
+        AssertionError: the compiler failed or warned; the error has its message.
     """
     options = [*FLAGS, *flags, *_added_flags()]
     key = digest(text, *command, *options, _compiler_identity(command[0]), processor_identity())
@@ -103,7 +103,7 @@ def compile_text(text: str, output: str, command: Sequence[str], *flags: str) ->
 
 @functools.cache
 def _compiler_identity(program: str) -> str:
-    """Of `cc` or the ziglang wheel: its file, behind all links."""
+    """The identity of `cc` or of the ziglang wheel: its file, with links resolved."""
     path = shutil.which(program) if program == CC[0] else zig_executable()
     assert path is not None, f"no {program}"
     status = Path(path).resolve().stat()
@@ -117,7 +117,7 @@ def c_library(
     compiler: tuple[str, ...] | None = None,
     flags: tuple[str, ...] = (),
 ) -> ctypes.CDLL:
-    """A snippet's library. `compiler` is one of `compilers()`, the first of them if None."""
+    """A snippet's library. `compiler` is one of `compilers()`; None means the first."""
     command = compiler or compilers()[0]
     if command == ZIG:
         march = march.replace("-", "_")  # zig's own names of CPUs
@@ -126,7 +126,7 @@ def c_library(
 
 
 def check_cross_compiles(headers: Sequence[str], code: str, target: str, cpu: str) -> None:
-    """Compiles a snippet for another machine, with ziglang; skips the test where that is not installed."""
+    """Compiles a snippet for another machine with ziglang; skips the test if ziglang is not installed."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed")
     compile_text(text_of(headers, code), "object.o", ZIG, "-target", target, f"-mcpu={cpu}", "-c")

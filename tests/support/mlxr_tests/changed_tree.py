@@ -1,4 +1,4 @@
-"""A copy of the package in which a change is made, and which another process then runs."""
+"""A changed copy of the package, which another process then runs."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("compiler", "models", "runtime", "src", "templates")
-"""What the package consists of; `src/mlxr` has links to the others."""
+"""The folders of the package; `src/mlxr` has links to the others."""
 
 
 class ChangedTree:
-    """The copy. Weights are left out of it.
+    """The copy, without weights.
 
     Args:
-        folder: where it is made; empty.
+        folder: an empty folder for the copy.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,20 +25,20 @@ class ChangedTree:
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
 
     def add(self, files: Path) -> None:
-        """Adds all files of a folder, by their paths in it; none of them may exist."""
+        """Adds all files of a folder, by their paths in it; none of them may already exist."""
         for path in _files(files):
             assert not (self.folder / path).exists(), f"{path} exists already: a change must not replace it"
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(files / path, self.folder / path)
 
     def insert(self, path: str, after: str, text: str) -> None:
-        """Inserts text into a file, after the only place that has the text `after`."""
+        """Inserts text into a file after `after`, which must occur there exactly once."""
         before, place, rest = (self.folder / path).read_text().partition(after)
         assert place and after not in rest, f"{path} must have {after!r} once"
         (self.folder / path).write_text(before + place + text + rest)
 
     def changed(self) -> list[str]:
-        """The files that are new or differ from those of the repository."""
+        """The files that are new or differ from the repository's."""
         return [str(path) for path in _files(self.folder) if not _same(ROOT / path, self.folder / path)]
 
     def run(self, program: str, *arguments: str) -> str:

@@ -1,7 +1,7 @@
-"""What each key of config.json does in each family's reference code: the cases, and what was recorded of them.
+"""The effect of each key of config.json in each family's reference code: the cases, and the recorded results.
 
 `tests/families/record_config_effects.py` runs transformers (mlx-lm for the family that transformers lacks) on tiny
-models whose config.json differs in one key from a base, and writes what came of it to `data/config_effects.json`.
+models whose config.json differs from a base in one key, and writes the results to `data/config_effects.json`.
 """
 
 import json
@@ -19,7 +19,7 @@ VOCAB = 61
 WINDOW = 6
 NUM_LAYERS = 4
 NUM_LOGITS = 6
-"""As many of the last token's logits are recorded."""
+"""How many of the last token's logits are recorded."""
 EFFECT = 1e-5
 """A relative difference of logits above this is an effect."""
 
@@ -90,7 +90,7 @@ FAMILIES: dict[str, Config] = {
     "stablelm": _LAYER_NORM | {"head_dim": None, "partial_rotary_factor": 0.25},
     "starcoder2": {"norm_epsilon": 1e-5, "rms_norm_eps": None, "head_dim": None, "tie_word_embeddings": True},
 }
-"""What each family's base says beyond or against what all say; null: it does not say that."""
+"""The keys in which each family's base differs from the common base; null removes a key."""
 
 _ROPES: list[Config] = [
     {"rope_type": "linear", "factor": 4.0},
@@ -165,7 +165,7 @@ _VALUES: dict[str, list[Any]] = {
     "use_sliding_window": [True, False],
     "vocab_size": [64],
 }
-"""Values that every family is given, one at a time."""
+"""Values that every family is tried with, one at a time."""
 _PARAMETERS: dict[str, list[Any]] = {
     "attention_factor": [0.7],
     "factor": [4.0],
@@ -175,22 +175,22 @@ _PARAMETERS: dict[str, list[Any]] = {
     "rope_theta": [700.0],
     "rope_type": ["linear"],
 }
-"""Likewise inside `rope_parameters`, where the base says it so."""
+"""The same for keys inside `rope_parameters`, for bases that have this section."""
 
 
 class Change(NamedTuple):
-    """One key of one base that is changed."""
+    """A change of one key of one base."""
 
     base: str
     """`rope_theta` or `rope_parameters`: how the base spells RoPE."""
     key: str
-    """A dot leads into a section."""
+    """The key; a dot leads into a section."""
     value: Any
-    """None: the key is left out."""
+    """The new value; None removes the key."""
 
 
 def base_config(family: str, spelling: str) -> Config:
-    """The config that changes are made to."""
+    """The config to which changes are applied."""
     config = _copied({key: value for key, value in (_BASE | FAMILIES[family]).items() if value is not None})
     config["model_type"] = family
     if spelling == "rope_theta" or "rope_parameters" in config:
@@ -206,42 +206,42 @@ def base_config(family: str, spelling: str) -> Config:
 
 
 def _copied(config: Config) -> Config:
-    found: Config = json.loads(json.dumps(config))  # references put defaults into sections that they are given
-    return found
+    copied: Config = json.loads(json.dumps(config))  # reference code writes defaults into its argument's sections
+    return copied
 
 
 def spellings(family: str) -> list[str]:
-    """The bases that a family has."""
-    if family == "internlm2":  # its own code, and mlx-lm's, know no rope_parameters
+    """The spellings of a family's bases."""
+    if family == "internlm2":  # neither its own code nor mlx-lm's knows rope_parameters
         return ["rope_theta"]
     return ["rope_parameters"] if "rope_parameters" in FAMILIES[family] else ["rope_theta", "rope_parameters"]
 
 
 def changed(config: Config, change: Change) -> Config:
-    """The config with one key changed; none, where the key is empty."""
-    found = _copied(config)
+    """The config with the change applied."""
+    new = _copied(config)
     section, *rest = change.key.split(".")
     if rest:
-        found[section][rest[0]] = change.value
+        new[section][rest[0]] = change.value
     elif change.value is None:
-        found.pop(section, None)
+        new.pop(section, None)
     else:
-        found[section] = change.value
-    return found
+        new[section] = change.value
+    return new
 
 
 def changes(family: str, own_keys: Mapping[str, Any]) -> Iterator[Change]:
     """All changes of a family's bases.
 
     Args:
-        family: whose.
-        own_keys: what the reference's own config says by default: keys that the table of values lacks.
+        family: the family.
+        own_keys: defaults of the reference's own config, for keys that the table of values lacks.
     """
     for spelling in spellings(family):
         base = base_config(family, spelling)
         values = {key: [_other(value)] for key, value in own_keys.items() if _other(value) is not None} | _VALUES
         if spelling != spellings(family)[0]:  # the rest of the config means the same in both
-            values = {key: of[:1] for key, of in values.items() if "rope" in key or "rotary" in key}
+            values = {key: options[:1] for key, options in values.items() if "rope" in key or "rotary" in key}
         for key, options in sorted(values.items()):
             if key == "rope_scaling" or not isinstance(base.get(key), dict):
                 yield from (Change(spelling, key, value) for value in options if base.get(key) != value)
@@ -262,7 +262,7 @@ def _other(value: Any) -> Any:
 
 
 def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArray[np.float32]:
-    """The weights of a tensor, which follow from its name."""
+    """The weights of a tensor, generated from its name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     plain = rng.standard_normal(shape)
     if "norm" in name and name.endswith("weight"):
@@ -275,13 +275,13 @@ def numbers(name: str, shape: tuple[int, ...], norms_around: float) -> npt.NDArr
 
 
 def weights(family: str, shapes: Mapping[str, list[int]]) -> dict[str, npt.NDArray[np.float32]]:
-    """All of a model."""
+    """All weights of a model."""
     around = 0.0 if family.startswith("gemma") else 1.0
     return {name: numbers(name, tuple(shape), around) for name, shape in shapes.items()}
 
 
 class Row(NamedTuple):
-    """What came of a change."""
+    """The result of a change."""
 
     change: Change
     effect: str
@@ -290,7 +290,7 @@ class Row(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """All that was recorded of a family."""
+    """All recorded results of a family."""
 
     reference: str
     shapes: dict[str, list[int]]
@@ -300,9 +300,9 @@ class Recorded(NamedTuple):
 
 
 def load_recorded() -> dict[str, Recorded]:
-    """All families."""
-    found = {}
-    for family, held in json.loads(RECORDED.read_text()).items():
-        rows = [Row(Change(base, key, value), effect, logits) for base, key, value, effect, logits in held["rows"]]
-        found[family] = Recorded(held["reference"], held["shapes"], held["bases"], rows)
-    return found
+    """The recorded results of all families."""
+    families = {}
+    for family, entry in json.loads(RECORDED.read_text()).items():
+        rows = [Row(Change(base, key, value), effect, logits) for base, key, value, effect, logits in entry["rows"]]
+        families[family] = Recorded(entry["reference"], entry["shapes"], entry["bases"], rows)
+    return families

@@ -1,7 +1,8 @@
-"""The C kernels around the KV cache, each alone: built for one case, run by their own threads, next to the reference.
+"""The C kernels of the KV cache, each alone: built for one case, run by their own threads, and compared.
 
-The arena is NaN wherever no sequence of the batch has tokens, and so is all scratch, so that a kernel that reads what
-nobody wrote makes NaN. Everything that a kernel writes is compared, bit by bit outside the slots of the new tokens.
+The arena is NaN wherever no sequence of the batch has tokens, and so is all scratch, so that a kernel that reads an
+unwritten place computes NaN. Everything that a kernel writes is compared with the reference; outside the slots of the
+new tokens, every bit must be unchanged.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ from mlxr_tests.tolerances import SUM_ERROR, check_op
 Compute = Literal["exact", "fast"]
 LAYER = 1
 FAST_ERROR = 1.5e-2
-"""Error of attention whose queries and weights were rounded to bf16, relative to the largest element of the result."""
+"""Error of attention with queries and weights rounded to bf16, relative to the largest element of the result."""
 HEADERS = (
     *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "gemm.h"),
     *("cache.h", "attend.h", "attend_tiles.h", "prefill_tiles.h"),
@@ -123,7 +124,7 @@ def kernels_of(
     *,
     sinks: bool = False,
 ) -> dict[str, CpuKernel]:
-    """The kernels of a layer by name. `attrs` are those of its decode attention."""
+    """The kernels of a layer by name. `attrs` are the attributes of its decode attention."""
     heads: dict[str, Any] = {name: getattr(attrs, name) for name in ("num_heads", "rotary_dim", "rope_layout")}
     softmax: dict[str, Any] = {name: getattr(attrs, name) for name in ("scale", "window", "softcap", "temperature")}
     softmax |= {"compute": compute, "sinks": sinks}
@@ -137,7 +138,7 @@ def kernels_of(
 
 
 def text_of_kernels(kernels: dict[str, CpuKernel]) -> str:
-    """Their C text, without headers."""
+    """The kernels' C text, without headers."""
     rendered = [environment().get_template(f"cpu/{k.template}").render(k=k, name=name) for name, k in kernels.items()]
     return "\n".join(["void mlxr_barrier(mlxr_worker *w);", *rendered])
 
@@ -146,7 +147,7 @@ _ARGUMENTS = {"qkv": "j->qkv", "rope_table": "j->table", "layer": "j->layer", "s
 
 
 def driver_of_kernels(kernels: dict[str, CpuKernel]) -> str:
-    """The C text that runs them."""
+    """The C text that runs the kernels."""
     calls = ""
     for index, name in enumerate(_KERNELS):
         if name in kernels:
@@ -166,7 +167,7 @@ def _library(text: str, march: str, compiler: tuple[str, ...] | None) -> ctypes.
 def decode_attention(
     case: Case,
 ) -> tuple[Artifact, RopeWriteAttention, bool, "np.ndarray[Any, np.dtype[np.float32]]"]:
-    """A case's artifact, its decode attention in LAYER, whether that has sinks, and its frequencies."""
+    """A case's artifact, its decode attention in LAYER, whether the attention has sinks, and its frequencies."""
     artifact = compiled(dataclasses.replace(case, activation="f32").spec, target="cpu")
     graph = artifact.graph("decode")
     op, attrs = next((op, attrs) for op, attrs in graph.ops_of(RopeWriteAttention) if op.layer == LAYER)
@@ -175,15 +176,15 @@ def decode_attention(
 
 
 class AttentionBench:
-    """A case's kernels with a pager and two arenas of the same content, the kernels' and the reference's.
+    """A case's kernels with a pager and two arenas of the same content: the kernels' and the reference's.
 
     Args:
-        case: the variant; its activation type is not used, activations are f32 here.
+        case: the case; its activation type is ignored, because activations are f32 here.
         compute: how the attention kernels compute.
         march: the instruction set.
         compiler: one of `c_harness.compilers()`; None: the first.
         scale: size of queries, keys and values.
-        sum_error: see the tolerance table; None: that of the way of computing.
+        sum_error: see the tolerance table; None: the error that belongs to `compute`.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class AttentionBench:
         self.plan = artifact.plan
         self.kernels = kernels_of(self.plan.arena, self.attrs, self.frequencies.tolist(), compute, sinks=self.has_sinks)
         self.scratch_bytes = max(kernel.thread_bytes for kernel in self.kernels.values())
-        assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "there is no shared scratch here"
+        assert not any(kernel.shared_bytes for kernel in self.kernels.values()), "this bench has no shared scratch"
         self.library = _library(text_of_kernels(self.kernels) + driver_of_kernels(self.kernels), march, compiler)
         self.scale = scale
         self.sum_error = sum_error or (SUM_ERROR if compute == "exact" else FAST_ERROR)
@@ -213,10 +214,10 @@ class AttentionBench:
         scatter(self.pager)
 
     def run(self, parts: Sequence[tuple[int, int]], threads: int, mode: Literal["decode", "prefill"]) -> None:
-        """One step of new sequences, (history, new tokens) each, checked and cleared.
+        """Runs and checks a step of new sequences, (history, new tokens) each, then clears the arenas.
 
         Raises:
-            Mismatch: a kernel computed or wrote something else than the reference.
+            Mismatch: a kernel computed or wrote something other than the reference.
         """
         seq_ids = [self.pager.add_sequence() for _ in parts]
         for seq_id, (history, _) in zip(seq_ids, parts, strict=True):
@@ -252,7 +253,7 @@ class AttentionBench:
         written = {field.name: attributes[field.name] for field in dataclasses.fields(RopeCacheWrite)}
         evaluate(RopeCacheWrite(**written), inputs, place)
         check_arena(self.arena, before, self.reference, {LAYER: set(batch.slots.tolist())})
-        # An element may have been rounded the other way; attention is compared on the same arena.
+        # An element may have been rounded the other way, so attention is compared on the same arena.
         copy_arena(self.arena, self.reference)
         want = evaluate(RopeAttention(**attributes), inputs, place)["out"]
         check_op(what, out, floats(want), "f32", sum_error=self.sum_error)

@@ -1,4 +1,4 @@
-"""C kernels alone, rendered, compiled and run by real threads on NumPy arrays."""
+"""Single C kernels, rendered, compiled and run by real threads on NumPy arrays."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mlxr_tests.c_harness import address, aligned, c_library
 from mlxr_tests.packed import planes_of
 
 HEADERS = headers(())
-"""Without those of quantised formats."""
+"""All headers except those of quantised formats."""
 
 _RUN = """
 static mlxr_model test_model;
@@ -62,7 +62,7 @@ int pack_@(uint8_t *dst, const uint8_t *const *planes, int rows, int blocks) {
 
 
 def kernels_code(kernels: Sequence[CpuKernel]) -> str:
-    """The kernels' text, named kernel_0 and so on, after what they need."""
+    """The text of the kernels, named kernel_0 and so on, after their helpers."""
     env = environment()
     helpers = dict.fromkeys(helper for kernel in kernels for helper in kernel.helpers)
     texts = [env.get_template(f"cpu/{helper.template}").render(h=helper) for helper in helpers]
@@ -72,7 +72,7 @@ def kernels_code(kernels: Sequence[CpuKernel]) -> str:
 
 
 def _formats(kernels: Sequence[CpuKernel]) -> set[WeightFormat]:
-    """Of the matrices that kernels read."""
+    """The formats of the matrices that the kernels read."""
     helpers = [helper for kernel in kernels for helper in kernel.helpers]
     return {reader.format for reader in (*helpers, *kernels) if hasattr(reader, "format")}
 
@@ -92,7 +92,7 @@ def _call(index: int, kernel: CpuKernel) -> str:
 
 
 class CpuKernels:
-    """A library of kernels with threads that wait. Use as a context manager: its end is theirs."""
+    """A library of kernels with waiting threads. Use it as a context manager, which ends the threads."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class CpuKernels:
         self.library.stop()
 
     def pack(self, format: WeightFormat, native: np.ndarray) -> np.ndarray:
-        """A matrix as kernels read it: rows [rows, bytes] of a float format stay, quantised ones become panels."""
+        """A matrix as kernels read it: float rows [rows, bytes] are unchanged, quantised rows become panels."""
         if not format.is_quantised:
             return native
         rows, row_bytes = native.shape

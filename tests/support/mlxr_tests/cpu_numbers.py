@@ -1,4 +1,4 @@
-"""What C kernels compute, in NumPy and double precision."""
+"""The formulas of C kernels, in NumPy and double precision."""
 
 import math
 from typing import Any

@@ -1,10 +1,10 @@
-"""Small specs of the cpu target: every weight format, cache and way to compute, as changes to `small_spec`."""
+"""Small specs for target cpu: every weight format, cache and way to compute, as changes to `small_spec`."""
 
 from typing import Any
 
 PAGED: dict[str, Any] = {"dtype": "f32", "block_size": 4, "max_sequences": 4, "mode": "paged"}
 EXACT: dict[str, Any] = {"cache": PAGED, "compute": "exact"}
-# Rows of whole blocks, unequal, and never a multiple of 16 rows where the format allows it.
+# Unequal dims, rows of whole blocks and, if the format allows it, a number of rows that is not a multiple of 16.
 BLOCKS: dict[str, Any] = {
     "model__hidden_size": 256,
     "model__attention": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32},

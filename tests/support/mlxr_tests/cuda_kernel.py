@@ -1,6 +1,6 @@
-"""Kernels on an NVIDIA GPU, with sim's interface: what tests give to sim runs on the card instead.
+"""Kernels on an NVIDIA GPU, with sim's interface, so that tests of sim can run on the card instead.
 
-Each launch copies its buffers to the card and what may be written back. Outputs start as NaN.
+Each launch copies its buffers to the card, and copies the writable buffers back. Outputs start as NaN.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ _DTYPES = {dtype.metal: dtype for dtype in DType}
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 POISON = None if os.environ.get("MLXR_TEST_POISON") == "0" else float("nan")
-"""What outputs start as; nothing where a tool looks for reads of what nobody wrote."""
+"""The initial value of outputs; None if a tool looks for reads of uninitialised memory."""
 
 
 class CudaKernel:
-    """One kernel, ready to launch; `SimKernel` is its model."""
+    """One kernel, ready to launch, with the interface of `SimKernel`."""
 
     def __init__(self, text: str, name: str, threads: int) -> None:
         signature = parse_signature(text, name)
@@ -84,6 +84,6 @@ class CudaKernel:
 
 
 def _memory(buffer: SimBuffer, dtype: DType) -> "np.ndarray[Any, Any]":
-    """A buffer's memory as unsigned integers of its element's size."""
+    """A buffer's memory as unsigned integers of its elements' size."""
     raw = (ctypes.c_uint8 * buffer.size_bytes).from_address(buffer.address)
     return np.frombuffer(raw, dtype=np.uint8).view(_BITS[dtype.size_bytes])

@@ -1,10 +1,10 @@
-"""An artifact one of whose kernels does nothing: whoever tests that kernel must notice."""
+"""An artifact with one kernel that does nothing, which the kernel's tests must notice."""
 
 from mlxr.compiler.artifact import Artifact, KernelEntry
 
 
 def emptied(artifact: Artifact, entry: KernelEntry) -> Artifact:
-    """The artifact with nothing in the function of one kernel."""
+    """The artifact with an empty function for one kernel."""
     _, body = artifact.kernel_sections(entry.name)
     text = artifact.kernel_text(entry.name)
     assert text.endswith(body + "}\n"), "a kernel's text ends with its body"

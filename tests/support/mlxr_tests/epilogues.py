@@ -1,4 +1,4 @@
-"""Epilogues of C kernels, from few words."""
+"""Epilogues of C kernels, from a short description."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Epilogue)}
 
 
 def epilogue_from(fields: dict[str, Any]) -> tuple[Epilogue, dict[str, Any]]:
-    """The epilogue that some of a kernel's fields describe, and the other fields. Bias and gate are flags here."""
+    """The epilogue that is described by some of a kernel's fields, and the other fields. Bias and gate are flags."""
     own = {name: value for name, value in fields.items() if name in _FIELDS}
     bound = {name: DType.F32 for name in ("bias", "gate") if own.pop(name, False)}
     return Epilogue(out=DType.F32, **own, **bound), {n: value for n, value in fields.items() if n not in _FIELDS}

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU that is not there: host cuda runs on any machine, and sim executes its launches."""
+"""A fake NVIDIA GPU: host cuda runs on any machine, and sim executes its launches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from mlxr_tests.kernel_host import sim_kernel
 
 
 def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -> None:
-    """Makes MLX look as if it had a card whose launches are `launch`."""
+    """Makes MLX look as if it had a card that runs launches with `launch`."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     info = {"architecture": "sm_90", "compute_capability_major": 9, "compute_capability_minor": 0}
     monkeypatch.setattr(mx, "device_info", lambda *_: info)
@@ -28,7 +28,7 @@ def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -
         assert architecture == "sm_90a"
         for name, text in sources.items():
             header, body = artifact.kernel_sections(name)
-            assert header in text and body in text, "the card must get what the artifact shows"
+            assert header in text and body in text, "the card must get the artifact's text"
         return dict.fromkeys(sources, b"")
 
     def build_step(name: str, text: str, architecture: str) -> bytes:
@@ -41,7 +41,7 @@ def use_card(monkeypatch: pytest.MonkeyPatch, artifact: Artifact, launch: Any) -
 
 
 class SimLauncher:
-    """Stands in for `mx.fast.precompiled_cuda_kernel`; executed by the sim at once."""
+    """Stands in for `mx.fast.precompiled_cuda_kernel`; sim executes launches at once."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -59,7 +59,7 @@ class SimLauncher:
         ensure_row_contiguous: bool,
         **_: Any,
     ) -> list[mx.array]:
-        assert not ensure_row_contiguous, "a contiguity copy of the arena would swallow its writes"
+        assert not ensure_row_contiguous, "a contiguous copy of the arena would swallow its writes"
         if name.startswith("step_"):
             return self._step(inputs, output_shapes, output_dtypes)
         kernel = sim_kernel(self.artifact.kernel_text(name))
@@ -76,21 +76,21 @@ class SimLauncher:
     def _step(
         self, inputs: Sequence[mx.array], output_shapes: Sequence[tuple[int, ...]], output_dtypes: Sequence[Any]
     ) -> list[mx.array]:
-        """The program of a step kernel, one launch after the other."""
+        """Runs the program of a step kernel, one launch after the other."""
         rows = output_shapes[0][0]
         program = self._program_of(rows)
         *bound, gate, mask, turn = inputs
-        made = [
+        results = [
             np.full(s, 7, np.uint32 if d == mx.uint32 else np.float32)
             for s, d in zip(output_shapes, output_dtypes, strict=True)
         ]
         mx.eval(*inputs)
-        assert gate.size and len(bound) == len(program.inputs) and len(made) == len(program.outputs) + 1
-        memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *made], strict=False))
+        assert gate.size and len(bound) == len(program.inputs) and len(results) == len(program.outputs) + 1
+        memory: dict[str, Any] = dict(zip((*program.inputs, *program.outputs), [*bound, *results], strict=False))
         for launch in program.running(int(mask[0])):
             self._run_inside(launch, launch.threadgroups(decode_dims(rows, 1)), memory)
-        made[-1][...] = np.array(turn) + 1
-        return [mx.array(array) for array in made]
+        results[-1][...] = np.array(turn) + 1
+        return [mx.array(array) for array in results]
 
     def _program_of(self, rows: int) -> StepProgram:
         plan = self.artifact.plan
@@ -109,25 +109,25 @@ class SimLauncher:
 
 
 class Sums:
-    """Stands in for `mx.fast.precompiled_cuda_kernel`: launches are sums, lazy as MLX's own, which may be traced.
+    """Stands in for `mx.fast.precompiled_cuda_kernel`: launches are lazy sums, which MLX may trace.
 
     Attributes:
-        calls: names of the kernels that were launched, or traced.
+        calls: names of the kernels that were launched or traced.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
     def __call__(self, *, name: str, inputs: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
-        """A launch."""
+        """Launches a kernel."""
         self.calls.append(name)
         return sums(inputs, output_shapes, output_dtypes)
 
 
 def sums(inputs: Sequence[mx.array], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[mx.array]:
-    """Outputs of a launch that are full of the sum of its inputs' first numbers.
+    """The outputs of a launch, filled with the sum of its inputs' first numbers.
 
-    No two ops are ones that `mx.compile` makes one kernel of: for each new chain of these MLX would run a C++ compiler.
+    `mx.compile` must not fuse any two of these ops, because MLX runs a C++ compiler for each new chain of fused ops.
     """
     firsts = [x.reshape(-1)[:1].astype(mx.float32) for x in inputs]
     total = mx.sum(mx.concatenate([*firsts, mx.zeros(1)]))

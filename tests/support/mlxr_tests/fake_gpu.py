@@ -1,4 +1,4 @@
-"""A GPU for tests that time launches: the sim computes in MLX's place, and a clock of its own says how long it took."""
+"""A fake GPU for tests that time launches: sim computes in MLX's place, and a fake clock counts the time."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +11,12 @@ from mlxr_tests.kernel_host import sim_kernel
 
 
 class FakeGpu:
-    """Launches kernels on the sim; time passes by `cost_us` when what was launched is evaluated.
+    """Launches kernels on sim. Time advances by `cost_us` when a launch is evaluated.
 
     Attributes:
-        launched: names of the kernels in order.
-        inputs: what each of them read, by port.
-        fails: whether a kernel cannot be launched.
+        launched: names of the launched kernels, in order.
+        inputs: the inputs of each launch, by port.
+        fails: tells whether a kernel cannot be launched.
     """
 
     def __init__(self, cost_us: Callable[[KernelEntry], float], compute: bool = True) -> None:
@@ -27,15 +27,15 @@ class FakeGpu:
         self._pending_us = self._now_us = 0.0
 
     def clock(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         return self._now_us / 1e6
 
     def spend(self, time_us: float) -> None:
-        """Launches something that takes so long."""
+        """Launches work that takes this long."""
         self._pending_us += time_us
 
     def evaluate(self, array: mx.array) -> None:
-        """Waits for what was launched; each evaluation costs 100 us more."""
+        """Waits for all launched work; each evaluation costs 100 us more."""
         mx.eval(array)
         self._now_us += self._pending_us + 100.0
         self._pending_us = 0.0

@@ -1,6 +1,6 @@
-"""GGUF files of the tiny models: tensors where the family's recipes have them, metadata as llama.cpp's converter says.
+"""GGUF files of the tiny models: tensors where the family's recipes expect them, metadata as llama.cpp's converter.
 
-The metadata are written here by hand, key by key: they are what the importer is tested with.
+The metadata are written by hand here, key by key, so that they test the importer.
 """
 
 from pathlib import Path
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-"""Cases by name: the case of family_models that gives the tensors, the architecture, and further metadata."""
+"""Cases by name: the case of family_models with the tensors, the architecture, and further metadata."""
 
 
 def write_gguf(case: str, folder: Path) -> Path:
@@ -158,12 +158,12 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Every tensor in the GGUF file's own layout: what the recipes select, put back where they select it from."""
+    """Every tensor in the GGUF file's own layout: the rows that recipes select, put back where they come from."""
     spec, weights = import_model(folder, EXACT)
     plan = compile_spec(spec, targets=("cpu",)).artifact.plan
     mapped = MappedWeights(open_weights(weights))
     experts = config.get("num_experts", config.get("num_local_experts", 0))
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     parts = {part.name: part for weight in plan.weights for part in weight.parts}.values()
     for part in parts:
@@ -171,11 +171,11 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     for part in parts:
         numbers = open_tensor(mapped, part).numbers(0, part.shape[0])
         recipe = part.gguf[0]
-        array = found.setdefault(recipe.tensor, np.zeros((sizes[recipe.tensor], numbers.shape[1]), np.float32))
+        array = arrays.setdefault(recipe.tensor, np.zeros((sizes[recipe.tensor], numbers.shape[1]), np.float32))
         array[slice(None) if recipe.rows is None else selected(recipe.rows, 0, len(numbers))] = numbers
     attention = spec.model.attention
     of_heads = attention.qk_norm is not None and attention.qk_norm.scope == "heads"
-    return {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in found.items()}
+    return {name: _shaped(name, array, experts, attention.head_dim, of_heads) for name, array in arrays.items()}
 
 
 def _shaped(name: str, array: Any, experts: int, head_dim: int, norm_of_heads: bool) -> Any:

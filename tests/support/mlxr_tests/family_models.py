@@ -1,6 +1,6 @@
-"""Tiny random models of every family, made and saved by mlx-lm's own code.
+"""Tiny random models of every family, built and saved by mlx-lm's own code.
 
-Dims are unequal where the family allows it; the window is shorter than the sequences, so that they go past it.
+Dims are unequal if the family allows it; the window is shorter than the sequences, so that it matters.
 """
 
 import importlib
@@ -155,7 +155,7 @@ CONFIGS: dict[str, Config] = {
         "swiglu_limit": 7.0,
     },
 }
-"""Cases by name; the family is what stands before the comma."""
+"""Cases by name; the text before the comma is the family."""
 
 
 def config_of(case: str) -> Config:

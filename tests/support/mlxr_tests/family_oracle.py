@@ -1,4 +1,4 @@
-"""Runs a model's own files through our importer and a host, and compares with logits from elsewhere."""
+"""Runs a model's own files through our importer and a host, and compares the logits with those of other code."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from mlxr.runtime.weights.open_weights import open_weights
 Floats = npt.NDArray[np.floating[Any]]
 LENGTHS = (21, 14)
 STEPS = [(9, 4), (5, 1), *[(1, 1)] * 7, (0, 2)]
-"""Tokens of each sequence in each step: two prompts, a chunk beside a token, decode, and one sequence's last chunk."""
+"""Tokens of each sequence in each step: two prompts, a chunk beside one token, decode, and one last chunk."""
 EXACT = ImportOptions(max_sequences=2, compute="exact", activation_dtype="f32", cache_dtype="f32")
 
 
@@ -32,7 +32,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 def logits_of(path: Path, tokens: Sequence[Sequence[int]], host: str, options: ImportOptions = EXACT) -> list[Floats]:
-    """Logits after every token of two sequences, step by step, of the model in `path`."""
+    """Logits of the model in `path` after every token of two sequences, computed step by step."""
     spec, weights = import_model(path, options)
     artifact = compile_spec(spec, targets=("metal",) if host == "sim" else ("cpu",)).artifact
     file = open_weights(weights)
@@ -56,11 +56,11 @@ def logits_of(path: Path, tokens: Sequence[Sequence[int]], host: str, options: I
     return [np.stack(sequence) for sequence in rows]
 
 
-def theirs(model: Any, tokens: Sequence[Sequence[int]]) -> list[Floats]:
-    """mlx-lm's logits of every token of every sequence, each seen whole."""
+def mlx_lm_logits(model: Any, tokens: Sequence[Sequence[int]]) -> list[Floats]:
+    """mlx-lm's logits after every token of every sequence, each computed as a whole."""
     return [np.array(model(mx.array([list(sequence)]))[0].astype(mx.float32)) for sequence in tokens]
 
 
 def relative_error(got: Sequence[Floats], want: Sequence[Floats]) -> float:
-    """The largest relative norm of a difference among the sequences."""
+    """The largest relative norm of the difference over the sequences."""
     return max(float(np.linalg.norm(g - w) / np.linalg.norm(w)) for g, w in zip(got, want, strict=True))

@@ -1,4 +1,4 @@
-"""A small spec for every property that model families differ in: changes for `small_spec`, by name.
+"""A small spec for every property in which model families differ, as changes to `small_spec`, by name.
 
 Each has two layers or a whole pattern, unequal dims, and a GQA ratio of 3 unless it says otherwise.
 """
@@ -115,7 +115,7 @@ FAMILY_SPECS: dict[str, dict[str, Any]] = {
         "model__layer_pattern": ["dense", "sparse", "sparse"],
     },
 }
-"""Every property by itself, and those combinations that real families have or that meet in one kernel."""
+"""Every property by itself, and combinations that occur in real families or in one kernel."""
 
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "gemma-like": {
@@ -193,7 +193,8 @@ SHORT_SPECS = [
     *("layer-norm-bias", "scales", "experts-shared-gate", "qk-norm-heads-layer-bias", "experts-not-gated"),
     *("temperature", "post-norm-layer-bias", "relu2", "rope-longrope-long", "experts-scaled-residual"),
 ]
-"""Those of which `make test` runs whole steps: families, and what they do not have; the first eight on cpu too."""
+"""The specs whose whole steps `make test` runs: families, and properties that no family has; the first eight also
+on cpu."""
 
 
 def family_spec(name: str, **changes: Any) -> ModelSpec:

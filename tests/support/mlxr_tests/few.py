@@ -1,9 +1,9 @@
-"""Tables of cases of which `make test` runs a few, and `make test-all` all.
+"""Tables of cases: `make test` runs a few of them, `make test-all` runs all.
 
     @pytest.mark.parametrize("case", few(CASES, CASES[::5]), ids=str)
     @pytest.mark.parametrize(("format", "activation"), few_of(FORMATS, ["f16", "bf16"]))
 
-The others get the marker `long`. tests/README.md says which those may be.
+The other cases get the marker `long`. tests/README.md says which cases may have it.
 """
 
 import itertools
@@ -16,17 +16,17 @@ C = TypeVar("C")
 
 
 def few(cases: Iterable[Any], short: Collection[Any], *, whole: bool = False) -> list[Any]:
-    """Parameters for all cases; those that are not among `short` are long.
+    """Parameters for all cases; cases that are not in `short` are long.
 
     Args:
-        cases: a value each, or a tuple of values.
+        cases: a value for each case, or a tuple of values.
         short: some of the cases.
-        whole: a tuple is one value, as of a fixture.
+        whole: whether a tuple is a single value, as for a fixture.
     """
     every = list(cases)
     unknown = [case for case in short if case not in every]
     assert not unknown, f"no cases: {unknown}"
-    assert short or not every, "a test of which `make test` runs no case is a long one: mark it so"
+    assert short or not every, "`make test` would run no case of this test; mark the whole test as long"
     parameters = []
     for case in every:
         values = case if isinstance(case, tuple) and not whole else (case,)
@@ -35,7 +35,7 @@ def few(cases: Iterable[Any], short: Collection[Any], *, whole: bool = False) ->
 
 
 def covering(cases: Sequence[C], values_of: Callable[[C], Iterable[object]]) -> list[C]:
-    """Few of the cases, in which each value that any of them has occurs, at the same place among its case's values."""
+    """A few of the cases that together have every value that any case has, at the same position."""
     values = {index: set(enumerate(values_of(case))) for index, case in enumerate(cases)}
     missing, chosen = set[object]().union(*values.values()), list[C]()
     while missing:
@@ -46,6 +46,6 @@ def covering(cases: Sequence[C], values_of: Callable[[C], Iterable[object]]) -> 
 
 
 def few_of(*axes: Iterable[Any]) -> list[Any]:
-    """Parameters for every combination of one value of each axis; a few in which each value occurs are not long."""
+    """Parameters for every combination of the axes' values; a few that cover each value are not long."""
     every = list(itertools.product(*axes))
     return few(every, covering(every, lambda case: case))

@@ -1,8 +1,8 @@
-"""The reference beside a host whose cache rounds: every layer's K and V are compared, then it goes on from the host's.
+"""A reference for a host whose cache rounds: it compares every layer's K and V, then continues from the host's.
 
-A number that lies between two of the cache's is rounded either way, and what reads it moves: in q8 by up to 1e-2 of its
-size after some layers. So rows are compared with the numbers that they were made of, and what reads them is computed
-from the same bytes on both sides, as exactly as with a cache of f32.
+A number half-way between two cache values may be rounded either way, which changes later results: in q8 by up to 1e-2
+of their size after some layers. So each stored row is compared with the numbers before rounding, and both sides go on
+from the same bytes, as exactly as with an f32 cache.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from mlxr_tests.tolerances import check_stored
 
 
 class FollowingReference(ReferenceHost):
-    """Steps after another host has, on the same batch, and leaves that host's K and V in its own arena."""
+    """Runs each batch after another host, and copies that host's K and V into its own arena."""
 
     def __init__(
         self, artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena, leader: Arena, sum_error: float
     ) -> None:
-        """Follows the host whose arena is `leader`, and whose sums may differ by `sum_error` of their largest."""
+        """Follows the host with arena `leader`; its sums may differ by `sum_error` of the largest sum."""
         super().__init__(artifact, weights, arena)
         self.leader, self.sum_error = leader, sum_error
 
@@ -45,9 +45,9 @@ class FollowingReference(ReferenceHost):
 
     def _cache_write(self, inputs: Mapping[str, mx.array], attrs: CacheWrite, place: ArenaLayer) -> Any:
         arena, layer, slots, geometry = place.arena, place.layer, inputs["slots"].tolist(), place.arena.geometry
-        for port, found in stored_rows(self.leader, layer, slots).items():
-            numbers = floats(inputs[port]).reshape(found.shape)
+        for port, rows in stored_rows(self.leader, layer, slots).items():
+            numbers = floats(inputs[port]).reshape(rows.shape)
             what = f"{port.upper()} of layer {layer}, slots {slots}"
-            check_stored(what, found, numbers, str(geometry.dtype), sum_error=self.sum_error)
+            check_stored(what, rows, numbers, str(geometry.dtype), sum_error=self.sum_error)
         copy_slots(self.leader, arena, {layer: set(slots)})
         return {"token": inputs["token"]} if "token" in inputs else {}

@@ -1,4 +1,4 @@
-"""Random matrices in every weight format: each plane's bytes as in files, and the numbers they stand for."""
+"""Random matrices in every weight format: the bytes of each plane as in files, and their numbers."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def has_minima(format: WeightFormat) -> bool:
-    """Whether elements are a code times a scale plus a shift: sums cancel then."""
+    """Whether elements are a code times a scale plus a shift, so that sums cancel."""
     return format.affine is not None or len(half_bytes(format)) > 1
 
 
 def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[int, int], scale: float) -> list[Bytes]:
-    """A matrix of elements of about this size: [rows, bytes of a row] for each plane of the format."""
+    """A matrix with elements of about this size: [rows, bytes of a row] for each plane of the format."""
     rows, columns = shape
     if not format.is_quantised:
         array = mx.array(rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(
@@ -49,7 +49,7 @@ def random_planes(rng: np.random.Generator, format: WeightFormat, shape: tuple[i
 
 
 def numbers_of(format: WeightFormat, planes: list[Bytes], columns: int) -> Floats:
-    """[rows, columns] f32, by the packages that define the formats."""
+    """The matrix as numbers, [rows, columns] f32, computed by the packages that define the formats."""
     if format.is_quantised:
         return dequantised(format, planes).reshape(len(planes[0]), columns)
     return np.array(_as_f32(planes[0], str(format)))
@@ -62,7 +62,7 @@ def _as_f32(plane: Bytes, dtype: str) -> mx.array:
 
 
 def joined(parts: list[tuple[WeightFormat, list[Bytes]]], columns: int, size_bytes: int) -> Bytes:
-    """Parts of a weight as the one buffer that kernels read; gaps are 0xEE."""
+    """The parts of a weight as one buffer for kernels; gaps are 0xEE."""
     buffer = np.full(size_bytes, 0xEE, np.uint8)
     places = part_places([(format, len(planes[0])) for format, planes in parts], columns)
     for (_, planes), offsets in zip(parts, places, strict=True):
@@ -90,4 +90,6 @@ def random_buffers(plan: Plan, seed: int = 0) -> tuple[dict[str, mx.array], dict
     """Weights of a plan by name, as kernels read them, and their numbers."""
     rng = np.random.default_rng(varied(seed))
     pairs = {weight.name: random_buffer(rng, weight) for weight in plan.weights}
-    return {name: buffer for name, (buffer, _) in pairs.items()}, {name: found for name, (_, found) in pairs.items()}
+    return {name: buffer for name, (buffer, _) in pairs.items()}, {
+        name: numbers for name, (_, numbers) in pairs.items()
+    }

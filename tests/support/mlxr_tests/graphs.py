@@ -1,4 +1,4 @@
-"""Graphs under test: source graphs, edits of them, and what a graph computes on reference semantics."""
+"""Graphs under test: source graphs, edits, and the numbers that the reference computes from a graph."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def kinds(graph: OpGraph) -> list[str]:
     return [op.kind for op in graph.ops]
 
 
-def one(graph: OpGraph, kind: str) -> Op:
+def only(graph: OpGraph, kind: str) -> Op:
     """The only op of a kind."""
     (op,) = [op for op in graph.ops if op.kind == kind]
     return op
@@ -77,24 +77,24 @@ def retyped(graph: OpGraph, name: str, dtype: str) -> OpGraph:
     return new
 
 
-def fires(one_pass: Pass, graph: OpGraph) -> OpGraph:
-    """The graph after a pass, which must have changed it, and not the graph given."""
+def fires(graph_pass: Pass, graph: OpGraph) -> OpGraph:
+    """The graph after a pass, which must rewrite it and leave its argument unchanged."""
     before = graph.to_json()
-    result = one_pass.run(graph)
-    assert result.modified, f"{one_pass.name} did not fire on\n{graph.dump()}"
-    assert graph.to_json() == before, f"{one_pass.name} changed the graph it was given"
-    verify(result.graph, "ordered" if one_pass.name == "order_arena" else "fused")
+    result = graph_pass.run(graph)
+    assert result.modified, f"{graph_pass.name} did not fire on\n{graph.dump()}"
+    assert graph.to_json() == before, f"{graph_pass.name} changed its argument"
+    verify(result.graph, "ordered" if graph_pass.name == "order_arena" else "fused")
     return result.graph
 
 
-def check_silent(one_pass: Pass, graph: OpGraph) -> None:
-    """Checks that a pass leaves a graph alone."""
-    result = one_pass.run(graph)
-    assert not result.modified and result.graph is graph, f"{one_pass.name} fired:\n{result.graph.dump()}"
+def check_silent(graph_pass: Pass, graph: OpGraph) -> None:
+    """Checks that a pass leaves a graph unchanged."""
+    result = graph_pass.run(graph)
+    assert not result.modified and result.graph is graph, f"{graph_pass.name} fired:\n{result.graph.dump()}"
 
 
 class Sketch:
-    """A graph made by hand: batch inputs, arena and `x` (embedded tokens) are there, ops are added one by one."""
+    """A graph built by hand: it starts with batch inputs, arena and `x` (embedded tokens); ops are added one by one."""
 
     def __init__(self, spec: ModelSpec | None = None) -> None:
         source = source_graph(spec or small_spec(model__num_layers=1))
@@ -109,12 +109,12 @@ class Sketch:
         return name
 
     def op(self, kind: str, name: str, /, *, attrs: dict[str, Any] | None = None, **inputs: str) -> str:
-        """Adds an op and returns the name of its result, which is its own name."""
+        """Adds an op and returns the name of its result, which is the op's name."""
         tensors = {v.name: v.tensor for v in self.values}
         op_kind = read_op_kind(kind, attrs or {})
-        made = op_kind.infer({port: tensors[value] for port, value in inputs.items()})
-        outputs = {port: name if port == "out" else f"{name}.{port}" for port in made if port != "token"}
-        self.values += [Value(outputs[p], "activation", made[p].shape, made[p].dtype) for p in outputs]
+        results = op_kind.infer({port: tensors[value] for port, value in inputs.items()})
+        outputs = {port: name if port == "out" else f"{name}.{port}" for port in results if port != "token"}
+        self.values += [Value(outputs[p], "activation", results[p].shape, results[p].dtype) for p in outputs]
         self.ops.append(Op(name, op_kind, inputs, outputs))
         return name
 
@@ -131,7 +131,7 @@ class Sketch:
 
 
 def weights_of(graph: OpGraph, source: OpGraph) -> dict[str, mx.array]:
-    """Weights of a graph made from `source`: each canonical tensor follows from its name, packed ones from theirs."""
+    """Weights of a graph that was rewritten from `source`: each canonical tensor is generated from its name."""
     return {
         v.name: mx.concatenate([_tensor(source.value(part)) for part in v.parts])
         for v in graph.values
@@ -147,10 +147,10 @@ def _tensor(value: Value) -> mx.array:
 
 
 def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = False) -> dict[str, Floats]:
-    """What a graph computes over some steps of two sequences: every step's outputs, then the arena.
+    """The results of a graph over some steps of two sequences: every step's outputs, then the arena.
 
-    Steps: two prompts of unequal length, a mixed step (a further chunk of one, a token of the other), two decode steps.
-    With `decode_only` the source graph runs the first two.
+    The steps are two prompts of unequal length, a mixed step (a chunk of one, a token of the other) and two decode
+    steps. With `decode_only`, the source graph runs the first two steps.
     """
     arena, pager = (
         Arena(arena_geometry(spec, GeometryTable())),
@@ -175,7 +175,7 @@ def trace(graph: OpGraph, source: OpGraph, spec: ModelSpec, decode_only: bool = 
 def check_same_numbers(
     before: OpGraph, after: OpGraph, spec: ModelSpec | None = None, decode_only: bool = False
 ) -> None:
-    """Checks that two graphs compute the same in fp32, whatever they call it; `before` is a source graph."""
+    """Checks that two graphs compute the same numbers in fp32; `before` is a source graph."""
     spec = spec or small_spec(model__num_layers=1)
     want, got = trace(before, before, spec, decode_only), trace(after, before, spec, decode_only)
     assert want.keys() == got.keys()

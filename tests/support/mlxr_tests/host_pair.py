@@ -1,7 +1,7 @@
-"""Two hosts side by side: one runs an artifact's generated code, `reference` its unfused graph, on the same batches.
+"""Two hosts that run the same batches: one runs an artifact's generated code, the reference runs its unfused graph.
 
-The reference computes on the CPU, wherever the other one does. Each has its own arena. Logits, arenas and block copies
-are compared at every step; what no step may touch is compared to the bit.
+The reference always computes on the CPU. Each host has its own arena. Logits, arenas and block copies are compared at
+every step; bytes that a step may not touch must not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Rows = Literal["last", "all", "none"]
 
 
 def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
-    """What bounds how exact the artifact's numbers are: a type, or activations that may be rounded for speed."""
+    """The least exact part of the artifact's arithmetic: a type, or `fast` if activations may be rounded for speed."""
     spec = artifact.spec
     dtypes = [str(spec.activation_dtype), str(spec.cache.dtype) if cache else "f32"]
     if "metal" not in artifact.plan.targets and spec.compute == "fast":
@@ -43,16 +43,16 @@ def least_exact(artifact: Artifact, *, cache: bool = True) -> str:
 
 @on_cpu
 def logits_of(reference: Host, batch: Batch) -> "np.ndarray[Any, Any]":
-    """A step of a reference, computed on the CPU: [rows, vocab] f32."""
+    """The logits of a step of a reference, computed on the CPU: [rows, vocab] f32."""
     logits: np.ndarray[Any, Any] = floats(reference.step(batch))
     return logits
 
 
 class HostPair:
-    """Drives both hosts through one pager, and keeps what each sequence was fed."""
+    """Drives both hosts through one pager, and keeps the tokens that each sequence was fed."""
 
     def __init__(self, artifact: Artifact, weights: Mapping[str, mx.array] | None = None, **options: Any) -> None:
-        """An artifact of target metal runs where `kernel_host` says, one of target cpu on cpu, with these options."""
+        """An artifact of target metal runs on the host of `kernel_host`; target cpu runs on cpu, with options."""
         self.artifact = artifact
         self.plan = artifact.plan
         native: Native = {}
@@ -70,7 +70,7 @@ class HostPair:
             else make_kernel_host(artifact, buffers, self.arena)
         )
         self.dtype, arithmetic = least_exact(artifact), least_exact(artifact, cache=False)
-        follows = arithmetic != self.dtype and arithmetic in ("f32", "minima")  # nothing but the cache rounds
+        follows = arithmetic != self.dtype and arithmetic in ("f32", "minima")  # only the cache rounds
         self.step_dtype = arithmetic if follows else self.dtype
         with mx.stream(mx.cpu):
             self.reference: Host = (
@@ -81,13 +81,13 @@ class HostPair:
         self.fed: dict[int, list[int]] = {}
 
     def add(self) -> int:
-        """A new sequence."""
+        """Adds a sequence and returns its id."""
         seq_id = self.pager.add_sequence()
         self.fed[seq_id] = []
         return seq_id
 
     def fork(self, seq_id: int) -> int:
-        """A sequence that shares another's tokens."""
+        """Adds a sequence that shares another's tokens, and returns its id."""
         fork_id = self.pager.fork(seq_id)
         self.fed[fork_id] = list(self.fed[seq_id])
         return fork_id
@@ -100,7 +100,7 @@ class HostPair:
     def step(
         self, parts: Sequence[tuple[int, Sequence[int]]], rows: Rows | Mapping[int, Rows] = "last"
     ) -> "np.ndarray[Any, Any]":
-        """Feeds tokens to sequences in one batch, on both hosts, and returns the host's logits once all is compared."""
+        """Feeds tokens to sequences in one batch on both hosts, compares everything, and returns the host's logits."""
         rows_of: Mapping[int, Rows] = {s: rows for s, _ in parts} if isinstance(rows, str) else rows
         requests = [BatchRequest(s, tokens, self.pager.length(s), rows_of[s]) for s, tokens in parts]
         batch = Batch.build(requests, self.pager, self.plan.query_tile)
@@ -118,7 +118,7 @@ class HostPair:
 
     @on_cpu
     def fresh_logits(self, tokens: Sequence[int]) -> "np.ndarray[Any, Any]":
-        """The reference's logits after the last of these tokens, of one sequence alone in an arena of its own."""
+        """The reference's logits after the last of these tokens, for a single sequence in an arena of its own."""
         pager, arena = Pager.from_geometry(self.plan.arena), nan_arena(Arena(self.plan.arena))
         request = BatchRequest(pager.add_sequence(), tokens, 0)
         batch = Batch.build([request], pager, self.plan.query_tile)
@@ -134,12 +134,12 @@ class HostPair:
             for source, target in copies:
                 blocks[:, target] = blocks[:, source]
         self.host.copy_blocks(copies)
-        mx.eval(self.arena.token)  # a host may only have queued them
+        mx.eval(self.arena.token)  # a host may have queued the copies only
         on_cpu(self.reference.copy_blocks)(copies)
         after = snapshot(self.arena)
         for name, bits in expected.items():
             if (after[name] != bits).any():
-                raise Mismatch(f"{name}: copies {copies} did not do what they say")
+                raise Mismatch(f"{name}: the copies {copies} are not in the arena")
 
     def _check_logits(self, what: str, batch: Batch, got: Floats, want: Floats) -> None:
         check_logits(what, got, want, self.step_dtype)

@@ -1,4 +1,4 @@
-"""Files as a stranger might make them: cut, flipped, or well-formed around numbers and names that lie."""
+"""Files as a stranger might make them: cut, with flipped bits, or well-formed with false numbers and names."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import MlxrError
 
 CASES = int(os.environ.get("MLXR_FUZZ_CASES", "2000"))
-"""Of all tests that use these files together: `make fuzz` takes 100,000."""
+"""Number of cases of all tests that use these files; `make fuzz` takes 100,000."""
 SECONDS = 2.0
 BYTES = 1 << 30
 
@@ -26,12 +26,12 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Fails if its body takes too long or too much memory, or raises anything but an MlxrError that says something."""
+    """Fails if its body takes too long or too much memory, or raises anything but an MlxrError with a message."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
     limits = resource.getrlimit(resource.RLIMIT_AS)
     if pages is not None:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, limits[1]))
-    start = time.process_time()  # of other processes nobody here is to blame
+    start = time.process_time()  # other processes do not count
     try:
         yield
     except MlxrError as error:
@@ -44,26 +44,26 @@ def bounded() -> Iterator[None]:
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes, header_bytes: int) -> bytes:
     """A file with some of its bytes changed, most of them in its header: flipped, extreme, cut out or doubled."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(draw(st.integers(1, 4))):
-        limit = min(header_bytes, len(found)) if draw(st.booleans()) or draw(st.booleans()) else len(found)
+        limit = min(header_bytes, len(changed)) if draw(st.booleans()) or draw(st.booleans()) else len(changed)
         at = draw(st.integers(0, max(0, limit - 1)))
         kind = draw(st.sampled_from(["flip", "random", "u32", "u64", "cut", "double", "end"]))
-        if kind == "flip" and found:
-            found[at] ^= 1 << draw(st.integers(0, 7))
-        elif kind == "random" and found:
-            found[at] = draw(st.integers(0, 255))
+        if kind == "flip" and changed:
+            changed[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "random" and changed:
+            changed[at] = draw(st.integers(0, 255))
         elif kind in ("u32", "u64"):
             size = 4 if kind == "u32" else 8
             number = draw(st.sampled_from(EXTREMES)) % (1 << 8 * size)
-            found[at : at + size] = number.to_bytes(size, "little")
+            changed[at : at + size] = number.to_bytes(size, "little")
         elif kind == "cut":
-            del found[at : at + draw(st.integers(1, 64))]
+            del changed[at : at + draw(st.integers(1, 64))]
         elif kind == "double":
-            found[at:at] = found[at : at + draw(st.integers(1, 64))]
+            changed[at:at] = changed[at : at + draw(st.integers(1, 64))]
         else:
-            del found[at:]
-    return bytes(found)
+            del changed[at:]
+    return bytes(changed)
 
 
 def _text(value: str) -> bytes:
@@ -73,7 +73,7 @@ def _text(value: str) -> bytes:
 
 @st.composite
 def _values(draw: st.DrawFn, depth: int = 0) -> bytes:
-    """A metadata value with its type: of any kind, nested, with counts that lie now and then."""
+    """A metadata value with its type: of any kind, nested, sometimes with false counts."""
     kind = draw(st.sampled_from([*_SCALARS, 8, 9, 9, 13, 99]))
     if kind in _SCALARS:
         size = struct.calcsize(_SCALARS[kind])
@@ -90,12 +90,12 @@ def _values(draw: st.DrawFn, depth: int = 0) -> bytes:
 def lying_gguf(
     draw: st.DrawFn, metadata: dict[str, bytes], tensors: list[tuple[str, tuple[int, ...], int, int]]
 ) -> bytes:
-    """A GGUF file whose parts are well-formed; keys, types, dims, offsets and counts may be anything.
+    """A GGUF file with well-formed parts but arbitrary keys, types, dims, offsets and counts.
 
     Args:
-        draw: hypothesis's.
+        draw: hypothesis's function.
         metadata: key to typed value, as bytes; some are replaced or left out.
-        tensors: name, dims, type and offset; likewise.
+        tensors: name, dims, type and offset of each; some are replaced or left out.
     """
     entries = dict(metadata)
     for _ in range(draw(st.integers(0, 3))):
@@ -135,7 +135,7 @@ def lying_gguf(
 
 @st.composite
 def lying_safetensors(draw: st.DrawFn, header: dict[str, Any], data: bytes) -> bytes:
-    """A safetensors file whose header may say anything of the data."""
+    """A safetensors file whose header may claim anything about the data."""
     entries = {name: dict(entry) for name, entry in header.items()}
     numbers = st.sampled_from(EXTREMES) | st.integers(-5, 2**20)
     for _ in range(draw(st.integers(1, 4))):
@@ -177,7 +177,7 @@ _ANY = st.recursive(
 
 
 def changed_configs(config: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A config.json with some keys of another value, gone, or new."""
+    """A config.json with some keys changed or added."""
     keys = st.sampled_from(
         [*config, "quantization", "rope_scaling", "rope_parameters", "layer_types", "model_type", "x"]
     )

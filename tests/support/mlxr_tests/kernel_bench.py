@@ -1,4 +1,4 @@
-"""Runs a kernel context alone, without a model around it."""
+"""Runs a single kernel, without a model."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -34,16 +34,16 @@ def run_kernel(
     text: str | None = None,
     in_place: Collection[str] = (),
 ) -> dict[str, mx.array]:
-    """Launches a kernel on arrays by its ports' names.
+    """Launches a kernel on arrays that are named by its ports, and returns its outputs.
 
     Args:
-        kernel: what to run.
-        inputs: of the types of the kernel's ports.
-        shapes: of its outputs, which start as NaN, or as -1.
-        grid: threadgroups.
-        seed: of the order in which threads run.
-        text: instead of its own text.
-        in_place: inputs that it may write.
+        kernel: the kernel.
+        inputs: its inputs, in the types of the kernel's ports.
+        shapes: the shapes of its outputs, which start as NaN, or as -1 for integers.
+        grid: threadgroups along each axis.
+        seed: seed of the order in which threads run.
+        text: a text to run instead of the kernel's own.
+        in_place: inputs that the kernel may write.
     """
     name, own = kernel_text(kernel)
     outputs: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Where kernel tests run the Metal text: on sim, or on an NVIDIA GPU. The fixture `kernel_host` chooses.
+"""The host of kernel tests: sim, or an NVIDIA GPU. The fixture `kernel_host` chooses.
 
-On the GPU every launch's outputs start as NaN, as sim's memory does. On sim a kernel is compiled when it is first
-launched: many tests launch few of an artifact's kernels.
+On the GPU every launch's outputs start as NaN, like sim's memory. On sim a kernel is compiled at its first launch,
+because many tests launch only a few of an artifact's kernels.
 """
 
 import functools
@@ -30,7 +30,7 @@ _chosen = ["sim"]
 
 @contextmanager
 def kernel_host(name: str) -> Iterator[None]:
-    """Kernels run on this host until the end of the block."""
+    """Runs kernels on this host until the end of the block."""
     _chosen.append(name)
     try:
         yield
@@ -39,7 +39,7 @@ def kernel_host(name: str) -> Iterator[None]:
 
 
 def on_cpu(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """MLX computes what the method asks for on the CPU, so that a GPU runs the kernels under test and nothing else."""
+    """Makes a method compute on the CPU with MLX, so that a GPU runs only the kernels under test."""
 
     @functools.wraps(method)
     def run(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -50,12 +50,12 @@ def on_cpu(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def load_kernel(text: str, name: str, threads: int) -> SimKernel | CudaKernel:
-    """A kernel from its complete Metal file, loaded once."""
+    """A kernel from its complete Metal file, cached."""
     return _load(_chosen[-1], text, name, threads)
 
 
 def make_kernel_host(artifact: Artifact, weights: Mapping[str, mx.array], arena: Arena) -> Host:
-    """A host that runs all of an artifact's kernels."""
+    """A host for all kernels of an artifact."""
     if _chosen[-1] == "cuda":
         return PoisonedCudaHost(artifact, weights, arena)
     with mock.patch.object(sim_host, "prepare", lambda texts, _: _WhenLaunched(texts)):
@@ -63,7 +63,7 @@ def make_kernel_host(artifact: Artifact, weights: Mapping[str, mx.array], arena:
 
 
 class _WhenLaunched(dict[str, SimKernel]):
-    """Kernels by name, each compiled when it is first asked for."""
+    """Kernels by name, each compiled at its first use."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _WhenLaunched(dict[str, SimKernel]):
 
 
 class PoisonedCudaHost(CudaHost):
-    """Every output of every launch starts as NaN."""
+    """Host cuda with NaN as the initial value of every output."""
 
     @classmethod
     def make_kernels(
@@ -83,7 +83,7 @@ class PoisonedCudaHost(CudaHost):
     ) -> dict[str, MlxKernel]:
         """See `CudaHost`."""
         launchers = super().make_kernels(artifact, progress)
-        return {name: functools.partial(one, init_value=POISON) for name, one in launchers.items()}
+        return {name: functools.partial(launcher, init_value=POISON) for name, launcher in launchers.items()}
 
     @staticmethod
     def launcher_of(name: str, image: bytes) -> MlxKernel:
@@ -98,5 +98,5 @@ def _load(host: str, text: str, name: str, threads: int) -> SimKernel | CudaKern
 
 @functools.lru_cache(maxsize=1024)
 def sim_kernel(text: str, name: str | None = None) -> SimKernel:
-    """A kernel on sim, loaded once."""
+    """A kernel on sim, cached."""
     return SimKernel.load(text, name=name)

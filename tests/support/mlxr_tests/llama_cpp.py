@@ -1,4 +1,4 @@
-"""llama.cpp's logits of a GGUF file, in f32, by llama-cpp-python."""
+"""llama.cpp's logits for a GGUF file, in f32, through llama-cpp-python."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,8 +38,8 @@ def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> npt.NDArray[np.float3
     logits = np.stack(
         [np.ctypeslib.as_array(api.llama_get_logits_ith(context, i), (vocab_size,)) for i in range(len(tokens))]
     )
-    found = logits.copy()
+    result = logits.copy()
     api.llama_batch_free(batch)
     api.llama_free(context)
     api.llama_model_free(model)
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Kernels that multiply by a weight matrix, each alone: formats, numbers of rows and dims in any mix."""
+"""Single kernels that multiply by a weight matrix, with any mix of formats, numbers of rows and dims."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -36,16 +36,16 @@ KERNELS: dict[Style, tuple[type[ProjectionKernel], int]] = {
     "many": (GemmKernel, GEMM_TILE),
     "many_mma": (GemmMmaKernel, GEMM_MMA_TILE),
 }
-"""The kernel of each style, and rows of x of a threadgroup."""
+"""The kernel of each style, and the rows of x per threadgroup."""
 STYLES: tuple[Style, ...] = ("one", "several", "many")
-"""Those that take activations of any type."""
+"""The styles that take activations of any type."""
 
 
 class MatrixBench:
-    """A random matrix whose parts have these formats and numbers of rows.
+    """A random matrix of parts with these formats and numbers of rows.
 
     Attributes:
-        numbers: [rows, columns] f32, by the definition of the formats.
+        numbers: the matrix, [rows, columns] f32, by the definition of the formats.
         buffer: its bytes as kernels read them.
     """
 
@@ -58,19 +58,21 @@ class MatrixBench:
         gated: bool = False,
     ) -> None:
         rng = np.random.default_rng(varied(seed))
-        made = [
+        planes_of_parts = [
             (WeightFormat(format), random_planes(rng, WeightFormat(format), (rows, columns), columns**-0.5))
             for format, rows in parts
         ]
-        self.layout = layout_of([(format, len(planes[0])) for format, planes in made], columns)
-        self.numbers: Floats = np.concatenate([numbers_of(format, planes, columns) for format, planes in made])
-        self.buffer = joined(made, columns, self.layout.size_bytes)
-        assert np.isfinite(self.numbers).all() and self.numbers.std() > 0, "random numbers that show a mistake"
+        self.layout = layout_of([(format, len(planes[0])) for format, planes in planes_of_parts], columns)
+        self.numbers: Floats = np.concatenate(
+            [numbers_of(format, planes, columns) for format, planes in planes_of_parts]
+        )
+        self.buffer = joined(planes_of_parts, columns, self.layout.size_bytes)
+        assert np.isfinite(self.numbers).all() and self.numbers.std() > 0, "the numbers must be able to show a mistake"
         self.activation = DType(activation)
         self.gated = gated
 
     def project(self, x: Floats, style: Style, unroll: int = 1, **epilogue: Any) -> Floats:
-        """What a kernel makes of x [rows, columns], which is first rounded to the type of activations: f32."""
+        """A kernel's product of the matrix and x [rows, columns], first rounded to the activations' type; f32."""
         outs = self.layout.rows // (2 if self.gated else 1)
         halves, many = 2 if self.gated else 1, style.startswith("many")
         kernel_class, tile = KERNELS[style]
@@ -96,7 +98,7 @@ class MatrixBench:
         return out
 
     def rows(self, ids: Sequence[int], scale: float = 1.0) -> Floats:
-        """Rows of the matrix as the embedding kernel makes them."""
+        """Rows of the matrix, from the embedding kernel."""
         kernel = EmbedKernel("embed", self.layout, self.activation, scale)
         inputs = {"token_ids": np.array(ids, dtype=np.int32), "table": self.buffer}
         out = np.full((len(ids), self.layout.columns), np.nan, dtype=np.float32)
@@ -104,17 +106,17 @@ class MatrixBench:
         return out
 
     def unpacked(self, unroll: int) -> Floats:
-        """All of it as the unpack kernel makes it, in the type of activations, which is one of 16 bits."""
+        """The whole matrix from the unpack kernel, in the type of activations, which has 16 bits."""
         return unpacked_together([self], unroll)[0]
 
 
 def rounded(numbers: Floats, dtype: str) -> Floats:
-    """Numbers, f32, as this type of 16 bits has them."""
+    """Numbers, f32, rounded to this 16-bit type."""
     return floats(mx.array(numbers).astype(MLX_DTYPES[dtype]))
 
 
 def unpacked_together(benches: Sequence[MatrixBench], unroll: int) -> list[Floats]:
-    """All of several matrices as one launch of the unpack kernel makes them, in the first one's type of activations."""
+    """Several whole matrices from one launch of the unpack kernel, in the first one's type of activations."""
     activation = benches[0].activation
     kernel = UnpackKernel("unpack", tuple(bench.layout for bench in benches), activation, unroll)
     shapes = [(bench.layout.rows, bench.layout.columns) for bench in benches]
@@ -136,15 +138,15 @@ def _launch(
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, host: str, old: str, new: str) -> None:
-    """Puts a mistake into the text of the benches' kernels, on sim."""
+    """Plants a mistake in the text of the benches' kernels, on sim."""
     if host == "cuda":
         pytest.skip("a card may not show a race or a read out of bounds")
 
-    right = render
+    correct = render
 
     def mistaken(kernel: MetalKernel, origin: Provenance) -> KernelSource:
-        source = right(kernel, origin)
-        assert old in source.text, "the mistake can be planted"
+        source = correct(kernel, origin)
+        assert old in source.text, "the text has no place for the mistake"
         return KernelSource(source.name, source.text.replace(old, new))
 
     monkeypatch.setattr("mlxr_tests.matrix_bench.render", mistaken)

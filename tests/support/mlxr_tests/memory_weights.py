@@ -1,4 +1,4 @@
-"""Weights in arrays instead of a file, for the cpu host."""
+"""Weights in arrays instead of files, for host cpu."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,13 +16,13 @@ _FLOATS = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
 
 
 class _ArrayBytes:
-    """The planes of one tensor; each begins at its `offset` in a row of the array."""
+    """The planes of one tensor; each starts at its `offset` in a row of the array."""
 
     def __init__(self, rows: Bytes) -> None:
         self._rows = rows
 
     def rows(self, tensor: StoredTensor) -> Bytes:
-        """See `TensorBytes`. Of several planes a copy."""
+        """See `TensorBytes`. Returns a copy if there are several planes."""
         size = tensor.shape[1]
         return np.ascontiguousarray(self._rows[:, tensor.offset : tensor.offset + size])
 

@@ -1,4 +1,4 @@
-"""Random float weights as a file might have them: rows at an even address that is no multiple of anything more."""
+"""Random float weights as a file might have them: at an address that is aligned only to their element size."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 
 
 def round_bf16(x: np.ndarray) -> np.ndarray:
-    """The bits of f32 numbers rounded to bf16, nearest, halves to even."""
+    """The bits of f32 numbers rounded to the nearest bf16, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 

@@ -1,4 +1,4 @@
-"""Random weights in the formats of a spec: native bytes for the cpu host, and the same numbers for the reference."""
+"""Random weights in the formats of a spec: native bytes for host cpu, and the same numbers for the reference."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Native = dict[str, "np.ndarray[Any, Any]"]
 
 
 def random_native(plan: Plan, seed: int = 0) -> tuple[Native, dict[str, mx.array]]:
-    """Weights of a plan: each part's bytes by its canonical name, and each weight's numbers by its own."""
+    """Weights of a plan: the bytes of each part by its canonical name, and the numbers of each weight by its name."""
     rng = np.random.default_rng(seed)
     native: Native = {}
     arrays: dict[str, mx.array] = {}
@@ -35,23 +35,23 @@ def random_native(plan: Plan, seed: int = 0) -> tuple[Native, dict[str, mx.array
 
 
 def _float_parts(parts: tuple[TensorSource, ...], whole: mx.array) -> Native:
-    """A float weight's parts in their formats, all of which hold the whole's numbers."""
-    found, row = {}, 0
+    """A float weight's parts in their formats; `whole` is rounded to what these formats can store."""
+    native, row = {}, 0
     for part in parts:
         rows = whole[row : row + part.shape[0]].astype(MLX_DTYPES[str(part.format)])
         mx.eval(rows)
         whole[row : row + part.shape[0]] = rows.astype(whole.dtype)
         bits = as_bits(rows) if part.format == "bf16" else np.array(rows)
-        found[part.name] = np.ascontiguousarray(bits)
+        native[part.name] = np.ascontiguousarray(bits)
         row += part.shape[0]
     mx.eval(whole)
-    return found
+    return native
 
 
 def _matrix(
     rng: np.random.Generator, part: TensorSource, scale: float
 ) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
-    """Bytes and numbers of a matrix whose elements have about this standard deviation."""
+    """Bytes and numbers of a matrix; its elements have about this standard deviation."""
     if not part.format.is_quantised:
         array = mx.array(rng.standard_normal(part.shape, dtype=np.float32) * np.float32(scale))
         array = array.astype(MLX_DTYPES[str(part.format)])

@@ -1,8 +1,8 @@
-"""Runs single ops of an artifact: its kernels where `kernel_host` says, the op's definition in MLX, same inputs.
+"""Runs single ops of an artifact: its kernels on the host of `kernel_host`, and the op's reference, on the same inputs.
 
-The arena starts as NaN with random history in the slots of each sequence's earlier tokens, so a kernel that reads any
-other slot makes NaN, and everything that an op writes is compared with what it should have written, bit by bit outside
-the slots of the new tokens.
+The arena starts as NaN, with random history in the slots of each sequence's earlier tokens, so a kernel that reads any
+other slot computes NaN. Everything that an op writes is compared with the reference; outside the slots of the new
+tokens, every bit must be unchanged.
 """
 
 import functools
@@ -56,16 +56,16 @@ def scatter(pager: Pager) -> None:
 
 
 class OpBench:
-    """An artifact's kernels with a pager and two arenas of the same content, sim's and the reference's.
+    """An artifact's kernels with a pager and two arenas of the same content: sim's and the reference's.
 
     Args:
-        artifact: whose kernels.
-        seed: of all random numbers.
-        scale: size of the activations that ops take.
-        sum_error: see the tolerance table; more than its default where large numbers cancel.
+        artifact: the artifact.
+        seed: seed of all random numbers.
+        scale: size of the activations that ops read.
+        sum_error: see the tolerance table; larger than its default if large numbers cancel.
 
     Attributes:
-        launches: how often kernels of each label were launched.
+        launches: number of launches by kernel label.
     """
 
     @on_cpu
@@ -86,7 +86,7 @@ class OpBench:
 
     @on_cpu
     def sequences(self, *lengths: int) -> list[int]:
-        """New sequences with this many tokens of random K and V each."""
+        """Adds sequences with this many tokens of random K and V each, and returns their ids."""
         seq_ids = [self.pager.add_sequence() for _ in lengths]
         for seq_id, length in zip(seq_ids, lengths, strict=True):
             if length:
@@ -97,14 +97,14 @@ class OpBench:
 
     @on_cpu
     def clear(self, seq_ids: Sequence[int]) -> None:
-        """Frees sequences; all slots are NaN again."""
+        """Frees sequences and makes all slots NaN again."""
         for seq_id in seq_ids:
             self.pager.free(seq_id)
         nan_arena(self.arena)
         nan_arena(self.reference_arena)
 
     def batch(self, parts: Sequence[tuple[int, int]], rows: Any = "last") -> Batch:
-        """A step with the next tokens of sequences: (sequence, number of tokens)."""
+        """A batch with the next tokens of sequences: (sequence, number of tokens)."""
         requests = [
             BatchRequest(s, self.rng.integers(0, self.plan.vocab_size, n).tolist(), self.pager.length(s), rows)
             for s, n in parts
@@ -115,7 +115,7 @@ class OpBench:
 
     @on_cpu
     def run(self, phase_name: PhaseName, ops: Sequence[str], batch: Batch) -> dict[str, "np.ndarray[Any, Any]"]:
-        """Runs ops in order on both, checks each one's results and the arena, and returns sim's results."""
+        """Runs ops in order on both sides, checks each op's results and the arena, and returns sim's results."""
         phase, graph = self.plan.first.phase(phase_name), self._graph(phase_name)
         dims = batch_dims(batch)
         sim: dict[str, np.ndarray[Any, Any]] = {}
@@ -146,7 +146,7 @@ class OpBench:
                 token = token_out
             written = {op.layer: set(batch.slots.tolist())} if op.kind in _WRITERS else {}
             check_arena(self.arena, before, self.reference_arena, written)
-            # An element may have been rounded the other way; what reads it next is compared on the same arena.
+            # An element may have been rounded the other way, so later readers are compared on the same arena.
             copy_slots(self.arena, self.reference_arena, written)
             if attention is not None:
                 inputs["query_start"] = mx.arange(dims["seqs"] + 1)
@@ -178,7 +178,7 @@ class OpBench:
         return random_array(self.rng, shape, str(value.dtype), scale)
 
     def _choices(self, op: Op, dims: Mapping[Any, int]) -> mx.array:
-        """Experts chosen at random, each token's all different."""
+        """Randomly chosen experts; each token's are all different."""
         num_experts, top_k = op.attrs.num_experts, op.attrs.top_k
         orders = [self.rng.permutation(num_experts)[:top_k] for _ in range(dims["tokens"])]
         return mx.array(np.array(orders, dtype=np.int32))
@@ -228,7 +228,7 @@ class OpBench:
 
 
 def _parts_of(op: Op) -> tuple[OpKind, OpKind | None]:
-    """An op that writes the arena and attends over it, as two; any other, and None."""
+    """An op that writes the arena and attends to it, as two kinds; for any other op, its kind and None."""
     if op.kind != _FUSED:
         return op.attrs, None
     attributes = op.attrs.attributes
@@ -247,11 +247,11 @@ def _floats(array: "np.ndarray[Any, Any]", dtype: str) -> "np.ndarray[Any, Any]"
 
 
 def mma_bench(artifact: Artifact, host: str, exactness: float = 1.0) -> OpBench:
-    """A bench of kernels by matrix instructions, of which a GPU's cut sums off where others round.
+    """A bench of MMA kernels; a GPU's matrix instructions truncate sums that other arithmetic rounds.
 
     Args:
-        artifact: whose kernels.
+        artifact: the artifact.
         host: `sim` or `cuda`.
-        exactness: the error elsewhere, in errors of an fp32 sum.
+        exactness: the allowed error on sim, in units of the error of an fp32 sum.
     """
     return OpBench(artifact, sum_error=(4.0 if host == "cuda" else exactness) * SUM_ERROR)

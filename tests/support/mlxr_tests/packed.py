@@ -1,6 +1,6 @@
 """The packed formats of templates/cpu/formats as functions on NumPy arrays, and random weights in native rows.
 
-Native rows of formats in planes: the planes of a row one after the other.
+A native row of a format in planes has its planes one after the other.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ AFFINE = [format for format in WeightFormat if format.affine]
 BLOCKS = [format for format in WeightFormat if format.is_quantised and not format.affine]
 _SOME = ("2_g32_f16", "3_g64_bf16", "4_g64_f32", "4_g64_bf16", "5_g128_f16", "6_g32_bf16", "8_g128_f32", "8_g64_f16")
 FORMATS = [*BLOCKS, *(WeightFormat(f"affine{name}") for name in _SOME)]
-"""One of each kind, and of the affine ones each number of bits, group and type of scales."""
+"""All block formats, and affine formats with each number of bits, group size and scale type."""
 
 ACT_BLOCK = np.dtype(
     [
@@ -64,12 +64,12 @@ DOT_ROWS, EXACT_ROWS = (1, 2, 3, 5, 8), (1, 3, 4)
 
 
 def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:
-    """The headers that formats need."""
+    """The headers that these formats need."""
     return ("common.h", "simd.h", "activations.h", *(format_headers(formats) or format_headers([WeightFormat.Q8_0])))
 
 
 def snippet(formats: Collection[WeightFormat]) -> str:
-    """Their functions, for C."""
+    """The C functions of these formats."""
     return affine_definitions(formats) + _COMMON + "".join(_OF_FORMAT.replace("@", str(name)) for name in formats)
 
 
@@ -77,14 +77,14 @@ def snippet(formats: Collection[WeightFormat]) -> str:
 def library(
     march: str, compiler: tuple[str, ...], formats: tuple[WeightFormat, ...] = (), flags: tuple[str, ...] = ()
 ) -> ctypes.CDLL:
-    """Functions of formats."""
+    """The compiled functions of these formats."""
     return c_library(headers(formats), snippet(formats), march, compiler, flags)
 
 
 def random_blocks(format: WeightFormat, rows: int, columns: int, seed: int = 0, spread: float = 9) -> np.ndarray:
-    """Native rows, [rows, bytes] uint8: any bits, except that scales are finite and neither tiny nor huge.
+    """Native rows, [rows, bytes] uint8, with random bits but moderate scales.
 
-    Those are up to e, of either sign, the smallest ones by a factor of exp(spread) less.
+    Scales have either sign and are at most e in size; the smallest are less by a factor of exp(spread).
     """
     rng = np.random.default_rng(seed)
     blocks = columns // format.block_elements
@@ -108,7 +108,7 @@ def _scales(rng: np.random.Generator, rows: int, blocks: int, spread: float) -> 
 
 
 def _as_type(numbers: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of rows of f16, bf16 or f32."""
+    """Rows of numbers as bytes of f16, bf16 or f32."""
     if dtype == "bf16":
         return np.ascontiguousarray(numbers.astype(np.float32).view(np.uint16)[:, 1::2]).view(np.uint8)
     return numbers.astype({"f16": np.float16, "f32": np.float32}[dtype]).view(np.uint8)
@@ -122,7 +122,7 @@ def planes_of(format: WeightFormat, native: np.ndarray) -> list[np.ndarray]:
 
 
 def dequantised(format: WeightFormat, native: np.ndarray) -> np.ndarray:
-    """Native rows' numbers, [rows, columns] f32."""
+    """The numbers of native rows, [rows, columns] f32."""
     return block_fields.dequantised(format, planes_of(format, native))
 
 
@@ -139,7 +139,7 @@ def pack(lib: ctypes.CDLL, format: WeightFormat, native: np.ndarray) -> np.ndarr
 
 
 def quantise(lib: ctypes.CDLL, x: np.ndarray) -> np.ndarray:
-    """Rows of activations, [rows, lines] of ACT_BLOCK: of a row's lines the first columns / 32 are used."""
+    """Quantised rows of activations, [rows, lines] of ACT_BLOCK; a row uses its first columns / 32 lines."""
     acts = aligned((len(x), lib.act_bytes(x.shape[1]) // ACT_BLOCK.itemsize), ACT_BLOCK)
     for row, act in zip(x, acts, strict=True):
         lib.quantise(address(row), len(row), address(act))
@@ -147,6 +147,6 @@ def quantise(lib: ctypes.CDLL, x: np.ndarray) -> np.ndarray:
 
 
 def read_back(acts: np.ndarray, columns: int) -> np.ndarray:
-    """The numbers that rows of `quantise` stand for, [rows, columns] f64."""
+    """The numbers of the rows that `quantise` made, [rows, columns] f64."""
     used = acts[:, : columns // 32]
     return (used["q"].astype(np.float64) * used["d"].astype(np.float64)[..., None]).reshape(len(acts), columns)

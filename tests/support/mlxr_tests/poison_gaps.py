@@ -1,6 +1,6 @@
-"""A pytest plugin for runs under the address sanitizer: memory between the cpu host's weights may not be touched.
+"""A pytest plugin for runs under the address sanitizer: it forbids access to memory between host cpu's weights.
 
-The host keeps its weights in one block, in which the sanitizer would let a kernel read from one into the next.
+The host keeps its weights in one block, so the sanitizer alone would not notice a read from one weight into the next.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _GAP_BYTES = 128
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Puts gaps between weights, and forbids them."""
+    """Puts gaps between weights, and poisons the gaps."""
     library = ctypes.CDLL(None)
     poison, allow = library.__asan_poison_memory_region, library.__asan_unpoison_memory_region
     for function in (poison, allow):

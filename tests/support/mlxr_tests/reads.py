@@ -1,4 +1,4 @@
-"""How many bytes Python code reads of the files it opens: work is counted, never timed."""
+"""Counts the bytes that Python code reads from files, so that tests count work instead of timing it."""
 
 import io
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from unittest import mock
 
 
 class _CountedFile(io.FileIO):
-    """A file that adds what is read of it to a list."""
+    """A file that appends the size of each read to a list."""
 
     def __init__(self, path: Path, sizes: list[int]) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""Which repetition of a test runs: random numbers differ in each."""
+"""The number of a test's repetition; random numbers differ in each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ _number = [0]
 
 @contextmanager
 def repetition(number: int) -> Iterator[None]:
-    """Until the end of the block this repetition runs."""
+    """Makes this the current repetition until the end of the block."""
     _number.append(number)
     try:
         yield
@@ -17,5 +17,5 @@ def repetition(number: int) -> Iterator[None]:
 
 
 def varied(seed: int) -> int:
-    """A test's seed in this repetition; itself in the first."""
+    """A test's seed in this repetition; the first repetition does not change it."""
     return seed + 1_000_003 * _number[-1]

@@ -1,8 +1,9 @@
-"""Two hosts whose activations have 16 bits, and f32 arithmetic of the same weights beside them.
+"""Two hosts with 16-bit activations, and f32 arithmetic with the same weights.
 
-How far rounding moves logits depends on the weights: in bf16 those of the reference by 0.7 % in most random models, by
-2.6 % in some. So it is not the two hosts' results that are compared, each moved its own way, but their distances from
-f32 arithmetic. The reference rounds after every op and kernels less often, so they are nearer.
+How far rounding moves logits depends on the weights: in bf16 it moves the reference's logits by 0.7 % in most random
+models, and by 2.6 % in some. Rounding moves the two hosts' results in different ways, so we do not compare these, but
+their distances from f32 arithmetic. The reference rounds after every op and kernels round less often, so kernels should
+be nearer.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ class RoundingPair(HostPair):
     """Keeps the logits, keys and values of all steps, which `check` compares."""
 
     def __init__(self, artifact: Artifact, exact: Artifact) -> None:
-        """The artifact, and one of the same model and weights whose activations and cache are f32."""
+        """Takes the artifact, and an artifact of the same model with f32 activations and cache."""
         super().__init__(artifact)
         self.exact_arena = nan_arena(Arena(exact.plan.arena))
         self.exact = on_cpu(ReferenceHost)(exact, self.weights, self.exact_arena)
@@ -48,7 +49,7 @@ class RoundingPair(HostPair):
             self.rows[f"V of layer {layer}"].append(v)
 
     def _check_rows(self, what: str, got: Floats, want: Floats, dtype: str) -> None:
-        """`check` compares them."""
+        """Does nothing: `check` compares the rows."""
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         super()._copy(copies)

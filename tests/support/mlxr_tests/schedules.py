@@ -1,4 +1,4 @@
-"""Schedules of batches that a host is driven through; `HostPair` compares it with the reference at every step."""
+"""Schedules of batches for a host; `HostPair` compares it with the reference at every step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ def tokens(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def one_sequence(pair: HostPair) -> None:
-    """Chunks, then single tokens across a partition border, to the last token of the context."""
+    """Runs chunks, then single tokens across a partition border, to the last token of the context."""
     rng = np.random.default_rng(1)
     seq = pair.add()
     pair.step([(seq, tokens(rng, 5))], "all")
@@ -31,7 +31,7 @@ def one_sequence(pair: HostPair) -> None:
 
 
 def mixed_batches(pair: HostPair) -> None:
-    """Decode next to prefill, sequences of very different lengths, rows of only some."""
+    """Mixes decode and prefill, very different lengths, and sequences with and without rows of logits."""
     if pair.plan.arena.max_sequences < 4:
         pytest.skip("one sequence")
     rng = np.random.default_rng(2)
@@ -47,7 +47,7 @@ def mixed_batches(pair: HostPair) -> None:
 
 
 def largest_batches(pair: HostPair) -> None:
-    """As many tokens, rows, sequences and partitions as the plan has memory for: buffers lie where it says."""
+    """Uses as many tokens, rows, sequences and partitions as the plan has memory for, to test the buffers' places."""
     rng = np.random.default_rng(4)
     plan = pair.plan
     seqs = [pair.add() for _ in range(plan.arena.max_sequences)]
@@ -61,7 +61,7 @@ def largest_batches(pair: HostPair) -> None:
 
 
 def forks_share_and_then_part(pair: HostPair) -> None:
-    """A fork in the middle of a block is copied before either writes; one at a border of blocks is not."""
+    """Checks that a fork inside a block copies the block before a write, and that a fork between blocks does not."""
     if pair.plan.arena.max_sequences < 4:
         pytest.skip("one sequence")
     rng = np.random.default_rng(3)
@@ -71,8 +71,8 @@ def forks_share_and_then_part(pair: HostPair) -> None:
     b, c = pair.fork(a), pair.fork(a)
     copies = sum(n for k, n in pair.host.launches.items() if k.startswith("copy_blocks"))
     pair.step([(a, [1]), (b, [2]), (c, [3])])
-    made = sum(n for k, n in pair.host.launches.items() if k.startswith("copy_blocks")) - copies
-    assert made == (1 if 18 % block else 0), f"{made} launches of copies for a fork at 18 of blocks of {block}"
+    launched = sum(n for k, n in pair.host.launches.items() if k.startswith("copy_blocks")) - copies
+    assert launched == (1 if 18 % block else 0), f"{launched} launches of copies for a fork at 18 of blocks of {block}"
     rows = pair.step([(c, [4]), (a, tokens(rng, 6)), (b, [5])])
     for seq, row in zip((c, a, b), rows, strict=True):
         check_logits(f"sequence {seq}", row, pair.fresh_logits(pair.fed[seq]), pair.dtype)
@@ -81,7 +81,7 @@ def forks_share_and_then_part(pair: HostPair) -> None:
 
 
 def random_interleaving(pair: HostPair, seed: int) -> None:
-    """Sequences come, grow, fork and go in a small arena; each ends as if it had been alone."""
+    """Adds, grows, forks and frees sequences in a small arena; each must end with the logits of a lone sequence."""
     rng = np.random.default_rng(seed)
     context, most = pair.plan.arena.context, pair.plan.arena.max_sequences
     last: dict[int, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Finds what a step program lets run side by side that must not: word by word, by none of the program's own code."""
+"""Finds races of a step program, word by word, without using the program's own code."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ Words = set[tuple[str, int]]
 
 
 def words_of(launch: StepLaunch) -> tuple[Words, Words]:
-    """The words of 4 bytes that a launch reads, and those that it writes; of a whole argument one stands for all."""
+    """The 4-byte words that a launch reads and those that it writes; one word stands for a whole argument."""
     ports = [*launch.kernel.inputs, *launch.kernel.outputs]
     names = [port.name for port in ports]
     read: Words = set()
@@ -26,8 +26,8 @@ def words_of(launch: StepLaunch) -> tuple[Words, Words]:
 
 
 def races(program: StepProgram, masks: Iterable[int]) -> list[str]:
-    """Launches that touch what one since the last barrier wrote, or write what one read."""
-    found = []
+    """Launches that touch words written since the last barrier, or write words read since then."""
+    racing = []
     for mask in masks:
         read_before: Words = set()
         written_before: Words = set()
@@ -38,7 +38,7 @@ def races(program: StepProgram, masks: Iterable[int]) -> list[str]:
                 read_before, written_before = set(), set()
             read, written = words_of(launch)
             if (read | written) & written_before or written & read_before:
-                found.append(f"{launch.kernel.name}, launch {index}, mask {mask}")
+                racing.append(f"{launch.kernel.name}, launch {index}, mask {mask}")
             read_before |= read
             written_before |= written
-    return found
+    return racing

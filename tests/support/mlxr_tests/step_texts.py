@@ -1,4 +1,4 @@
-"""Texts of step kernels of an artifact whose geometry need not ask for them."""
+"""Texts of an artifact's step kernels, whether or not its geometry asks for any."""
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.schedule.geometry import StepKernel
@@ -10,7 +10,7 @@ def text_of(artifact: Artifact, sizes: StepKernel, counts: range = ONE_SEQUENCE)
     """The text for decode steps of some numbers of sequences.
 
     Raises:
-        NotOneKernelError: there is none.
+        NotOneKernelError: such a step cannot be one kernel.
     """
     plan = artifact.plan
     sources = {kernel.name: artifact.kernel_text(kernel.name) for kernel in plan.first.kernels}

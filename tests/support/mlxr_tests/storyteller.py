@@ -1,4 +1,4 @@
-"""The bundled model: its files, and variants of its spec; and a model of a twelfth of its size."""
+"""The bundled model: its files, and variants of its spec; and a tiny model, a twelfth of its size."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ TINY = GOLDEN / "tiny-Q8_0.gguf"
 
 
 def storyteller_spec(**changes: Any) -> ModelSpec:
-    """The bundled model in f32, paged; a section given as a dict is updated with it: `cache={"max_sequences": 3}`."""
+    """The spec of the bundled model in f32, paged; a dict updates its section: `cache={"max_sequences": 3}`."""
     exact = {"weights": {"default": "f32"}, "activation_dtype": "f32", "cache": {"mode": "paged", "dtype": "f32"}}
     return _changed(_changed(load_spec(find_spec("storyteller")), exact | {"prefill_chunk": 256}), changes)
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:
-    """That of TINY, all in f32: two layers, 640 tokens, a context of 512. Changes as of `storyteller_spec`."""
+    """The spec of TINY in f32: two layers, 640 tokens, a context of 512. Changes work as in `storyteller_spec`."""
     imported, _ = import_model(TINY, ImportOptions(activation_dtype="f32", cache_dtype="f32"))
     return _changed(imported, {"weights": {"default": "f32"}, **changes})
 

@@ -1,4 +1,4 @@
-"""The tolerance table: how far two correct implementations may differ, by the type that a result was rounded to."""
+"""The tolerance table: how far two correct implementations may differ, by the type of the rounded result."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,35 +6,35 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 
 ULP = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "q8": 2.0**-20}
-"""Distance of neighbouring numbers, relative to the smaller one's power of two; of q8, what its f32 scales may add."""
+"""Distance of neighbouring numbers, relative to the smaller one's power of two; for q8, the error of its f32 scales."""
 
 SUM_ERROR = 3e-6
-"""Error of an fp32 sum in another order, relative to the largest element of the result."""
+"""Error of an fp32 sum in a different order, relative to the largest element of the result."""
 
 LOGIT_ERROR = {"f32": 5e-6, "minima": 2e-5, "f16": 3e-3, "q8": 5e-3, "bf16": 2.5e-2, "fast": 5e-2}
-"""Relative norm of the difference of whole models' logits, by the least exact type on the way. `minima`: f32 sums of
-weights that cancel their blocks' minima. `fast`: activations of 8 bits, or bf16."""
+"""Relative norm of the difference of a whole model's logits, by the least exact type in use. `minima`: f32 sums of
+weights that cancel the minima of their blocks. `fast`: activations in 8 bits or bf16."""
 
 AS_EXACT, AS_EXACT_IN_A_ROW = 1.5, 5.0
-"""How far from f32 arithmetic a host's rows may be, all of them together and a single one, where those of the reference
-are 1 away, with the same 16 bits (root mean square). Of 1600 random models on sim: 0.8, at most 1.23; a row 3.1."""
+"""How far a host's rows may be from f32 arithmetic, all together and a single row, in units of the distance of the
+reference with the same 16-bit types (root mean square). For 1600 random models on sim: 0.8, at most 1.23; a row 3.1."""
 
 
-class Mismatch(AssertionError):  # noqa: N818 - what a comparison found, and nothing else
-    """What was computed is not what should have been. Other assertions are faults of the harness."""
+class Mismatch(AssertionError):  # noqa: N818 - the result of a comparison
+    """A result differs from the expected one. Other assertions are faults of the harness."""
 
 
 Q8_ROUNDED_OTHERWISE = 0.02
-"""The part of a q8 cache's numbers that may be one step off, because they lay between two."""
+"""The share of a q8 cache's numbers that may be one step off, because they were half-way between two steps."""
 
 
 def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: float = SUM_ERROR) -> None:
-    """Checks one op's result: equal but for the order of fp32 sums and one last rounding to `dtype`.
+    """Checks that an op's result is equal except for the order of fp32 sums and a last rounding to `dtype`.
 
-    Elementwise, with NaN and infinities never equal. In q8, a row [..., head_dim] has its own step.
+    The check is elementwise; NaN and infinities are never equal. In q8, each row [..., head_dim] has its own step.
 
     Raises:
-        Mismatch: it is not.
+        Mismatch: it is not equal.
     """
     _check_shape(what, got, want)
     want, got = want.astype(np.float64), got.astype(np.float64)
@@ -49,12 +49,13 @@ def check_op(what: str, got: Floats, want: Floats, dtype: str, *, sum_error: flo
 
 
 def check_stored(what: str, got: Floats, numbers: Floats, dtype: str, *, sum_error: float = SUM_ERROR) -> None:
-    """Checks rows of a cache, [..., head_dim], against the f32 numbers that they were made of.
+    """Checks rows of a cache, [..., head_dim], against the f32 numbers before rounding.
 
-    Equal but for the order of fp32 sums and half of the distance of neighbours in `dtype`: in q8, half of a row's step.
+    They may differ by the order of fp32 sums and half of the distance of neighbours in `dtype` (in q8, half of a row's
+    step).
 
     Raises:
-        Mismatch: they are not.
+        Mismatch: they differ by more.
     """
     _check_shape(what, got, numbers)
     want, got = numbers.astype(np.float64), got.astype(np.float64)
@@ -70,7 +71,7 @@ def check_stored(what: str, got: Floats, numbers: Floats, dtype: str, *, sum_err
 
 
 def check_logits(what: str, got: Floats, want: Floats, dtype: str) -> None:
-    """Checks rows of logits, each by the relative norm of its difference.
+    """Checks each row of logits by the relative norm of its difference.
 
     Raises:
         Mismatch: a row differs.
@@ -85,10 +86,10 @@ def check_logits(what: str, got: Floats, want: Floats, dtype: str) -> None:
 
 
 def check_as_exact(what: str, got: Floats, want: Floats, exact: Floats) -> None:
-    """Checks that rows are about as far from those of f32 arithmetic as the reference's are, in root mean square.
+    """Checks that rows are about as near to f32 arithmetic as the reference's rows, in root mean square.
 
     Raises:
-        Mismatch: they are further away.
+        Mismatch: they are too far away.
     """
     _check_shape(what, got, want)
     assert np.isfinite(want).all() and np.isfinite(exact).all(), f"{what}: the reference is not finite"

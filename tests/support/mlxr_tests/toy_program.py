@@ -1,7 +1,7 @@
-"""A C program with the exports of model.c and no model: what runs it can be tested without kernels.
+"""A C program with the exports of model.c but no model, to test its callers without kernels.
 
-Its logits tell what reached it: logits[row][v] = 1000 * token of the row + v + the first byte of tensor 0, and the
-blocks of a copy are bytes of the K arena. `mlxr_pack` takes tensor 1, [PACKED_ROWS, 64] in q8_0, and keeps its rows one
+Its logits show its inputs: logits[row][v] = 1000 * token of the row + v + the first byte of tensor 0. In copies, a
+block is one byte of the K arena. `mlxr_pack` takes tensor 1, [PACKED_ROWS, 64] in q8_0, and keeps its rows one
 after the other.
 """
 
@@ -86,7 +86,7 @@ API int32_t mlxr_pack(int32_t tensor, uint8_t *dst, const uint8_t *const *planes
 
 
 def toy_source(remark: str = "") -> str:
-    """The program's text. Texts with different remarks are different entries of a cache."""
+    """The program's text. Texts with different remarks have different cache entries."""
     headers = [files("mlxr.templates").joinpath("cpu", name).read_text("utf-8") for name in ("common.h", "pool.h")]
     program = _PROGRAM % {
         "vocab": VOCAB,

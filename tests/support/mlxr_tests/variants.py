@@ -1,4 +1,4 @@
-"""The smallest spec of each variant of the kernels: what goldens and signature tests look at."""
+"""The smallest spec of each variant of the kernels, for goldens and signature tests."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ _BLOCKS = {
 }
 _FORMATS = (
     # q4_k and q6_k have a variant of their own
-    *(str(held) for held in WeightFormat if held.is_quantised and not held.affine and held not in ("q4_k", "q6_k")),
+    *(str(fmt) for fmt in WeightFormat if fmt.is_quantised and not fmt.affine and fmt not in ("q4_k", "q6_k")),
     *(
         "affine2_g32_f16",
         "affine3_g64_bf16",
@@ -273,7 +273,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
 
 @functools.cache
 def variant(name: str) -> Artifact:
-    """The artifact of a variant, as the compiler makes it."""
+    """The compiled artifact of a variant."""
     spec, geometry, _ = VARIANTS[name]
     return compile_spec(spec, geometry).artifact
 
@@ -281,6 +281,6 @@ def variant(name: str) -> Artifact:
 def kernels_of(name: str) -> list[str]:
     """Labels of the kernels that a variant is about."""
     labels = VARIANTS[name][2]
-    found = [k.label for k in variant(name).plan.first.kernels if not labels or k.label in labels]
-    assert set(labels) <= set(found), f"{name} has no {set(labels) - set(found)}"
-    return found
+    present = [k.label for k in variant(name).plan.first.kernels if not labels or k.label in labels]
+    assert set(labels) <= set(present), f"{name} has no {set(labels) - set(present)}"
+    return present

@@ -1,4 +1,4 @@
-"""Small tokenizers trained on the spot, as the files in which models bring them; and text to try them on."""
+"""Small tokenizers, trained by the tests and stored as in models' files; and text to try them on."""
 
 import functools
 import io
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from mlxr_tests.storyteller import VALID
 
-# What the tokenizer.json of these families says, independent of what MLXR knows of them.
+# The patterns in the tokenizer.json of these families, independent of MLXR's own table.
 WORDS = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -43,12 +43,12 @@ def fib(n: int) -> int:\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n
 
 @functools.cache
 def held_out_text() -> str:
-    """English of storyteller's held-out text, and a little of everything else."""
+    """English from storyteller's held-out text, and a little of every other script."""
     return VALID.read_text()[:150_000] + LANGUAGES * 20
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Strings of words, letters, signs, spaces and any characters at all; bytes that are no UTF-8 as U+FFFD."""
+    """Strings of words, letters, signs, spaces and arbitrary characters; bytes that are not UTF-8 become U+FFFD."""
     chance = random.Random(seed)
     words = sorted(set(LANGUAGES.split()) | {" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n ", "'s", "'RE", "123"})
     letters = sorted(set(LANGUAGES))
@@ -92,7 +92,7 @@ def byte_level(words: str, **options: Any) -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """A BPE tokenizer as that of Llama 2: spaces as U+2581, one put before a text, byte fallback."""
+    """A BPE tokenizer like that of Llama 2: spaces as U+2581, a space put before the text, byte fallback."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -105,15 +105,15 @@ def metaspace() -> Tokenizer:
     lines = [line for line in held_out_text()[:60_000].splitlines() if line]
     tokenizer.train_from_iterator(lines, trainer)
     content = json.loads(tokenizer.to_str())
-    # The trainer makes byte tokens special, which the models do not: they stand for text.
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in ("<unk>", "<s>", "</s>")]
+    # The trainer makes byte tokens special; in the models they are text.
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] in ("<unk>", "<s>", "</s>")]
     return Tokenizer.from_str(json.dumps(content))
 
 
 def metadata_of(tokenizer: Tokenizer, pre: str, **more: Any) -> dict[str, Any]:
     """The metadata of a GGUF file for a byte-level BPE tokenizer, as llama.cpp's converter writes it."""
     content = json.loads(tokenizer.to_str())
-    added = {one["id"]: one for one in content["added_tokens"]}
+    added = {token["id"]: token for token in content["added_tokens"]}
     vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     kinds = [(3 if added[i]["special"] else 4) if i in added else 1 for i in range(len(vocabulary))]
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in content["model"]["merges"]]
@@ -169,7 +169,7 @@ def metadata_of_pieces(model: bytes, **more: Any) -> dict[str, Any]:
 
 
 def write_gguf(path: Path, metadata: dict[str, Any]) -> Path:
-    """A GGUF file of a model without tensors, as llama.cpp opens it for its vocabulary alone."""
+    """Writes a GGUF file of a model without tensors, which llama.cpp opens for its vocabulary alone."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")

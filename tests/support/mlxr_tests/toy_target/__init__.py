@@ -1,1 +1,1 @@
-"""A third target, as small as one can be: it writes NumPy functions. Tests register it in the registry of targets."""
+"""A third target, as small as possible: it writes NumPy functions. Tests add it to the registry of targets."""

@@ -46,7 +46,7 @@ def embed(scale: float) -> ToyKernel:
 
 
 def product(op: Product, bound: dict[str, str]) -> ToyKernel:
-    """x @ weight.T with what the passes fused into it; RMS norms and gated SiLU only."""
+    """x @ weight.T with the ops that the passes fused into it; only RMS norms and gated SiLU."""
     norm, finish = op.norm, op.finish
     assert finish.activation in (None, "silu") and finish.gated == (finish.activation is not None)
     lines = ["x = x[b.rows]"] if "rows" in bound else []
@@ -62,13 +62,13 @@ def product(op: Product, bound: dict[str, str]) -> ToyKernel:
 
 
 def cache_write(op: PackedHeads, frequencies: tuple[float, ...]) -> ToyKernel:
-    """Keys rotated, keys and values stored at their positions."""
+    """Rotates keys, and stores keys and values at their positions."""
     lines = [_split(op), *_rotated("k", op, frequencies), "b.k[layer, b.positions] = k", "b.v[layer, b.positions] = v"]
     return ToyKernel("cache_write", ("qkv",), (), "\n".join(lines))
 
 
 def attend(op: PackedAttention, frequencies: tuple[float, ...]) -> ToyKernel:
-    """Attention of the new tokens to all that come before them, and to themselves."""
+    """Attention of the new tokens to all tokens up to and including themselves."""
     assert op.window is None and op.softcap is None and op.temperature is None
     lines = [_split(op), *_rotated("q", op, frequencies)]
     lines += [

@@ -32,7 +32,7 @@ class ToyTarget:
     name = "toy"
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
-        why = "a toy has no other"
+        why = "the toy target has no other"
         return TargetTypes(
             target=self.name, activations=DType.F32, cache=DType.F32, activations_because=why, cache_because=why
         )
