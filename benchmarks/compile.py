@@ -3,8 +3,7 @@
     python benchmarks/compile.py [--repeat 5] [--json FILE]
 
 Each figure is the median over fresh processes, so nothing is warm; imports are measured separately. The growth is
-fitted
-as time = layers ^ exponent between the ends of the range: 1 is linear. The exit code is 1 if a target is missed:
+fitted as time = layers ^ exponent between the ends of the range: 1 is linear. The exit code is 1 if a target is missed:
 tinyllama-1.1b in under 1 s after imports, and an exponent of at most 1.2.
 """
 

@@ -2,6 +2,7 @@
 
 import operator
 import os
+from typing import SupportsIndex
 
 PATH = (str, os.PathLike)
 """The types that name a file or folder."""
@@ -30,8 +31,8 @@ def whole_number(name: str, value: object) -> int:
         TypeError: it is not a whole number.
     """
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
         pass
     raise TypeError(f"{name} is {described(value)}; expected a whole number")

@@ -1,5 +1,6 @@
-"""MLX's element types by the names of the graph's, and NumPy views of the bytes of MLX arrays."""
+"""MLX's element types by the names of the graph's, NumPy views of the bytes of MLX arrays, and their evaluation."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -26,3 +27,9 @@ Bits = npt.NDArray[Any]
 def as_bits(array: mx.array) -> Bits:
     """A view of an array's memory, with the same strides and no copy; waits for the array."""
     return np.array(array.view(_UNSIGNED[array.itemsize]), copy=False)
+
+
+def start_computing(arrays: Iterable[mx.array]) -> None:
+    """Starts to compute lazy arrays, without waiting for them."""
+    async_eval: Callable[..., None] = mx.async_eval  # MLX's stub has no types for it
+    async_eval(*arrays)

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from peers.worker import BENCHMARKS
 
 from gpu.model_files import write_model
@@ -64,7 +66,7 @@ def measure_row(
     return seconds, logits["mlxr"], logits["mlx-lm"]
 
 
-def _run_mlxr(folder: str, host: str) -> tuple[int, object]:
+def _run_mlxr(folder: str, host: str) -> tuple[int, Callable[[], npt.NDArray[np.float32]]]:
     """The first token, and a function that gives logits."""
     import mlxr
 
@@ -73,7 +75,7 @@ def _run_mlxr(folder: str, host: str) -> tuple[int, object]:
     return event.token_id, lambda: model.logits(list(PROMPT))[-1]
 
 
-def _run_mlx_lm(folder: str, host: str) -> tuple[int, object]:
+def _run_mlx_lm(folder: str, host: str) -> tuple[int, Callable[[], npt.NDArray[np.float32]]]:
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
@@ -90,7 +92,7 @@ def main() -> None:
     os.dup2(2, 1)
     _, logits = (_run_mlxr if engine == "mlxr" else _run_mlx_lm)(folder, host)
     print("token", file=out, flush=True)
-    np.save(path, logits())  # type: ignore[operator]
+    np.save(path, logits())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.c_library import CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, KernelCall, Launch
+from mlxr.compiler.artifact.launch import BATCH_DIMS, BatchDim, Condition, Extent, KernelCall, Launch
 from mlxr.compiler.artifact.library_call import AttentionCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
@@ -45,6 +45,7 @@ from mlxr.compiler.spec.model import ModelSpec
 __all__ = [
     "ARENAS",
     "ARENA_TOKEN",
+    "BATCH_DIMS",
     "INCLUDE",
     "K_ARENA",
     "LAYERS",

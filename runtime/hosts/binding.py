@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import BatchDim, Launch, PhaseName, Plan
+from mlxr.compiler.artifact import BATCH_DIMS, BatchDim, Launch, PhaseName, Plan
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.hosts.batch import Batch
 
@@ -63,4 +63,4 @@ def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
 
 def shape_of(shape: tuple[int | str, ...], dims: Dims) -> tuple[int, ...]:
     """The shape of a buffer for a batch."""
-    return tuple(dims[d] if isinstance(d, str) else d for d in shape)  # type: ignore[index]
+    return tuple(dims[BATCH_DIMS[d]] if isinstance(d, str) else d for d in shape)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -98,7 +99,7 @@ class Host(ABC):
         Raises:
             HostError: it cannot be started.
         """
-        mx.async_eval(*results)  # type: ignore[no-untyped-call]
+        start_computing(results)
 
     def read(self, result: Logits) -> npt.NDArray[Any]:
         """Waits for a step's logits, or for an array that depends on them.

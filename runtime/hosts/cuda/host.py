@@ -35,6 +35,7 @@ from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
+from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill
 
 _MOST_TRACES = 128
@@ -160,7 +161,7 @@ class CudaHost(MlxHost):
         started: list[mx.array] = []
         with self.failures():
             for part in parts:
-                mx.async_eval(list(available.values()))  # type: ignore[no-untyped-call]
+                start_computing(available.values())
                 if len(started) >= _PARTS_AHEAD:
                     mx.eval(started[-_PARTS_AHEAD])
                 before, available = available, part.run(available)

@@ -1,6 +1,7 @@
 """The `metal` host: the artifact's kernels through `mx.fast.metal_kernel` on Apple silicon."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
@@ -12,7 +13,7 @@ from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
     """A kernel as MLX launches it. The arena must never be copied, so MLX makes no contiguous copies of inputs."""
     header, body = artifact.kernel_sections(kernel.name)
-    launch: MlxKernel = mx.fast.metal_kernel(  # type: ignore[assignment]
+    kernel_object: Any = mx.fast.metal_kernel(  # MLX's stub does not say that it can be called
         name=kernel.name,
         input_names=[port.name for port in kernel.inputs],
         output_names=[port.name for port in kernel.outputs],
@@ -20,6 +21,7 @@ def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
         source=body,
         ensure_row_contiguous=False,
     )
+    launch: MlxKernel = kernel_object
     return launch
 
 

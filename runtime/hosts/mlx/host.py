@@ -22,7 +22,7 @@ from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
 from mlxr.runtime.hosts.mlx.padding import padded_batch
-from mlxr.runtime.mlx_arrays import MLX_DTYPES
+from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -105,7 +105,7 @@ class MlxHost(ArrayHost):
         logits, self.arena.token = self.launch_step(phase, dims, arrays)
         if not dims["rows"]:
             with self.failures():
-                mx.async_eval(self.arena.token)  # type: ignore[no-untyped-call]
+                start_computing([self.arena.token])
         return logits
 
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:

@@ -14,6 +14,7 @@ import numpy as np
 from mlxr.compiler.artifact import (
     ARENA_TOKEN,
     ARENAS,
+    BATCH_DIMS,
     K_ARENA,
     V_ARENA,
     Artifact,
@@ -72,7 +73,7 @@ class SimHost(ArrayHost):
             self._fix(layer_buffer(layer), np.array([layer] + [0] * 7, dtype=np.uint32), writable=False)
         # The dims that the sizes of a step's activations depend on.
         self._sizes: dict[str, list[BatchDim]] = {
-            phase.name: sorted({d for b in phase.buffers for d in b.shape if isinstance(d, str)})  # type: ignore[misc]
+            phase.name: sorted({BATCH_DIMS[d] for b in phase.buffers for d in b.shape if isinstance(d, str)})
             for phase in self.program.phases
         }
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}

@@ -166,9 +166,10 @@ def _machine() -> tuple[str, ...]:
         return ()
     if sys.platform == "linux":
         try:
-            words = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE).group(1).split())  # type: ignore[union-attr]
-        except (OSError, AttributeError):
+            match = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        except OSError:
             return ()
-        if {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"} <= words:
+        flags = match.group(1).split() if match else []
+        if {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"} <= set(flags):
             return ("-march=x86-64-v3",)
     return ()

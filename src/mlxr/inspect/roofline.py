@@ -1,12 +1,10 @@
 """What bounds each launch on a chip: the bytes that it must move, its arithmetic, and the cost of a launch.
 
 A launch takes at least the larger of bytes / bandwidth and FLOPs / rate: its limit. Launches wait for one another, so
-the
-prediction is the limit plus the launch cost. The count is what any implementation has to do:
+the prediction is the limit plus the launch cost. The count is what any implementation has to do:
 
 1. Every weight once per launch; of an embedding table only the tokens' rows; of experts only the chosen ones, assumed
-to
-   be different ones as long as there are others.
+   to be different as long as there are others.
 2. The keys and values that the tokens see, once for each sequence, and those that are written.
 3. Activations, read and written once.
 4. Two FLOPs for each weight and row, and four for each query head, visible key and element of a head. Work on each
@@ -20,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mlxr.compiler.artifact import K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
+from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -212,7 +210,7 @@ def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Di
     for name in dict.fromkeys((*row.launch.inputs, *row.launch.outputs)):
         if name not in buffers:
             continue
-        shape = [dims[d] if isinstance(d, str) else d for d in buffers[name].shape]  # type: ignore[index]
+        shape = [dims[BATCH_DIMS[d]] if isinstance(d, str) else d for d in buffers[name].shape]
         if name == op.inputs.get("x") and "rows" in op.inputs:
             shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
         if name.endswith((".partial", ".stats")):

@@ -136,7 +136,7 @@ def lying_gguf(
 @st.composite
 def lying_safetensors(draw: st.DrawFn, header: dict[str, Any], data: bytes) -> bytes:
     """A safetensors file whose header may claim anything about the data."""
-    entries = {name: dict(entry) for name, entry in header.items()}
+    entries: dict[str, Any] = {name: dict(entry) for name, entry in header.items()}
     numbers = st.sampled_from(EXTREMES) | st.integers(-5, 2**20)
     for _ in range(draw(st.integers(1, 4))):
         name = draw(st.sampled_from([*entries, *NAMES]))
@@ -154,7 +154,7 @@ def lying_safetensors(draw: st.DrawFn, header: dict[str, Any], data: bytes) -> b
         elif what == "gone":
             del entries[name]
         else:
-            entries[name] = draw(st.sampled_from([None, 0, "", [], {}]))  # type: ignore[assignment]
+            entries[name] = draw(st.sampled_from([None, 0, "", [], {}]))
     try:
         text = json.dumps(entries).encode()
     except RecursionError:
