@@ -1,7 +1,6 @@
 """Lowers the ops of one phase to launches of Metal kernels.
 
-The rule of each op kind stands beside its kernel, in a module of the folder `kernels`, and registers itself there with
-`lowers`.
+The rule of each op kind is next to its kernel, in a module of the folder `kernels`, and registers itself with `lowers`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class MetalLowering(Lowering):
         table: the geometry of each launch.
         layouts: the buffers of the weights, by name.
         limits: the largest batch of the phase.
-        one_kernel: whether a decode step of one token may be one kernel, whose parts share their registers.
+        one_kernel: whether decode steps may become one kernel, whose parts share their registers.
     """
 
     def __init__(self, inputs: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
@@ -46,12 +45,12 @@ class MetalLowering(Lowering):
         return RULES.bound_to(self)
 
     def epilogue_of(self, op: Op) -> Epilogue:
-        """What a projection does with its finished sums."""
+        """The epilogue of a projection."""
         return epilogue_of(op, self.graph.value(op.out).dtype, partial(self.optional_dtype, op))
 
 
 def row_count(value: Value) -> Extent:
-    """One threadgroup for each row of a value: each token, or each row that logits are computed of."""
+    """One threadgroup for each row of a value: for each token, or for each row of logits."""
     return Extent(dim="tokens" if value.shape[0] == "tokens" else "rows")
 
 

@@ -12,7 +12,7 @@ from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES, MetalKernel
 from mlxr.compiler.targets.provenance import Provenance
 
-# What MLX appends to a signature when the source holds the name, in MLX's order.
+# The parameters that MLX appends to a signature if the source contains their names, in MLX's order.
 _ATTRIBUTES = (
     ("uint", "dispatch_quadgroups_per_threadgroup"),
     ("uint", "dispatch_simdgroups_per_threadgroup"),
@@ -52,7 +52,7 @@ class _Parameter:
 
 
 def render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
-    """Renders a kernel; its name ends in a hash of its code, so that no cache can mistake it for another.
+    """Renders a kernel; its name ends in a hash of its code, so that no cache can confuse it with another kernel.
 
     Raises:
         PlanError: its template has a mistake, or it would need more than 32 KB of threadgroup memory or 1024 threads.
@@ -86,7 +86,7 @@ def _render(kernel: MetalKernel, origin: Provenance) -> KernelSource:
     name = f"{kernel.label}_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
     text = template.render(values | {"name": name, "attributes": _attributes(body)})
     if not text.isascii():
-        raise PlanError(f"kernel {name} holds characters that are not ASCII")
+        raise PlanError(f"kernel {name} contains characters that are not ASCII")
     return KernelSource(name, text)
 
 

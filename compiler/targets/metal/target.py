@@ -1,4 +1,4 @@
-"""Target metal: one file in Metal for each kernel, for hosts metal, cuda and sim."""
+"""Target metal: one Metal file for each kernel, for hosts metal, cuda and sim."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class MetalTarget:
     name: str = "metal"
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
-        """16 bits, unless the spec names others or all weights are f32."""
+        """16-bit types, unless the spec names others or all weights are f32."""
         return metal_types(spec, half)
 
     def lower(self, inputs: LoweringInput) -> Lowered:
@@ -58,7 +58,7 @@ class MetalTarget:
     def render(
         self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance
     ) -> tuple[Program, dict[str, str]]:
-        """A file for each kernel, and one for each decode step that is one kernel; see `Target.render`."""
+        """One file for each kernel, and one for each decode step that becomes one kernel; see `Target.render`."""
         entries: dict[Kernel, KernelEntry] = {}
         texts: dict[str, str] = {}
         for kernel, launch in placed.kernels.items():

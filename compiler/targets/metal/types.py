@@ -10,11 +10,11 @@ from mlxr.compiler.targets.types import ASKED, cache_type, matrix_formats
 
 
 def metal_types(spec: ModelSpec, half: HalfType | None) -> TargetTypes:
-    """The types of GPU kernels: 16 bits, unless the spec names others or all weights are f32.
+    """The types of GPU kernels: 16-bit types, unless the spec names others or all weights are f32.
 
     Args:
         spec: the spec.
-        half: the 16-bit type that the chip's table prefers; None: it has no preference.
+        half: the 16-bit type that the chip prefers; None: it has no preference.
     """
     activations, why = DType(spec.activation_dtype) if spec.activation_dtype != AUTO else None, ASKED
     if activations is None:
@@ -30,7 +30,7 @@ def _activations(spec: ModelSpec, half: HalfType | None) -> tuple[DType, str]:
     if formats == {WeightFormat.F32}:
         return DType.F32, "all weights are f32"
     own = WeightFormat(spec.weights.default).declared_float
-    # Gemma's embeddings are multiplied by the root of the hidden size: its residuals exceed what f16 can hold.
+    # Gemma's embeddings are multiplied by the root of the hidden size, so its residuals exceed the range of f16.
     if spec.model.embedding_scale > 1:
         return DType.BF16, "embeddings are scaled, by which activations exceed the range of f16"
     if own is DType.F16:

@@ -1,1 +1,1 @@
-"""Parts that several Metal kernels share: the bases of their contexts, and what lowering knows of their ops."""
+"""Parts that several Metal kernels share: bases of their contexts, and facts about their ops."""

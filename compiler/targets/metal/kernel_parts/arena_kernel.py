@@ -44,5 +44,5 @@ class ArenaKernel(MetalKernel):
 
 def arena_buffers(op: Op) -> dict[str, str]:
     """The buffers of the ports `layer` and `token_out`, for the kernel of an op that accesses the arena."""
-    assert op.layer is not None, "the verifier says so of all that access the arena"
+    assert op.layer is not None, "the verifier demands a layer of every op that accesses the arena"
     return {"layer": layer_buffer(op.layer), "token_out": op.outputs["token"]}

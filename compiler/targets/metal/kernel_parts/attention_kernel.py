@@ -18,10 +18,10 @@ class AttentionKernel(RopeKernel):
     Attributes:
         scale: factor of the scores.
         window: tokens that a query sees, itself included; None: all.
-        softcap: scores become softcap * tanh(score / softcap); None: they stay as they are.
-        temperature: (beta, context): queries are multiplied by 1 + beta * ln(1 + floor(position / context)); None: they
-            are not.
-        sinks: element type of the sinks, which are one more score in the softmax of each head; None: there are none.
+        softcap: turns scores into softcap * tanh(score / softcap); None: no cap.
+        temperature: (beta, context): queries are multiplied by 1 + beta * ln(1 + floor(position / context)); None: no
+            temperature.
+        sinks: element type of the sinks, which are one more score in the softmax of each head; None: no sinks.
     """
 
     scale: float
@@ -32,23 +32,23 @@ class AttentionKernel(RopeKernel):
 
     @property
     def query_scale(self) -> float:
-        """Factor of the queries, by which scores are ready for exp2, or for tanh where they are capped."""
+        """Factor of the queries: it makes scores ready for exp2, or for tanh if they are capped."""
         return query_scale(self.scale, self.softcap)
 
     @property
     def cap_log2(self) -> float:
         """The cap of scores that are ready for exp2."""
-        assert self.softcap, "asked for where scores are capped"
+        assert self.softcap, "only capped scores have a cap"
         return cap_log2(self.softcap)
 
     @property
     def log2_e(self) -> float:
-        """Factor of the sinks, by which they are ready for exp2."""
+        """Factor of the sinks: it makes them ready for exp2."""
         return LOG2_E
 
     @property
     def sink_ports(self) -> tuple[Port, ...]:
-        """The sinks, where there are any."""
+        """The port of the sinks, if there are any."""
         return (("sinks", self.sinks),) if self.sinks else ()
 
     @property

@@ -1,4 +1,4 @@
-"""The base of the experts' kernels: they read the rows of the experts that a token's router chose, and no others."""
+"""The base of the experts' kernels, which read only the rows of a token's chosen experts."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -16,7 +16,7 @@ from mlxr.compiler.targets.metal.kernel_parts.matrix_kernel import MatrixKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 EXPERTS_IGNORE = OneRow.names("mma")
-"""Flat names of the one-row sizes that mean nothing to the experts' kernels."""
+"""Flat names of the one-row sizes that have no effect on the experts' kernels."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ExpertKernel(MatrixKernel):
         assert borders <= {half * self.matrix_rows for half in range(self.epilogue.halves)}, f"{self.label}: segments"
 
     def _head(self, x: str, *rows: str) -> str:
-        """The table of buffers: x has the shape `x`, and `rows` are those that the base does not know."""
+        """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
         table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32", *rows]
         if self.epilogue.bias:
             table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
@@ -64,7 +64,7 @@ def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
     """The geometry of an op's kernel.
 
     Raises:
-        PlanError: it asks for matrix instructions, by which no kernel multiplies experts.
+        PlanError: it asks for matrix instructions, but no kernel multiplies experts with them.
     """
     experts = op.attrs_as(ExpertProduct)
     choice = lowering.table.choose(Site.of_weight(label, lowering.layouts[op.inputs["weight"]], experts.num_experts))

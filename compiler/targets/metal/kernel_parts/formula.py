@@ -1,10 +1,10 @@
-"""What a projection computes, as a formula for the head of its kernel."""
+"""The formula of a projection, for the head of its kernel."""
 
 from mlxr.compiler.targets.epilogue import Epilogue
 
 
 def formula(e: Epilogue, x: str) -> str:
-    """What a projection with this epilogue makes of x, for the head of a kernel."""
+    """The formula of a projection of x with this epilogue, for the head of a kernel."""
     bias = " + bias" if e.bias else ""
     y = f"{x} @ weight.T{bias}"
     if e.gated:

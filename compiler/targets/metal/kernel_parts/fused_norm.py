@@ -1,4 +1,4 @@
-"""Norms of x that a kernel takes into its product with a weight."""
+"""Norms of x that a kernel fuses into its product with a weight."""
 
 from dataclasses import dataclass
 
@@ -27,13 +27,13 @@ class FusedNorm:
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """The weight, and the bias where there is one."""
+        """The ports of the weight and, if there is one, of the bias."""
         bias: tuple[Port, ...] = (("norm_bias", self.bias),) if self.bias else ()
         return (("norm", self.weight), *bias)
 
 
 def fused_norm_of(lowering: MetalLowering, op: Op) -> FusedNorm | None:
-    """The norm of the x of an op that multiplies by a weight; None: it has none."""
+    """The norm of x in an op that multiplies by a weight; None: no norm."""
     norm, weight = op.attrs_as(Product).norm, lowering.optional_dtype(op, "norm")
     if norm is None or weight is None:
         return None

@@ -8,7 +8,7 @@ from mlxr.compiler.schedule.kernel import Kernel
 SIMD_WIDTH = 32
 THREADGROUP_BYTES = 32768
 PIECE = 16
-"""Elements of a quantised row that a lane takes at once, whatever the format."""
+"""Elements of a quantised row that a lane takes at once, in every format."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ _MOST_SIMDGROUPS = 32
 
 
 def simdgroups_for(elements: int) -> int:
-    """Simdgroups that share so many elements: a lane holds 16 of them, and more where the threadgroup is full."""
-    wanted = -(-elements // (QUAD * _QUADS_PER_LANE * SIMD_WIDTH))
-    return min(_MOST_SIMDGROUPS, wanted)
+    """Simdgroups that share this many elements: a lane holds 16 elements, or more if the threadgroup is full."""
+    simdgroups = -(-elements // (QUAD * _QUADS_PER_LANE * SIMD_WIDTH))
+    return min(_MOST_SIMDGROUPS, simdgroups)
 
 
 def sums_bytes(kind: NormKind, simdgroups: int) -> int:

@@ -9,7 +9,7 @@ from mlxr.compiler.targets.metal.kernel_parts.attention_kernel import AttentionK
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, THREADGROUP_BYTES
 
 _MOST_QUADS = 16
-"""Most vectors of 4 elements of queries, and as many of values, that a lane may hold in registers."""
+"""The most vectors of 4 elements of queries (and of values) that a lane may keep in registers."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class AttendKernel(AttentionKernel):
     """RoPE, cache write and attention of one new token of each sequence.
 
     Attributes:
-        simdgroups: simdgroups of a threadgroup, which share its keys.
-        partition: positions of the shortest partition of a context (split-KV); 0: a threadgroup reads the whole
-            context. The reduction counts the sinks of a context that is split.
-        max_partitions: most partitions of a context.
-        heads: query heads of a threadgroup, a divisor of those on a KV head.
+        simdgroups: simdgroups per threadgroup; they share its keys.
+        partition: tokens in the shortest partition of a context (split-KV); 0: a threadgroup reads the whole context.
+            For a split context, the reduction adds the sinks.
+        max_partitions: the most partitions of a context.
+        heads: query heads per threadgroup, a divisor of the query heads per KV head.
         unroll: keys that a group of lanes loads and scores at once.
     """
 
@@ -65,10 +65,10 @@ class AttendKernel(AttentionKernel):
     def _head_split(self) -> tuple[int, int]:
         """(vec, lanes): how lanes share the elements of a head.
 
-        Among the splits that do not need too many registers, it is the one that wastes fewest lanes on padding. Among
-        equals it has the widest loads, then the most lanes. In q8, whose loads have 4 bytes, 8 lanes come first: they
-        have several loads in flight, and few sums across lanes. If all splits need too many registers, it is the one
-        that needs fewest.
+        Among the splits that do not need too many registers, we take the one that wastes the fewest lanes on padding;
+        among equals, the one with the widest loads, then the one with the most lanes. In q8, whose loads have 4 bytes,
+        8 lanes come first: they have several loads in flight, and few sums across lanes. If all splits need too many
+        registers, we take the one that needs the fewest.
         """
         if self.scaled:
             splits = [(4, lanes) for lanes in (8, 16, 4, 32, 2, 1)]

@@ -1,4 +1,4 @@
-"""Attention of a decode step by matrix instructions."""
+"""Attention of a decode step with MMA."""
 
 from dataclasses import dataclass, fields
 
@@ -6,30 +6,30 @@ from mlxr.compiler.targets.metal.kernel_parts.kernel import THREADGROUP_BYTES
 from mlxr.compiler.targets.metal.kernels.attend import AttendKernel
 
 MMA_HEADS, MMA_KEYS = 8, 16
-"""Query heads and keys of a matrix instruction."""
+"""Query heads and keys of one matrix instruction."""
 
 
 @dataclass(frozen=True)
 class AttendMmaKernel(AttendKernel):
-    """Decode attention by matrix instructions, for at most 8 query heads on a KV head; `unroll` means nothing."""
+    """Decode attention with MMA, for at most 8 query heads per KV head; `unroll` has no effect."""
 
     template = "attend_mma.metal.jinja"
 
     @staticmethod
     def can_replace(kernel: AttendKernel) -> bool:
-        """Whether matrix instructions can do what a kernel does."""
+        """Whether matrix instructions can do the work of a kernel."""
         return kernel.suits_mma and kernel.gqa_ratio <= MMA_HEADS
 
     @staticmethod
     def replacing(kernel: AttendKernel) -> "AttendMmaKernel":
-        """The kernel by matrix instructions that does what this one does; it takes all query heads of a KV head."""
+        """The MMA kernel that does the work of a kernel; it takes all query heads of a KV head."""
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
         changes = {"label": f"{kernel.label}_mma", "heads": kernel.gqa_ratio, "unroll": 1}
         return AttendMmaKernel(**same | changes)
 
     @property
     def newest_apart(self) -> bool:
-        """True: so a simdgroup reads all of its keys in the same way."""
+        """True, so that a simdgroup reads all of its keys in the same way."""
         return True
 
     @property
@@ -40,12 +40,12 @@ class AttendMmaKernel(AttendKernel):
 
     @property
     def value_stride(self) -> int:
-        """Numbers from one head's values to the next head's: heads begin in different banks."""
+        """Numbers from one head's values to the next head's; heads begin in different banks."""
         return self.head_dim + 4
 
     @property
     def merge_heads(self) -> int:
-        """Query heads that are merged between two barriers: equally many, and as few times as memory allows."""
+        """Query heads that are merged between two barriers: equal numbers, in as few turns as memory allows."""
         head_bytes = 4 * self.simdgroups * self.value_stride
         turns = -(-self.heads // max(1, (THREADGROUP_BYTES - self._fixed_bytes) // head_bytes))
         return -(-self.heads // turns)

@@ -14,13 +14,13 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 @dataclass(frozen=True)
 class AttendPrefillKernel(AttentionKernel):
-    """Attention of tiles of query tokens, whose keys and values are in the arena already.
+    """Attention of tiles of query tokens; their keys and values are already in the arena.
 
     Attributes:
-        tile: query tokens of a tile.
-        heads: query heads of a threadgroup, all on one KV head.
-        keys: keys in threadgroup memory at once.
-        rows_per_simdgroup: pairs of a token and a query head of a simdgroup.
+        tile: query tokens per tile.
+        heads: query heads per threadgroup, all of one KV head.
+        keys: keys that are in threadgroup memory at once.
+        rows_per_simdgroup: rows per simdgroup; a row is one query head of one token.
     """
 
     template = "attend_prefill.metal.jinja"
@@ -63,12 +63,12 @@ class AttendPrefillKernel(AttentionKernel):
 
     @property
     def rows(self) -> int:
-        """Rows of a threadgroup, each a token and a query head; unused ones count too."""
+        """Rows per threadgroup, unused rows included."""
         return self.simdgroups * self.rows_per_simdgroup
 
     @property
     def chunk(self) -> str:
-        """The type of a chunk, which a thread copies at a time."""
+        """The type of a chunk; a thread copies one chunk at a time."""
         return "uint" if self.scaled else "uint4"
 
     @property
@@ -98,7 +98,7 @@ class AttendPrefillKernel(AttentionKernel):
 
     @property
     def dims_per_lane(self) -> int:
-        """Elements of a head whose values a lane sums."""
+        """Elements of a head that a lane sums."""
         return -(-self.head_dim // SIMD_WIDTH)
 
     @property

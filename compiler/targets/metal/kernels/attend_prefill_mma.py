@@ -1,29 +1,29 @@
-"""Attention of a prefill step by matrix instructions."""
+"""Attention of a prefill step with MMA."""
 
 from dataclasses import dataclass, fields
 
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 
 MMA_ROWS = 16
-"""Rows of a matrix instruction."""
+"""Rows of one matrix instruction."""
 _TILE_ELEMENTS = 4096
 """Elements of a tile of K, and of V."""
 
 
 @dataclass(frozen=True)
 class AttendPrefillMmaKernel(AttendPrefillKernel):
-    """Prefill attention by matrix instructions: 16 rows a simdgroup, and as many keys as fill 16 KiB with K and V."""
+    """Prefill attention with MMA: 16 rows per simdgroup, and as many keys as fill 16 KiB with K and V."""
 
     template = "attend_prefill_mma.metal.jinja"
 
     @staticmethod
     def can_replace(kernel: AttendPrefillKernel) -> bool:
-        """Whether matrix instructions can do what a kernel does."""
+        """Whether matrix instructions can do the work of a kernel."""
         return kernel.suits_mma
 
     @staticmethod
     def replacing(kernel: AttendPrefillKernel, rows: int) -> "AttendPrefillMmaKernel":
-        """The kernel by matrix instructions that does what this one does, with tiles of so many rows."""
+        """The MMA kernel that does the work of a kernel, with tiles of this many rows."""
         heads = min(rows, kernel.gqa_ratio)
         sizes = {"tile": rows // heads, "heads": heads, "keys": _TILE_ELEMENTS // kernel.head_dim}
         same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}

@@ -1,4 +1,4 @@
-"""Prepares what MLX's attention takes in a prefill step."""
+"""Prepares the inputs of MLX's attention in a prefill step."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from mlxr.compiler.targets.metal.kernel_parts.rope_kernel import RopeKernel
 
 @dataclass(frozen=True)
 class AttentionInputsKernel(RopeKernel):
-    """Prepares what MLX's attention takes for the batch's only sequence, all in one launch.
+    """Prepares the inputs of MLX's attention, for the batch's only sequence, in one launch.
 
     It rotates queries as attention kernels do, but does not scale them, since MLX's attention does that. It copies K
     and V out of the arena. Queries stay token by token, because MLX writes its result in their order; K and V become

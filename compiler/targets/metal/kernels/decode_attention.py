@@ -1,4 +1,4 @@
-"""Lowers attention of a decode step: which kernels attend, by numbers of sequences and lengths of contexts."""
+"""Lowers attention of a decode step: chooses kernels by the number of sequences and the length of contexts."""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, and the condition of the steps that it takes; None: it takes all."""
+    """A kernel, and the condition of the steps that it takes; None: it takes all steps."""
 
     kernel: AttendKernel
     when: Condition | None
@@ -29,7 +29,7 @@ class Variant:
 
 @lowers(RopeWriteAttention)
 def lower_decode_attention(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention) -> None:
-    """Adds a launch for each variant; where it splits contexts, a second launch merges the parts."""
+    """Adds a launch for each variant, and a second launch that merges the parts if the variant splits contexts."""
     choice = lowering.table.choose(Site.of_arena("attend", lowering.arena))
     for variant in variants_of(lowering, op, attrs, choice.geometry.decode_attention):
         kernel, when = variant.kernel, variant.when
@@ -112,9 +112,9 @@ def variants_of(lowering: MetalLowering, op: Op, attrs: RopeWriteAttention, g: D
     yield Variant(_with_mma(part, bool(g.partition.mma) and alone), long)
 
 
-def _with_mma(kernel: AttendKernel, wanted: bool) -> AttendKernel:
-    """The kernel by matrix instructions, where it is wanted and can be made; otherwise the kernel itself."""
-    return AttendMmaKernel.replacing(kernel) if wanted and AttendMmaKernel.can_replace(kernel) else kernel
+def _with_mma(kernel: AttendKernel, mma: bool) -> AttendKernel:
+    """The MMA kernel, if the geometry asks for it and it is possible; otherwise the kernel itself."""
+    return AttendMmaKernel.replacing(kernel) if mma and AttendMmaKernel.can_replace(kernel) else kernel
 
 
 def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> dict[str, str]:
@@ -127,7 +127,7 @@ def _partial_results(lowering: MetalLowering, op: Op, kernel: AttendKernel) -> d
 
 
 def _unused_sizes(kernel: AttendKernel, lowering: MetalLowering) -> tuple[str, ...]:
-    """Flat names of the sizes that neither mean anything to a kernel nor decide which kernel it is."""
+    """Flat names of the sizes that have no effect on a kernel and do not decide which kernel it is."""
     if not AttendMmaKernel.can_replace(kernel):
         return DecodeAttention.names("mma")
     unused = DecodeAttention.names("heads", "unroll") if isinstance(kernel, AttendMmaKernel) else ()

@@ -6,9 +6,9 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_facts import Projection
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
 GEMM_TILE, GEMM_ROWS, GEMM_SIMDGROUPS = 32, 64, 4
-"""Rows of x and rows of the weight that a threadgroup multiplies, and its simdgroups."""
+"""Rows of x and of the weight that a threadgroup multiplies, and its simdgroups."""
 GEMM_COLUMNS = 32
-"""Columns of both that are in threadgroup memory at once."""
+"""Columns of x and of the weight that are in threadgroup memory at once."""
 _STRIDE = 36
 """Numbers from one row to the next in threadgroup memory: whole vectors, and neighbouring rows in different banks."""
 
@@ -22,7 +22,7 @@ class GemmKernel(ProjectionKernel):
 
     @property
     def outs_per_threadgroup(self) -> int:
-        """Outputs of a threadgroup, which all of its simdgroups share."""
+        """Outputs per threadgroup; all of its simdgroups share them."""
         return self.outs
 
     @property

@@ -1,4 +1,4 @@
-"""Projections of many rows by quantised weights and by matrix instructions."""
+"""Projections of many rows by quantised weights, with MMA."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import Projectio
 from mlxr.compiler.targets.metal.kernels.gemm import GEMM_COLUMNS, GEMM_ROWS, GEMM_SIMDGROUPS
 
 GEMM_MMA_TILE = 64
-"""Rows of x of a threadgroup."""
+"""Rows of x per threadgroup."""
 
 
 @dataclass(frozen=True)
 class GemmMmaKernel(ProjectionKernel):
-    """As `GemmKernel`, but by matrix instructions, for 64 rows of x. x is normalised already: `norm` is None."""
+    """Like `GemmKernel`, but with MMA and for 64 rows of x. x is already normalised, so `norm` is None."""
 
     template = "gemm_mma.metal.jinja"
     mma = True
 
     @property
     def outs_per_threadgroup(self) -> int:
-        """Outputs of a threadgroup, which all of its simdgroups share."""
+        """Outputs per threadgroup; all of its simdgroups share them."""
         return self.outs
 
     @property
@@ -31,7 +31,7 @@ class GemmMmaKernel(ProjectionKernel):
 def gemm_mma(p: ProjectionFacts) -> GemmMmaKernel:
     """The kernel of a projection.
 
-    It takes as many columns at once as divide a row, 32 to 128: so their loads are in flight together.
+    It takes 32 to 128 columns at once, as many as divide a row, so that their loads are in flight together.
     """
     return GemmMmaKernel(
         label=f"{p.label}_gemm_mma",

@@ -1,4 +1,4 @@
-"""MLX's attention in place of the kernel of prefill attention: when it runs, what prepares its inputs, and its call."""
+"""MLX's attention instead of the prefill attention kernel: its condition, the launch that prepares it, and its call."""
 
 from mlxr.compiler.artifact.launch import Condition, Extent
 from mlxr.compiler.artifact.library_call import AttentionCall, LibraryPort
@@ -14,18 +14,18 @@ from mlxr.compiler.targets.metal.kernels.attention_inputs import AttentionInputs
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 MOST_HEAD_DIM = 128
-"""Largest heads that MLX has attention kernels for, on NVIDIA GPUs and on Apple's."""
+"""The largest heads for which MLX has attention kernels, on NVIDIA's and Apple's GPUs."""
 
 
 def library_condition(kernel: AttendPrefillKernel, g: LibraryAttention, most_tokens: int) -> Condition | None:
-    """When MLX's attention runs instead of a kernel; None: never.
+    """The condition under which MLX's attention replaces a kernel; None: it never does.
 
-    It takes steps of one sequence whose tokens see all of the context. MLX has matrix kernels for one 16-bit type of
-    queries, keys, values and sinks, and for heads of up to 128 elements; it knows no soft cap.
+    It takes steps of one sequence whose tokens see the whole context. MLX has matrix kernels for heads of up to 128
+    elements if queries, keys, values and sinks have one 16-bit type; it has no soft cap.
 
     Args:
         kernel: the kernel.
-        g: from which step on it is faster.
+        g: the geometry: the steps for which MLX's attention is faster.
         most_tokens: tokens of the largest step.
     """
     arena, dtype, tokens = kernel.arena, kernel.activation, max(2, g.min_tokens)
@@ -75,12 +75,12 @@ def call_attention(lowering: MetalLowering, op: Op, kernel: AttendPrefillKernel,
 
 
 def _buffers(op: Op) -> dict[str, str]:
-    """The buffers of what is prepared, by port."""
+    """The prepared buffers, by port."""
     return {port: f"{op.name}.{port}" for port in ("queries", "keys", "values")}
 
 
 def _shapes(kernel: AttendPrefillKernel) -> dict[str, Shape]:
-    """The shapes of what is prepared, by port."""
+    """The shapes of the prepared buffers, by port."""
     arena = kernel.arena
     of_context: Shape = (1, arena.num_kv_heads, "context", arena.head_dim)
     return {"queries": (1, "tokens", kernel.num_heads, arena.head_dim), "keys": of_context, "values": of_context}

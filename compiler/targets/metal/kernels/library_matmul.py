@@ -1,4 +1,4 @@
-"""MLX's matmul in place of the kernels of a projection: which rows it takes, what unpacks its weight, and its call."""
+"""MLX's matmul instead of a projection's kernels: the rows that it takes, the launch that unpacks, and its call."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from mlxr.compiler.targets.metal.kernels.unpack import UnpackKernel
 from mlxr.compiler.targets.metal.lowering import MetalLowering
 
 _NORM_PORTS = ("norm", "norm_bias")
-"""The ports of an op that take the weights of its norm."""
+"""The ports of an op for the weights of its norm."""
 
 
 def library_ranges(p: ProjectionFacts, variants: Sequence[Variant]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Projections of several rows by matrix instructions, by quantised weights or by those of 16 bits."""
+"""Projections of several rows with MMA, by quantised or 16-bit weights."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_facts import Projection
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
 MMA_TILES = (8, 16, 32, 64)
-"""Rows of x that a threadgroup multiplies by its rows of the weight: there is a kernel for each."""
+"""Rows of x that a threadgroup multiplies by its rows of the weight; each size has its own kernel."""
 _TILE_ROWS = 64
 """Rows of a 16-bit weight that a threadgroup multiplies."""
 _COLUMNS, _QUANTISED_COLUMNS = 32, 64
-"""Columns of a step; of a quantised weight they are a piece of 16 elements for each of four lanes."""
+"""Columns of a step; for a quantised weight, a piece of 16 elements for each of four lanes."""
 
 
 @dataclass(frozen=True)
 class MatmulMmaKernel(ProjectionKernel):
-    """A projection of `tile` rows, one of MMA_TILES. x is normalised already: `norm` is None.
+    """A projection of `tile` rows, one of MMA_TILES. x is already normalised, so `norm` is None.
 
     The simdgroups of a threadgroup have the same rows of x and of the weight, and share their columns.
     """
@@ -72,7 +72,7 @@ class MatmulMmaKernel(ProjectionKernel):
 
 
 def matmul_mma(p: ProjectionFacts) -> tuple[MatmulMmaKernel, ...]:
-    """The kernels of a projection, one for each of MMA_TILES; none: matrix instructions cannot make it.
+    """The kernels of a projection, one for each of MMA_TILES; empty if matrix instructions cannot compute it.
 
     One kernel with a branch for every 8 rows did not issue its loads together: it took 305 us for 64 rows of gate and
     up of Llama-3-8B, and the kernel for 64 rows takes 138 (experiment 11 of benchmarks/NOTES-gpu.md).

@@ -1,4 +1,4 @@
-"""Projections of one row by matrix instructions."""
+"""Projections of one row with MMA."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import Projectio
 MMA_ROWS = 16
 """Rows of the weight that one matrix instruction multiplies."""
 _RUNS = {WeightFormat.Q4_0: 2, WeightFormat.Q4_K: 2, WeightFormat.Q5_K: 2, WeightFormat.Q6_K: 4}
-"""Runs of a piece, as in the templates of the formats, of the formats of which matrix instructions take the codes."""
+"""Runs per piece (see the templates of the formats), for the formats whose codes matrix instructions take."""
 MMA_FORMATS = frozenset(_RUNS) | {format for format in WeightFormat if format.affine and format.affine.bits == 4}
 """Formats whose codes matrix instructions can take: see mma.jinja."""
 
 
 @dataclass(frozen=True)
 class MatvecMmaKernel(ProjectionKernel):
-    """A projection of one row by matrix instructions, which take the codes of a quantised weight as they are.
+    """A projection of one row with MMA, directly on the codes of a quantised weight.
 
     Simdgroups put x into threadgroup memory as f16 numbers: 32 pieces of 16 elements at a time. They lie as 16 rows,
     four for each step of the matrix instructions, and a row has a vector of 16 bytes for each of the four pairs of
@@ -44,7 +44,7 @@ class MatvecMmaKernel(ProjectionKernel):
 
     @property
     def staged_row(self) -> int:
-        """Vectors of a row: one for each part of each pair, and zeros, for lanes whose columns are another pair's."""
+        """Vectors per row: one for each part of each pair, and one of zeros for lanes of the other pairs' columns."""
         return 4 * self.parts + 1
 
     @property
@@ -54,7 +54,7 @@ class MatvecMmaKernel(ProjectionKernel):
 
     @property
     def runs(self) -> int:
-        """Most runs of a piece; x has a sum for each."""
+        """The most runs per piece; x has a sum for each run."""
         return max(_RUNS.get(format, 1) for format in self.layout.formats)
 
 

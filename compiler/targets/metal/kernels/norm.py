@@ -20,7 +20,7 @@ class NormKernel(MetalKernel):
 
     Attributes:
         width: columns of x [tokens, width].
-        groups: equal pieces of a row; each is normalised by itself.
+        groups: number of equal pieces of a row; each is normalised alone.
         kind: `rms` or `layer`.
         eps: added to the mean square, or to the variance.
         shared: whether all pieces have one weight [width / groups]; otherwise the weight is [width].

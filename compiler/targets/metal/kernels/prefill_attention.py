@@ -1,4 +1,4 @@
-"""Lowers attention of a prefill step: a kernel, and in its place a call of MLX's attention where that is faster."""
+"""Lowers attention of a prefill step: a kernel, or a call of MLX's attention where that is faster."""
 
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.site import Site
@@ -18,10 +18,10 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 
 @lowers(RopeAttention)
 def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -> None:
-    """Adds the launch of a kernel; if MLX's attention takes some steps, also its call and what prepares its inputs.
+    """Adds the launch of a kernel. If MLX's attention takes some steps, also adds its call and its inputs' launch.
 
-    The kernel uses matrix instructions (MMA) if the geometry asks for them, and types and heads suit them: 512 tokens
-    of TinyLlama take 18.8 us a layer (H200, experiment 22 of benchmarks/NOTES-gpu.md).
+    The kernel uses matrix instructions (MMA) if the geometry asks for them and types and heads suit them: 512 tokens of
+    TinyLlama take 18.8 us per layer (H200, experiment 22 of benchmarks/NOTES-gpu.md).
     """
     choice = lowering.table.choose(Site.of_arena("attend_prefill", lowering.arena))
     g = choice.geometry.prefill_attention

@@ -1,4 +1,4 @@
-"""Lowers projections: a launch for each kernel that makes one, and calls of MLX's matmul in their place."""
+"""Lowers projections: a launch for each kernel, and calls of MLX's matmul that replace some of them."""
 
 from mlxr.compiler.artifact.launch import ONE, Condition, Extent
 from mlxr.compiler.ir.graph import Op
@@ -37,7 +37,7 @@ def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: Varian
         when = Condition(dim=p.dim, minimum=first if first > 1 else 0, maximum=maximum)
     grid: tuple[Extent, ...] = (Extent(times=kernel.threadgroups), Extent(dim=p.dim, per=kernel.tile))
     if kernel.tile == 1:
-        # A step of prompts has one row of logits, or none.
+        # A prefill step has one row of logits, or none.
         grid = (Extent(times=kernel.threadgroups, dim=None if lowering.phase == "decode" else p.dim),)
     x = _normalise(lowering, op, p, kernel.tile, when) if variant.normalises_before else op.inputs["x"]
     sizes: list[type[SizeRecord] | str] = [*variant.sizes]
@@ -57,7 +57,7 @@ def _launch(lowering: MetalLowering, op: Op, p: ProjectionFacts, variant: Varian
 
 
 def _normalise(lowering: MetalLowering, op: Op, p: ProjectionFacts, tile: int, when: Condition | None) -> str:
-    """Adds the launch that normalises x, if x has a norm; returns the buffer of what the projection reads."""
+    """Adds the launch that normalises x, if x has a norm; returns the buffer that the projection reads."""
     x, norm = lowering.value(op, "x"), p.norm
     if norm is None:
         return op.inputs["x"]
