@@ -39,9 +39,9 @@ def test_a_spec_over_its_budget_is_refused_with_what_would_fit() -> None:
     with pytest.raises(BudgetError) as error:
         compile_spec(storyteller_spec(cache=four, memory_budget=budget))
     message = str(error.value)
-    found = re.search(r"context (\d+) with max_sequences 4 or max_sequences (\d+) with context 1024", message)
-    assert found, message
-    context, sequences = int(found[1]), int(found[2])
+    match = re.search(r"context (\d+) with max_sequences 4 or max_sequences (\d+) with context 1024", message)
+    assert match, message
+    context, sequences = int(match[1]), int(match[2])
     # What is offered fits, and the next larger does not.
     compile_spec(storyteller_spec(cache=four, memory_budget=budget, model={"context": context}))
     compile_spec(storyteller_spec(memory_budget=budget, cache={"max_sequences": sequences}))

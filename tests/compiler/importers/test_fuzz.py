@@ -100,7 +100,7 @@ tensors = st.dictionaries(st.one_of(st.sampled_from(NAMES), st.text(max_size=16)
 
 def kinds_of(kind: Literal["gguf", "config"]) -> st.SearchStrategy[str]:
     """Names of every architecture, so that every family's rules are met."""
-    return st.sampled_from(sorted({one.name for one in architectures(kind)}))
+    return st.sampled_from(sorted({architecture.name for architecture in architectures(kind)}))
 
 
 TABLE = {"token_embd.weight": TensorFact((640, 256), "F16"), "model.embed_tokens.weight": TensorFact((640, 256), "F16")}
@@ -111,9 +111,9 @@ TABLE = {"token_embd.weight": TensorFact((640, 256), "F16"), "model.embed_tokens
 def test_gguf(changes: dict[str, Any], more: dict[str, TensorFact], name: str, whole: bool, kind: str) -> None:
     changes = {key.replace("llama.", f"{kind}.", 1): value for key, value in (GGUF | changes).items()}
     changes["general.architecture"] = kind
-    found = (TABLE if whole else {}) | more
+    all_tensors = (TABLE if whole else {}) | more
     try:
-        spec = spec_from_gguf(changes, found, name, "x.gguf")
+        spec = spec_from_gguf(changes, all_tensors, name, "x.gguf")
     except SpecError as error:
         assert str(error).startswith("x.gguf: ")
         assert len(str(error)) < 20_000

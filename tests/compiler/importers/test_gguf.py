@@ -120,8 +120,8 @@ def test_defaults_are_llama_cpps(tiny: Facts) -> None:
 
 
 def test_numbers_held_as_f32_are_read_as_people_wrote_them(tiny: Facts) -> None:
-    (held,) = struct.unpack("f", struct.pack("f", 3e-6))
-    assert imported(tiny, attention__layer_norm_rms_epsilon=held).model.norm.eps == 3e-6
+    (stored,) = struct.unpack("f", struct.pack("f", 3e-6))
+    assert imported(tiny, attention__layer_norm_rms_epsilon=stored).model.norm.eps == 3e-6
 
 
 def test_lists_for_each_layer_may_say_one_thing(tiny: Facts) -> None:

@@ -121,8 +121,8 @@ from mlxr.compiler.ir.ops.elementwise import Activation, Add
 from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.passes.pipeline import passes_of, run_passes
 graph = source_graph(small_spec(model__attention__qkv_bias=True))
-for one in (graph, *(run_passes(graph, passes_of(phase))[0] for phase in PHASES)):
-    print(one.dump(), json.dumps(one.to_json()))
+for g in (graph, *(run_passes(graph, passes_of(phase))[0] for phase in PHASES)):
+    print(g.dump(), json.dumps(g.to_json()))
 """
 
 

@@ -22,8 +22,8 @@ QKV = Site.of_weight("qkv", layout_of([(WeightFormat.Q4_K, 512), (WeightFormat.Q
 
 
 def rule(outputs: int = 2, **conditions: object) -> GeometryRule:
-    found: dict[str, object] = {"sizes": {"matvec_outputs": outputs}, "because": f"{outputs}", "origin": "predicted"}
-    return GeometryRule.model_validate(found | conditions)
+    fields: dict[str, object] = {"sizes": {"matvec_outputs": outputs}, "because": f"{outputs}", "origin": "predicted"}
+    return GeometryRule.model_validate(fields | conditions)
 
 
 def plan_for(*rules: GeometryRule, name: str | None = None, **changes: object) -> Plan:
@@ -86,17 +86,17 @@ def test_rules_that_contradict_the_kernels_are_refused_when_they_meet() -> None:
 
 def test_each_launch_has_its_own_geometry() -> None:
     plan = plan_for(rule(2, labels=("qkv",)), rule(8, min_columns=88))
-    found = {label: kernel(plan, label) for label in ("qkv", "o", "gate_up", "down", "logits")}
-    assert {label: k.chosen and k.chosen.sizes["matvec_outputs"] for label, k in found.items()} == {
+    kernels = {label: kernel(plan, label) for label in ("qkv", "o", "gate_up", "down", "logits")}
+    assert {label: k.chosen and k.chosen.sizes["matvec_outputs"] for label, k in kernels.items()} == {
         **{"qkv": 2, "o": 8, "gate_up": 4, "down": 8, "logits": 4}
     }
     threadgroups = {
         plan.first.kernel(la.kernel).label: la.threadgroups[0].times for la in plan.first.phase("decode").launches
     }
-    for label, one in found.items():
-        assert one.chosen
-        rows = int(re.findall(r" (\d+)x", one.chosen.site)[0])
-        each = one.chosen.sizes["matvec_outputs"] * one.chosen.sizes["matvec_simdgroups"]
+    for label, entry in kernels.items():
+        assert entry.chosen
+        rows = int(re.findall(r" (\d+)x", entry.chosen.site)[0])
+        each = entry.chosen.sizes["matvec_outputs"] * entry.chosen.sizes["matvec_simdgroups"]
         assert threadgroups[label] == -(-rows // each)
 
 
@@ -183,4 +183,4 @@ def test_kernels_tell_of_matrix_instructions_where_they_are_open(
     attention = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 64}
     spec = small_spec(model__attention=attention, cache={"dtype": dtype, "block_size": 4}, activation_dtype=dtype)
     chosen = [kernel.chosen for kernel in compiled(spec, geometry).plan.first.kernels if "attend" in kernel.label]
-    assert {name for one in chosen if one for name in one.sizes if name.endswith("_mma")} == names
+    assert {name for geometry in chosen if geometry for name in geometry.sizes if name.endswith("_mma")} == names

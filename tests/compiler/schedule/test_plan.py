@@ -139,8 +139,8 @@ def test_doctored_plans_are_refused(
     plan: Plan, label: str, change: dict[str, dict[int, str]] | None, message: str
 ) -> None:
     def doctor(launches: list[Launch]) -> None:
-        found = [i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == label]
-        at = found[-1 if len(found) == 1 else 1]
+        matches = [i for i, la in enumerate(launches) if plan.first.kernel(la.kernel).label == label]
+        at = matches[-1 if len(matches) == 1 else 1]
         if change is None:
             del launches[at]
             return
@@ -339,8 +339,8 @@ def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[st
     spec = small_spec(activation_dtype="bf16", cache__dtype="bf16", **changes)
     plan = compiled(spec, Geometry.of(mlx_min_tokens=16, **sizes)).plan
     launches = plan.first.phase("prefill").launches
-    found = {"; ".join(str(la.when).split(" and ")) for la in launches if la.needs_library and is_kernel(la)}
-    assert found == ({expected} if expected else set())
+    conditions = {"; ".join(str(la.when).split(" and ")) for la in launches if la.needs_library and is_kernel(la)}
+    assert conditions == ({expected} if expected else set())
 
 
 def test_a_lost_result_is_refused(plan: Plan) -> None:

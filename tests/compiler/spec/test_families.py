@@ -53,8 +53,8 @@ def test_reads_back_what_it_writes(name: str) -> None:
 @pytest.mark.parametrize("name", ALL_SPECS)
 def test_matrix_shapes_are_those_of_the_graph(name: str) -> None:
     spec = family_spec(name)
-    made = {v.name: v.shape for v in source_graph(spec).values if v.role == "weight" and len(v.shape) == 2}
-    assert made == spec.matrix_shapes()
+    shapes = {v.name: v.shape for v in source_graph(spec).values if v.role == "weight" and len(v.shape) == 2}
+    assert shapes == spec.matrix_shapes()
 
 
 # the spec with ^ before what the message points at, text in it, fix (None: any)

@@ -28,10 +28,10 @@ def test_canonical_names_of_the_llama_family() -> None:
 
 def test_resolve() -> None:
     llama = load_family("llama")
-    found = llama.resolve("layers.{i}.attention.q", 12)
-    assert found == llama.resolve("layers.12.attention.q")
-    assert [entry.tensor for entry in found.safetensors] == ["model.layers.12.self_attn.q_proj.weight"]
-    (entry,) = found.gguf
+    layer_12 = llama.resolve("layers.{i}.attention.q", 12)
+    assert layer_12 == llama.resolve("layers.12.attention.q")
+    assert [entry.tensor for entry in layer_12.safetensors] == ["model.layers.12.self_attn.q_proj.weight"]
+    (entry,) = layer_12.gguf
     assert entry.tensor == "blk.12.attn_q.weight"
     assert entry.rows == Selection(shape=("heads", 2, "half_head"), strides=("head_dim", 1, 2), rope_layout="half")
     assert llama.resolve("embedding").gguf[0] == FileTensor(tensor="token_embd.weight")
@@ -84,10 +84,10 @@ def test_every_tensor_of_the_bundled_file_has_a_name() -> None:
     llama, path = load_family("llama"), find_spec("storyteller")
     layers = range(load_spec(path).model.num_layers)
     roles = [name for name in llama.tensors if "bias" not in name]
-    wanted = {entry.tensor for name in roles for layer in layers for entry in llama.resolve(name, layer).gguf}
-    found = {tensor.name for tensor in gguf.GGUFReader(path.parent / "storyteller-q8_0.gguf").tensors}
-    assert wanted - found == {"output.weight"}
-    assert found - wanted == set()
+    expected = {entry.tensor for name in roles for layer in layers for entry in llama.resolve(name, layer).gguf}
+    present = {tensor.name for tensor in gguf.GGUFReader(path.parent / "storyteller-q8_0.gguf").tensors}
+    assert expected - present == {"output.weight"}
+    assert present - expected == set()
 
 
 def test_ignored_tensors_depend_on_the_model() -> None:
@@ -128,9 +128,9 @@ def families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_family_is_a_new_file(families: Path) -> None:
     (families / "gpt.yaml").write_text("tensors:\n  layers.{i}.mlp.up: {safetensors: 'h.{i}.up', gguf: 'blk.{i}.up'}\n")
     assert known_families() == ("gpt",)
-    found = load_family("gpt")
-    assert isinstance(found, Family)
-    up = found.resolve("layers.4.mlp.up")
+    family = load_family("gpt")
+    assert isinstance(family, Family)
+    up = family.resolve("layers.4.mlp.up")
     assert (up.safetensors[0].tensor, up.gguf[0].tensor) == ("h.4.up", "blk.4.up")
     (families / "gpt2.yaml").write_text(
         "extends: gpt\n"

@@ -1,4 +1,4 @@
-"""Weight formats of a spec: classes, exceptions by name, and what cannot be held."""
+"""Weight formats of a spec: classes, exceptions by name, and shapes that a format cannot hold."""
 
 import gguf
 import pytest
@@ -8,8 +8,8 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr_tests.specs import small_spec
 
-GGUF = [held for held in WeightFormat if held.is_quantised and held.gguf]
-AFFINE = [held for held in WeightFormat if held.affine]
+GGUF = [fmt for fmt in WeightFormat if fmt.is_quantised and fmt.gguf]
+AFFINE = [fmt for fmt in WeightFormat if fmt.affine]
 TEXT = """\
 name: formats
 model:
@@ -30,39 +30,43 @@ weights:
 """
 
 
-@pytest.mark.parametrize("held", GGUF)
-def test_blocks_are_those_of_gguf(held: WeightFormat) -> None:
-    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[str(held.gguf)]]
-    assert (held.block_elements, held.block_bytes) == sizes
-    assert [(plane.name, plane.block_bytes) for plane in held.planes] == [("", sizes[1])]
-    assert held.dtype == "f32" and held.row_bytes(512) == 512 // sizes[0] * sizes[1]
+@pytest.mark.parametrize("fmt", GGUF)
+def test_blocks_are_those_of_gguf(fmt: WeightFormat) -> None:
+    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[str(fmt.gguf)]]
+    assert (fmt.block_elements, fmt.block_bytes) == sizes
+    assert [(plane.name, plane.block_bytes) for plane in fmt.planes] == [("", sizes[1])]
+    assert fmt.dtype == "f32" and fmt.row_bytes(512) == 512 // sizes[0] * sizes[1]
 
 
-@pytest.mark.parametrize("held", AFFINE)
-def test_blocks_of_affine_formats_are_those_of_their_name(held: WeightFormat) -> None:
-    planes = {plane.name: plane.block_bytes for plane in held.planes}
-    bits, elements = int(held[6]), int(held.split("_")[1][1:])
-    scale = {"f16": 2, "bf16": 2, "f32": 4}[held.split("_")[2]]
+@pytest.mark.parametrize("fmt", AFFINE)
+def test_blocks_of_affine_formats_are_those_of_their_name(fmt: WeightFormat) -> None:
+    planes = {plane.name: plane.block_bytes for plane in fmt.planes}
+    bits, elements = int(fmt[6]), int(fmt.split("_")[1][1:])
+    scale = {"f16": 2, "bf16": 2, "f32": 4}[fmt.split("_")[2]]
     assert planes == {"weight": elements * bits // 8, "scales": scale, "biases": scale}
-    assert held.block_elements == elements
+    assert fmt.block_elements == elements
 
 
-@pytest.mark.parametrize("held", [held for held in WeightFormat if len(held.planes) > 1])
-def test_a_block_is_all_its_planes(held: WeightFormat) -> None:
-    assert [plane.name for plane in held.planes] == ["weight", "scales", "biases"][: len(held.planes)]
-    assert held.block_bytes == sum(plane.block_bytes for plane in held.planes)
-    assert held.dtype == "f32" and held.row_bytes(512) == 512 // held.block_elements * held.block_bytes
+@pytest.mark.parametrize("fmt", [fmt for fmt in WeightFormat if len(fmt.planes) > 1])
+def test_a_block_is_all_its_planes(fmt: WeightFormat) -> None:
+    assert [plane.name for plane in fmt.planes] == ["weight", "scales", "biases"][: len(fmt.planes)]
+    assert fmt.block_bytes == sum(plane.block_bytes for plane in fmt.planes)
+    assert fmt.dtype == "f32" and fmt.row_bytes(512) == 512 // fmt.block_elements * fmt.block_bytes
 
 
-@pytest.mark.parametrize("held", ["f32", "f16", "bf16"])
-def test_float_formats_are_their_own_type(held: str) -> None:
-    found = WeightFormat(held)
-    assert found.dtype == held and not found.is_quantised and found.row_bytes(3) == 3 * found.dtype.size_bytes
+@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
+def test_float_formats_are_their_own_type(fmt: str) -> None:
+    weight_format = WeightFormat(fmt)
+    assert (
+        weight_format.dtype == fmt
+        and not weight_format.is_quantised
+        and weight_format.row_bytes(3) == 3 * weight_format.dtype.size_bytes
+    )
 
 
 def test_the_first_pattern_that_matches_counts() -> None:
     weights = parse_spec(TEXT, "spec.yaml").weights
-    wanted = {
+    expected = {
         "embedding": "q4_k",
         "output": "q8_0",
         "layers.0.attention.q": "q4_k",
@@ -73,7 +77,7 @@ def test_the_first_pattern_that_matches_counts() -> None:
         "layers.2.mlp.down": "q5_k",
         "layers.2.mlp.up": "bf16",
     }
-    assert {name: weights.of_tensor(name) for name in wanted} == wanted
+    assert {name: weights.of_tensor(name) for name in expected} == expected
 
 
 def test_vectors_are_never_quantised() -> None:
@@ -92,10 +96,10 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         parse_spec(TEXT.replace("layers.*.mlp.down", "layers.9.mlp.down"), "spec.yaml")
 
 
-@pytest.mark.parametrize(("held", "block"), [("q8_0", 32), ("q4_k", 256)])
-def test_rows_that_blocks_do_not_fill_are_refused(held: str, block: int) -> None:
-    with pytest.raises(ValueError, match=f"has rows of 48 elements, which {held} cannot hold: its blocks have {block}"):
-        small_spec(weights={"default": held})
+@pytest.mark.parametrize(("fmt", "block"), [("q8_0", 32), ("q4_k", 256)])
+def test_rows_that_blocks_do_not_fill_are_refused(fmt: str, block: int) -> None:
+    with pytest.raises(ValueError, match=f"has rows of 48 elements, which {fmt} cannot hold: its blocks have {block}"):
+        small_spec(weights={"default": fmt})
 
 
 def test_an_unknown_format_names_the_known_ones() -> None:

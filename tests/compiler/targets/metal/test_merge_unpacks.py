@@ -123,9 +123,9 @@ def test_other_launches_keep_their_order() -> None:
     norm: MetalKernel = NormKernel("norm", 8, 1, "rms", 1e-5, False, DType.F32, None, False, 1.0, DType.BF16)
     others = [PendingLaunch(f"layers.0.{name}", norm, (), (name,), layer=0) for name in "xyz"]
     x, y, z = others
-    found = merge_unpacks([x, unpack("layers.0.a", 1), y, unpack("layers.0.b", 2), z])
-    assert [found[0], *found[2:]] == [x, y, z]
-    merged = found[1]
+    launches = merge_unpacks([x, unpack("layers.0.a", 1), y, unpack("layers.0.b", 2), z])
+    assert [launches[0], *launches[2:]] == [x, y, z]
+    merged = launches[1]
     assert isinstance(merged.body, UnpackKernel) and merged.body.label == "unpack"
     assert [layout.rows for layout in merged.body.layouts] == [1, 2]
     assert (merged.op, merged.inputs, merged.when) == ("layers.0.a", ("layers.0.a.w", "layers.0.b.w"), MANY)

@@ -80,7 +80,9 @@ def test_who_takes_how_many_rows(p: ProjectionFacts, expected: str) -> None:
 def test_matrix_tiles_do_not_yield_to_mlx() -> None:
     p = projection(WeightFormat.BF16, mma_min_rows=2, mma_max_rows=8, mlx_min_rows=5)
     assert p.library_rows == 5
-    assert {one.kernel.label: one.yields for one in variants_of(p) if one.first > 1 or one.last > 1} == {
+    assert {
+        variant.kernel.label: variant.yields for variant in variants_of(p) if variant.first > 1 or variant.last > 1
+    } == {
         **dict.fromkeys(("o_mma8", "o_mma16", "o_mma32", "o_mma64"), False),
         "o_rows": True,
     }
@@ -133,5 +135,5 @@ def test_each_number_of_rows_goes_to_the_first_that_takes_it() -> None:
         assert [row for part in parts for row in range(part.first, part.last + 1)] == list(range(1, most + 1))
         for part in parts:
             for row in range(part.first, part.last + 1):
-                expected = next(one for one in variants if one.first <= row <= one.last)
+                expected = next(v for v in variants if v.first <= row <= v.last)
                 assert part.unused == expected.unused
