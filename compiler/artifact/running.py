@@ -1,4 +1,4 @@
-"""How many launches run for a batch, on hosts without MLX's functions."""
+"""Counts the launches that run for a batch, on hosts without MLX's functions."""
 
 from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.artifact.plan import Plan

@@ -1,4 +1,4 @@
-"""Which tensors of a weight file make up each weight that the kernels read.
+"""The tensors of weight files that make up each weight of the kernels.
 
 Part of the plan. A packed weight is the concatenation of its parts along axis 0, in order, so that one launch can read
 several projections as one matrix; a weight of one part is that tensor. A file may hold a part under another name, with

@@ -26,7 +26,7 @@ from mlxr.compiler.passes.remove_dead_ops import RemoveDeadOps
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did."""
+    """The record of one pass."""
 
     name: str
     modified: bool

@@ -19,7 +19,7 @@ _TOKEN_OUT = "token_out"
 """The port of a kernel that makes the arena's next token, which has no place in activation memory."""
 
 _Conditions = tuple[Condition | None, Condition | None, bool]
-"""When a launch runs: `when`, `yields` and `needs_library`."""
+"""The conditions of a launch: `when`, `yields` and `needs_library`."""
 _ALWAYS: _Conditions = (None, None, False)
 
 

@@ -1,4 +1,4 @@
-"""Lowers the ops of one phase to calls of C functions. The rules are beside their kernels, in `kernels`."""
+"""Lowers the ops of one phase to calls of C functions. The rules are next to their kernels, in `kernels`."""
 
 from collections.abc import Mapping
 

@@ -92,7 +92,7 @@ def name_kernels(kernels: Sequence[CpuKernel]) -> dict[CpuKernel, str]:
 
 
 def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
-    """The translation unit, and its ABI number, by which the runtime recognises its library.
+    """The translation unit, and its ABI number, which identifies the library to the runtime.
 
     Raises:
         PlanError: a template has a mistake, or the text is not ASCII.

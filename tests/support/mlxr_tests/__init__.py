@@ -1,1 +1,1 @@
-"""What several tests share: small specs, random weights, the tolerance table, and harnesses around the hosts."""
+"""Helpers of several tests: small specs, random weights, the tolerance table, and harnesses around the hosts."""

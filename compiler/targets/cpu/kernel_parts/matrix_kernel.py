@@ -115,7 +115,7 @@ class CpuMatrixKernel(CpuKernel):
         return rows + ([f"norm_bias [{self.in_features}] f32"] if self.norm_bias else [])
 
     def _formula(self, x: str, of: str = "") -> str:
-        """What it computes, without the steps after the activation; `of` selects one of several matrices."""
+        """The formula, without the steps after the activation; `of` selects one of several matrices."""
         x = f"{self.norm}_norm({x})" if self.norm else x
         bias = " + bias" if self.epilogue.bias else ""
         if not self.epilogue.gated:

@@ -70,7 +70,7 @@ class CpuExperts(CpuMatrixKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes."""
+        """The formula, for the head of the function."""
         y = self._formula("x", "[e]")
         if self.combine:
             return f"{self.label}: out = sum over a token's experts e of weight * ({y}){self._residual_formula}"

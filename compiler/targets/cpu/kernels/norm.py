@@ -57,7 +57,7 @@ class CpuNorm(CpuKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes."""
+        """The formula, for the head of the function."""
         scale = f"{self.residual_scale} * " if self.factor else ""
         pieces = f" of {self.groups} pieces" if self.groups > 1 else ""
         return f"{self.label}: out = {'residual + ' if self.residual else ''}{scale}{self.kind}_norm(x){pieces}"

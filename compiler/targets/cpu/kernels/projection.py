@@ -90,7 +90,7 @@ class CpuProjection(CpuMatrixKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes."""
+        """The formula, for the head of the function."""
         y = self._formula("x[logit_rows]" if self.gather else "x")
         if self.epilogue.out_scale != 1:
             y = f"({y}) * {self.epilogue.out_scale}"

@@ -59,7 +59,7 @@ class CpuQkNorm(CpuKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes."""
+        """The formula, for the head of the function."""
         whose = {"head": "each head", "heads": "each head, with weights of its own", "all": "all heads together"}
         return f"{self.label}: queries and keys through {self.kind}_norm, {whose[self.scope]}; values as they are"
 

@@ -42,7 +42,7 @@ class CpuRoute(CpuKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes."""
+        """The formula, for the head of the function."""
         steps = f"{self.router}, the best {self.top_k} of {self.num_experts}"
         return f"{self.label}: {steps}{', normalised' if self.normalise else ''}, times {self.scale}"
 

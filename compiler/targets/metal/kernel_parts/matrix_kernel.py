@@ -20,10 +20,10 @@ class MatrixKernel(MetalKernel):
         out_features: outputs of a row of x.
         layout: where the rows of the weight lie, and in which formats.
         activation: element type of x.
-        norm: the norm that the kernel applies to x; None: it applies none.
-        epilogue: what happens to the finished sums.
-        outs: outputs of a simdgroup.
-        simdgroups: simdgroups of a threadgroup.
+        norm: the norm that the kernel applies to x; None: no norm.
+        epilogue: the steps after the sums.
+        outs: outputs per simdgroup.
+        simdgroups: simdgroups per threadgroup.
         unroll: steps of the loop over columns whose loads are in flight at once.
         split: simdgroups of a threadgroup that share the columns of their outputs.
     """
@@ -52,7 +52,7 @@ class MatrixKernel(MetalKernel):
 
     @property
     def rows(self) -> int:
-        """Weight rows of a simdgroup: twice its outputs where it needs gates and ups."""
+        """Weight rows per simdgroup: twice its outputs in a gated projection."""
         return self.outs * self.epilogue.halves
 
     @property
@@ -72,7 +72,7 @@ class MatrixKernel(MetalKernel):
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """How the threadgroups are divided among the segments of the weight."""
+        """The division of the threadgroups among the segments of the weight."""
         return tuple(spans_of(self.layout, self.epilogue.halves, self.out_features, self.outs_per_threadgroup))
 
     @property
@@ -82,7 +82,7 @@ class MatrixKernel(MetalKernel):
 
     @property
     def exact(self) -> bool:
-        """Whether no simdgroup that reads has outputs past the end of its span; with `split` all of them read."""
+        """Whether no reading simdgroup has outputs past the end of its span; with `split` all simdgroups read."""
         return self._spans_are_multiples_of(self.outs if self.split == 1 else self.outs_per_threadgroup)
 
     def _spans_are_multiples_of(self, outputs: int) -> bool:
@@ -96,7 +96,7 @@ class MatrixKernel(MetalKernel):
 
     @property
     def reduces_scale(self) -> bool:
-        """Whether 1 / rms is applied to finished sums: so an RMS norm needs no pass over x of its own."""
+        """Whether 1 / rms is applied to finished sums, so that an RMS norm needs no pass over x of its own."""
         return self.norm is not None and self.norm.kind == "rms"
 
     @property

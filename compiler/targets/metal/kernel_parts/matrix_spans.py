@@ -1,8 +1,8 @@
-"""How a launch that multiplies by several matrices divides its threadgroups among them.
+"""The division of a launch's threadgroups among the matrices of its weight.
 
-A weight may be several matrices, in different formats, one after the other. The threadgroups are divided into spans,
-and the outputs of a span have their rows in one segment of the weight; where gates and ups are needed, in one segment
-of the gates and in one of the ups.
+A weight may consist of several matrices, in different formats, one after the other. The threadgroups are divided into
+spans. The outputs of a span have their rows in one segment of the weight or, in a gated projection, in one segment of
+the gates and one of the ups.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Span:
-    """Threadgroups [first, end) of a launch, which make the outputs [first_out, end_out)."""
+    """Threadgroups [first, end) of a launch, which compute the outputs [first_out, end_out)."""
 
     first: int
     end: int
@@ -44,9 +44,9 @@ def spans_of(layout: WeightLayout, halves: int, outputs: int, outputs_per_thread
 
     Args:
         layout: the weight; its halves, if it has two, are gates and ups.
-        halves: rows of the weight for an output: 1 or 2.
-        outputs: all outputs.
-        outputs_per_threadgroup: outputs of one threadgroup.
+        halves: rows of the weight per output: 1 or 2.
+        outputs: the number of outputs.
+        outputs_per_threadgroup: outputs per threadgroup.
     """
     size = layout.rows // halves
     borders = {segment.end_row - half * size for segment in layout.segments for half in range(halves)}

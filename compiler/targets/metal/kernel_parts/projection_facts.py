@@ -1,4 +1,4 @@
-"""What lowering knows of a projection, whichever kernels make it."""
+"""Facts about a projection that do not depend on the kernel that computes it."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -17,19 +17,19 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, num_columns
 
 @dataclass(frozen=True)
 class ProjectionFacts:
-    """What all kernels of a projection share.
+    """The facts that all kernels of a projection share.
 
     Attributes:
-        label: the readable part of their names.
+        label: the readable part of the kernels' names.
         out_features: columns of the result.
         layout: where the rows of the weight lie, and in which formats.
         activation: element type of x.
-        norm: the norm of x; None: it has none.
-        epilogue: what happens to the finished sums.
-        gather: whether the input `rows` names the rows of x that count.
+        norm: the norm of x; None: no norm.
+        epilogue: the steps after the sums.
+        gather: whether the input `rows` selects rows of x.
         one_row_alone: whether a single row has a kernel of its own: in decode, and for the logits of a prompt.
         dim: the dim that counts the rows.
-        most_rows: most rows of a step.
+        most_rows: the most rows of a step.
         choice: the geometry.
     """
 
@@ -64,8 +64,8 @@ class ProjectionFacts:
     def library_rows(self) -> int | None:
         """Rows from which MLX's matmul takes the projection, on hosts that have it; None: it never does.
 
-        MLX multiplies matrices of one type. No weight is unpacked to f32, which is no faster there than here, and less
-        exact where it becomes TF32. Nor are those of logits, which are the largest and have few rows.
+        MLX multiplies matrices of one type. We do not unpack weights to f32: MLX is no faster with f32, and less exact
+        if it uses TF32. We do not unpack the weight of logits either: it is the largest, and logits have few rows.
         """
         g, out = self.many_rows.library, self.epilogue.out
         minimum = 0
@@ -84,7 +84,7 @@ class ProjectionFacts:
 
     @property
     def fields(self) -> "ProjectionFields":
-        """The fields that all of its kernels have alike."""
+        """The fields that are the same in all of its kernels."""
         return {
             "in_features": self.layout.columns,
             "out_features": self.out_features,

@@ -13,8 +13,8 @@ class ProjectionKernel(MatrixKernel):
     """Base of the kernels of projections: one for one row of x, and others for several or for many.
 
     Attributes:
-        gather: whether the input `rows` names the rows of x that count.
-        tile: rows of x of a threadgroup; if it is 1, x has one row that counts.
+        gather: whether the input `rows` selects rows of x.
+        tile: rows of x per threadgroup; 1: the kernel computes a single row.
     """
 
     gather: bool
@@ -22,7 +22,7 @@ class ProjectionKernel(MatrixKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """x, the weight, what norm and epilogue read, the rows that count, and the dims where rows are counted."""
+        """x, the weight, the ports of norm and epilogue, the selected rows, and the dims if there are several rows."""
         ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype)]
         ports += self.norm.ports if self.norm else ()
         ports += self.epilogue.ports
@@ -39,7 +39,7 @@ class ProjectionKernel(MatrixKernel):
 
     @property
     def formula(self) -> str:
-        """What it computes, for the head of the kernel."""
+        """The formula, for the head of the kernel."""
         x = "x[rows]" if self.gather else "x"
         return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm({x})' if self.norm else x)}"
 

@@ -21,8 +21,8 @@ class RopeKernel(ArenaKernel):
         num_heads: query heads of qkv [tokens, (num_heads + 2 num_kv_heads) * head_dim].
         activation: element type of qkv.
         frequencies: the angle per position of each pair of elements.
-        rotary_dim: elements of a head that are rotated, the first ones; 0: the layer has no RoPE.
-        rope_layout: which elements are a pair: neighbours, or those half of `rotary_dim` apart.
+        rotary_dim: number of leading elements of a head that are rotated; 0: the layer has no RoPE.
+        rope_layout: the elements of a pair: neighbours, or elements that are half of `rotary_dim` apart.
         rope_scale: factor of cosines and sines.
     """
 
@@ -55,7 +55,7 @@ class RopeKernel(ArenaKernel):
 
     @property
     def table_ports(self) -> tuple[Port, ...]:
-        """The block table, where positions are looked up in one."""
+        """The port of the block table, if the arena is paged."""
         return (("block_tables", DType.I32),) if self.arena.mode == "paged" else ()
 
 

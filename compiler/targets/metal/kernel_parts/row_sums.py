@@ -1,4 +1,4 @@
-"""How the kernels that normalise share the elements of a row among their lanes, and add up the lanes' sums."""
+"""How normalising kernels share the elements of a row among their lanes, and add up the lanes' sums."""
 
 from mlxr.compiler.ir.op_kind import NormKind
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH

@@ -30,13 +30,13 @@ class AttendReduceKernel(MetalKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Results of the partitions, sinks, and the positions, which tell how many partitions there are."""
+        """Results of the partitions, the sinks, and the positions, which give the number of partitions."""
         sinks: tuple[Port, ...] = (("sinks", self.sinks),) if self.sinks else ()
         return (("partial", DType.F32), ("stats", DType.F32), *sinks, ("positions", DType.I32))
 
     @property
     def log2_e(self) -> float:
-        """Factor of the sinks, by which they are ready for exp2."""
+        """Factor of the sinks: it makes them ready for exp2."""
         return LOG2_E
 
     @property

@@ -25,7 +25,7 @@ class ExpertCombineKernel(ExpertKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """x, the weight, the chosen experts with their weights, and what the epilogue reads."""
+        """x, the weight, the chosen experts with their weights, and the ports of the epilogue."""
         ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("experts", DType.I32)]
         return (*ports, ("weights", DType.F32), *self.epilogue.ports)
 

@@ -27,13 +27,13 @@ class ExpertProjectionKernel(ExpertKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """x, the weight, the chosen experts, and what norm and epilogue read."""
+        """x, the weight, the chosen experts, and the ports of norm and epilogue."""
         ports: list[Port] = [("x", self.activation), ("weight", self.layout.dtype), ("experts", DType.I32)]
         return (*ports, *(self.norm.ports if self.norm else ()), *self.epilogue.ports)
 
     @property
     def formula(self) -> str:
-        """What it computes, for the head of the kernel."""
+        """The formula, for the head of the kernel."""
         return f"out = {formula(self.epilogue, f'{self.norm.kind}_norm(x)' if self.norm else 'x')}"
 
     @property

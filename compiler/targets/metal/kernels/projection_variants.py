@@ -1,4 +1,4 @@
-"""The kernels that can make a projection, and which of them takes how many rows.
+"""The kernels that can compute a projection, and the numbers of rows that each takes.
 
 Rows are the tokens of a step, or those of its tokens whose logits are wanted. `variants_of` lists the kernels, and
 `divided` gives each number of rows to one of them. Times in comments were measured on an H200 with Llama-3-8B (8B);
@@ -28,9 +28,9 @@ class Variant:
     Attributes:
         kernel: the kernel.
         first, last: the fewest and the most rows.
-        sizes: the records of the geometry that decide about the kernel and its rows.
-        unused: flat names of sizes in these records that mean nothing to the kernel.
-        normalises_before: whether a launch before it normalises x, because the kernel does not.
+        sizes: the geometry records that decide about the kernel and its rows.
+        unused: flat names of sizes in these records that have no effect on the kernel.
+        normalises_before: whether an earlier launch normalises x, because the kernel does not.
         yields: whether MLX's matmul replaces it from `ProjectionFacts.library_rows` on.
     """
 
@@ -44,7 +44,7 @@ class Variant:
 
 
 def variants_of(p: ProjectionFacts) -> list[Variant]:
-    """The kernels of a projection with the rows that each can take, the preferred ones first.
+    """The kernels of a projection with the rows that each can take, in order of preference.
 
     Raises:
         PlanError: the geometry asks for a kernel that cannot be made.
@@ -86,7 +86,7 @@ def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
     """Gives each number of rows, 1 to `most_rows`, to the first variant that takes it.
 
     Returns:
-        The variants with the rows that they got, in order of rows. One that others interrupt is there twice.
+        The variants with their rows, in order of rows. A variant that others interrupt occurs twice.
     """
     free = [(1, most_rows)]
     taken: list[Variant] = []
@@ -104,12 +104,12 @@ def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
 
 
 def _mma_tiles(p: ProjectionFacts) -> list[Variant]:
-    """A variant for each kernel by matrix instructions, as the geometry divides rows among them and others."""
+    """A variant for each MMA kernel, with the rows that the geometry gives it."""
     g, kernels = p.many_rows.matrix, matmul_mma(p)
     first, last = max(p.least_rows, g.min_rows), min(p.most_rows, g.max_rows)
     if not g.min_rows or first > last or not kernels:
         return []
-    # More rows than the largest tile are several tiles of it.
+    # More rows than the largest tile take several of the largest tiles.
     most = (*MMA_TILES[:-1], max(last, MMA_TILES[-1]))
     return [
         Variant(

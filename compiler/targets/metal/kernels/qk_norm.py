@@ -44,7 +44,7 @@ class QkNormKernel(MetalKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """qkv, the weights, and the biases where there are any."""
+        """qkv, the weights and, if there are any, the biases."""
         ports: list[Port] = [("qkv", self.activation), ("q_norm", self.q_norm), ("k_norm", self.k_norm)]
         if self.q_bias:
             ports.append(("q_norm_bias", self.q_bias))
@@ -65,7 +65,7 @@ class QkNormKernel(MetalKernel):
 
     @property
     def sides(self) -> tuple[tuple[str, str, DType, DType | None], ...]:
-        """Of the queries and of the keys: first letter, the weight's name and type, and the bias's type."""
+        """For queries and for keys: first letter, the weight's name and type, and the bias's type."""
         return (("q", "q_norm", self.q_norm, self.q_bias), ("k", "k_norm", self.k_norm, self.k_bias))
 
     @property

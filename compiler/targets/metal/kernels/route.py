@@ -24,8 +24,8 @@ class RouteKernel(MetalKernel):
     Attributes:
         num_experts: columns of x [tokens, num_experts] f32.
         top_k: experts chosen for a token.
-        router: where the weights come from: `softmax_topk`, a softmax over all logits; `topk_softmax`, a softmax over
-            the chosen ones; `sigmoid`, the sigmoid of each.
+        router: the function that gives the weights: `softmax_topk`: softmax over all logits; `topk_softmax`: softmax
+            over the chosen logits; `sigmoid`: the sigmoid of each logit.
         bias: element type of the selection bias [num_experts]; None: there is no bias.
         normalise: whether the weights are divided by their sum.
         scale: factor of the weights.
@@ -41,7 +41,7 @@ class RouteKernel(MetalKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The logits, and the selection bias where there is one."""
+        """The logits and, if there is one, the selection bias."""
         return (("x", DType.F32), *((("bias", self.bias),) if self.bias else ()))
 
     @property
@@ -61,7 +61,7 @@ class RouteKernel(MetalKernel):
 
     @property
     def whole(self) -> bool:
-        """Whether all lanes have equally many experts."""
+        """Whether all lanes have the same number of experts."""
         return self.num_experts % SIMD_WIDTH == 0
 
     @property

@@ -9,7 +9,7 @@ from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import PIECE, SIMD_WIDTH, MetalKernel
 
 CHUNK = 8
-"""Elements of a 16-bit type in 16 bytes, which a thread stores at once."""
+"""Elements of a 16-bit type in 16 bytes; a thread stores 16 bytes at once."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class UnpackKernel(MetalKernel):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """The weights."""
+        """The ports of the weights."""
         return tuple((self._port("weight", i), layout.dtype) for i, layout in enumerate(self.layouts))
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """The numbers of each weight."""
+        """The port of each weight's numbers."""
         return tuple((self._port("out", i), self.activation) for i in range(len(self.layouts)))
 
     def _port(self, name: str, index: int) -> str:
@@ -86,7 +86,7 @@ class UnpackKernel(MetalKernel):
 
     @property
     def spans(self) -> tuple[UnpackSpan, ...]:
-        """How the threadgroups are divided: one weight after the other, segment by segment."""
+        """The division of the threadgroups: one weight after the other, segment by segment."""
         spans: list[UnpackSpan] = []
         size = self.threads * self.unroll
         parts = [(i, layout, segment) for i, layout in enumerate(self.layouts) for segment in layout.segments]
