@@ -136,7 +136,9 @@ def _conditions(launch: Launch) -> _Conditions:
 def _check_makers(name: str, makers: Sequence[Launch], readers: Sequence[Launch] | None) -> None:
     """Raises PlanError unless exactly one of the makers runs whenever a reader does; None: something always reads."""
     conditions = [_conditions(launch) for launch in makers]
-    if conditions == [_ALWAYS] or (readers is not None and [_conditions(launch) for launch in readers] == conditions):
+    if conditions == [_ALWAYS]:
+        return
+    if len(makers) == 1 and readers is not None and all(_conditions(launch) == conditions[0] for launch in readers):
         return
     parts = [part for launch in (*makers, *(readers or ())) for part in launch.conditions]
     # The values of each dim at which other launches run. Without rows of logits, nothing writes or reads them.

@@ -123,6 +123,22 @@ def test_two_launches_of_one_buffer_must_exclude_each_other(plan: Plan) -> None:
         check_plan(edited(plan, both))
 
 
+def test_launches_of_a_buffer_exclude_each_other_even_if_it_has_readers_of_the_same_conditions(plan: Plan) -> None:
+    conditions = [Condition(dim="seqs", maximum=1), Condition(dim="seqs", minimum=1)]
+
+    def overlapping(launches: list[Launch]) -> None:
+        at = first_of(launches, plan, "qkv")
+        qkv = launches[at].outputs[0]
+        (reader,) = {la.op for la in launches if qkv in la.inputs}
+        for makes in (lambda la: qkv in la.outputs, lambda la: la.op == reader):
+            alike = [i for i, la in enumerate(launches) if makes(la)]
+            pair = [launches[alike[0]].model_copy(update={"when": condition}) for condition in conditions]
+            launches[alike[0] : alike[-1] + 1] = pair
+
+    with pytest.raises(PlanError, match=r"both make 'layers.0.attention.qkv_projected'"):
+        check_plan(edited(plan, overlapping))
+
+
 @pytest.mark.parametrize(
     ("label", "change", "message"),
     [
