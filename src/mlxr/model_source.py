@@ -195,6 +195,7 @@ def _compiler_digest() -> str:
         ("mlxr.compiler", "chips/*.yaml"),
         ("mlxr.templates", "*.jinja"),
         ("mlxr.templates", "*.h"),
+        ("mlxr.templates", "*.cuh"),
         ("mlxr.models", "families/*"),
     ):
         folder = Path(str(resources.files(package)))
