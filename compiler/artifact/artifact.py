@@ -59,9 +59,9 @@ class Artifact:
         """The text of the file that holds a kernel; see `kernel_entry`."""
         return self.files[self.kernel_entry(name, target).file]
 
-    def kernel_sections(self, name: str) -> tuple[str, str]:
+    def kernel_sections(self, name: str, target: str | None = None) -> tuple[str, str]:
         """Header and body of a kernel in Metal, as MLX's `metal_kernel` takes them; see `kernel_entry`."""
-        text = self.kernel_text(name)
+        text = self.kernel_text(name, target)
         return header_of(text), body_of(text)
 
     def kernel_entry(self, name: str, target: str | None = None) -> KernelEntry:

@@ -61,8 +61,8 @@ def test_contiguous_and_paged_arenas_take_turns(monkeypatch: pytest.MonkeyPatch,
     assert [artifact.plan.arena.mode for artifact in artifacts] == ["paged", "contiguous", "paged"]
     texts = {kernel.name: one for one in artifacts for kernel in one.plan.first.kernels}
     any_of_them: Any = SimpleNamespace(
-        kernel_text=lambda name: texts[name].kernel_text(name),
-        kernel_sections=lambda name: texts[name].kernel_sections(name),
+        kernel_text=lambda name, *target: texts[name].kernel_text(name, *target),
+        kernel_sections=lambda name, *target: texts[name].kernel_sections(name, *target),
     )
     if host == "cuda":
         use_card(monkeypatch, any_of_them, SimLauncher(any_of_them))

@@ -122,7 +122,8 @@ class CudaHost(MlxHost):
     ) -> dict[str, MlxKernel]:
         """See `MlxHost.make_kernels`; all are compiled, or loaded from the cache, before this returns."""
         sources = {
-            k.name: cuda_source(k, *artifact.kernel_sections(k.name)) for k in artifact.plan.program(cls.target).kernels
+            k.name: cuda_source(k, *artifact.kernel_sections(k.name, cls.target))
+            for k in artifact.plan.program(cls.target).kernels
         }
         cubins = build_cubins(sources, architecture(), progress)
         return {name: launcher(name, cubin) for name, cubin in cubins.items()}

@@ -12,7 +12,7 @@ from mlxr.runtime.hosts.mlx.launcher import MlxKernel
 
 def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
     """A kernel as MLX launches it. The arena must never be copied, so MLX makes no contiguous copies of inputs."""
-    header, body = artifact.kernel_sections(kernel.name)
+    header, body = artifact.kernel_sections(kernel.name, MlxHost.target)
     kernel_object: Any = mx.fast.metal_kernel(  # MLX's stub does not say that it can be called
         name=kernel.name,
         input_names=[port.name for port in kernel.inputs],

@@ -56,7 +56,7 @@ class SimHost(ArrayHost):
             progress: called with (kernels ready, all kernels).
         """
         super().__init__(artifact, weights, arena)
-        texts = {k.name: artifact.kernel_text(k.name) for k in self.program.kernels}
+        texts = {k.name: artifact.kernel_text(k.name, self.target) for k in self.program.kernels}
         self._kernels = prepare(texts, progress)
         self._threads = {k.name: (k.threads, 1, 1) for k in self.program.kernels}
         memory = max(phase.activation_bytes for phase in self.program.phases)
