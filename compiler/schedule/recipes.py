@@ -1,10 +1,9 @@
 """Recipes for the tensors of a model: the family's tensor names and row selections, with this model's sizes."""
 
-import re
 from collections.abc import Sequence
 
 from mlxr.compiler.artifact.weight_plan import Recipe, Rows
-from mlxr.compiler.spec.family import load_family
+from mlxr.compiler.spec.family import layer_of, load_family
 from mlxr.compiler.spec.family_tensors import FileTensor, Selection, evaluate_size
 from mlxr.compiler.spec.model import Mlp, Model
 
@@ -20,8 +19,8 @@ def recipes(model: Model, name: str) -> tuple[tuple[Recipe, ...], tuple[Recipe, 
         SpecError: the family has no such tensor.
     """
     places = load_family(model.tensor_names).resolve(name)
-    of_layer = re.match(r"layers\.(\d+)\.", name)
-    mlp = model.layer(int(of_layer[1])).mlp if of_layer else model.mlp
+    layer = layer_of(name)
+    mlp = model.mlp if layer is None else model.layer(layer).mlp
     numbers = dimensions(model, mlp)
     layouts = {rope.layout for rope in (model.rope, *(layer.rope for layer in model.layer_types.values())) if rope}
     # Files store the rows of layers without rotation in the same order as those of the other layers.

@@ -21,7 +21,7 @@ from mlxr.compiler.spec.import_rules import NO_RULES, ImportRules
 from mlxr.compiler.spec.model import Model
 from mlxr.compiler.spec.record import Record
 
-_LAYER = re.compile(r"layers\.(0|[1-9][0-9]*)\.(.+)", re.ASCII)
+_LAYER = re.compile(r"layers\.(0|[1-9][0-9]*)\..+", re.ASCII)
 
 
 class Family(Record):
@@ -89,8 +89,8 @@ class Family(Record):
             SpecError: the family has no such tensor, or `{i}` is left without a layer.
         """
         key = canonical_name
-        if match := _LAYER.fullmatch(canonical_name):
-            key, layer = f"layers.{{i}}.{match[2]}", int(match[1])
+        if (own := layer_of(canonical_name)) is not None:
+            key, layer = canonical_name.replace(str(own), "{i}", 1), own
         places = self.tensors.get(key)
         if places is None:
             like = nearest(key, tuple(self.tensors))
@@ -105,6 +105,12 @@ class Family(Record):
         tied = self.ignored_when_tied if model.tie_embeddings else ()
         scaled = self.ignored_when_scaled if model.rope is not None and model.rope.scaling.kind != "none" else ()
         return (*self.ignored, *tied, *scaled)
+
+
+def layer_of(canonical_name: str) -> int | None:
+    """The layer of a tensor: 3 for `layers.3.attention.q`; None for a tensor outside the layers."""
+    match = _LAYER.fullmatch(canonical_name)
+    return int(match[1]) if match else None
 
 
 def known_families() -> tuple[str, ...]:
