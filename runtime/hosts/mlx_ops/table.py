@@ -26,6 +26,7 @@ def evaluates(kind: type[Kind]) -> Callable[[TypedFunction[Kind]], TypedFunction
     """Registers the function of an op kind."""
 
     def register(function: TypedFunction[Kind]) -> TypedFunction[Kind]:
+        assert kind not in _FUNCTIONS, f"two functions compute {kind.__name__}"
         _FUNCTIONS[kind] = function
         return function
 
