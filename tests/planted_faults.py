@@ -68,7 +68,7 @@ FAULTS = [
         ),
     ),
     Fault(
-        "q5_k by matrix: fifth bits of the other half",
+        "q5_k with MMA: fifth bits of the other half",
         "templates/metal/formats/q5_k.jinja",
         "<< (raw.second ? 0u : 4u)",
         "<< (raw.second ? 4u : 0u)",

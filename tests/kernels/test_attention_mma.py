@@ -1,4 +1,4 @@
-"""Decode attention by matrix instructions: whole contexts, partitions and many sequences."""
+"""Decode attention with MMA: whole contexts, partitions and many sequences."""
 
 import numpy as np
 import pytest

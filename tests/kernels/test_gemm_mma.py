@@ -1,4 +1,4 @@
-"""Projections of many rows by quantised weights, by matrix instructions: numbers, products, plans, and mistakes."""
+"""Projections of many rows by quantised weights, with MMA: numbers, products, plans, and mistakes."""
 
 from contextlib import suppress
 

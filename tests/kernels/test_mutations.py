@@ -82,7 +82,7 @@ LARGER = {
     "model__mlp": {"intermediate_size": 96},
     "model__vocab_size": 80,
 }
-BY_MATRIX = {
+FOR_MMA = {
     "weights": {"default": "bf16"},
     "activation_dtype": "bf16",
     "model__attention": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
@@ -90,24 +90,24 @@ BY_MATRIX = {
 }
 # Kernels that only some geometries have: weights and geometry, and those of its kernels.
 OF_GEOMETRIES = {
-    "codes-by-matrix": (
+    "codes-mma": (
         {"weights": {"default": "affine4_g32_f16"}},
         Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=2, matvec_split=2),
         ("qkv", "o", "gate_up", "down", "logits"),
     ),
-    "rows-by-matrix": (
+    "rows-mma": (
         {"weights": {"default": "bf16"}, "activation_dtype": "bf16"},
         Geometry.of(mma_min_rows=2, mma_simdgroups=2),
         ("normalise", "qkv_mma8", "o_mma8", "gate_up_mma8", "down_mma8", "logits_mma8", "qkv_mma16", "down_mma16"),
     ),
     "many-sequences": ({}, Geometry.of(attend_many=2), ("attend_many",)),
-    "attention-by-matrix": (
-        BY_MATRIX,
+    "attention-mma": (
+        FOR_MMA,
         Geometry.of(attend_mma=1, attend_many=2, attend_many_mma=1),
         ("attend_mma", "attend_many_mma"),
     ),
-    "prefill-by-matrix": (BY_MATRIX, Geometry.of(prefill_mma=1), ("attend_prefill_mma",)),
-    "partitions-by-matrix": (BY_MATRIX, Geometry.of(partition_mma=1, partition=4), ("attend_partition_mma",)),
+    "prefill-mma": (FOR_MMA, Geometry.of(prefill_mma=1), ("attend_prefill_mma",)),
+    "partitions-mma": (FOR_MMA, Geometry.of(partition_mma=1, partition=4), ("attend_partition_mma",)),
 }
 
 

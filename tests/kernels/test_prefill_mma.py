@@ -1,4 +1,4 @@
-"""Prefill attention by matrix instructions: chunks anywhere in a context, many sequences, and mistakes."""
+"""Prefill attention with MMA: chunks anywhere in a context, many sequences, and mistakes."""
 
 import pytest
 

@@ -195,7 +195,7 @@ def test_matrix_instructions_need_codes():
         Geometry.of(matvec_mma=1, matvec_outputs=8)
 
 
-ROWS_BY_MATRIX = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
+MMA_ROWS = Geometry.of(mma_min_rows=2, mma_max_rows=90, mma_simdgroups=4)
 MATRIX_CASES = {
     "bf16": {"weights": {"default": "bf16", "norm": "f32"}, "activation_dtype": "bf16", **BIASES},
     "f16": {"weights": {"default": "f16", "norm": "f16"}, "activation_dtype": "f16", "model__mlp__activation": "gelu"},
@@ -204,10 +204,10 @@ MATRIX_CASES = {
 
 
 @pytest.mark.parametrize(("op", "case", "rows"), few_of(ALL, MATRIX_CASES, [2, 9, 16, 27, 64, 65, 90]))
-def test_several_rows_by_matrix_instructions(op, case, rows):
+def test_several_rows_with_mma(op, case, rows):
     """Outputs and rows that are no whole number of tiles. After a norm, x is rounded to 16 bits."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | MATRIX_CASES[case]
-    artifact = compiled(small_spec(**changes), ROWS_BY_MATRIX)
+    artifact = compiled(small_spec(**changes), MMA_ROWS)
     labels = {k.label for k in artifact.plan.first.kernels}
     layer = ("qkv", "o", "gate_up", "down")
     assert {f"{label}_mma{tile}" for label in layer for tile in (8, 16, 32, 64)} | {"normalise"} <= labels
@@ -229,7 +229,7 @@ QUANTISED = {
 
 
 @pytest.mark.parametrize(("op", "case", "rows"), few_of(ALL, QUANTISED, [2, 9, 30, 65]))
-def test_several_rows_of_quantised_weights_by_matrix_instructions(op, case, rows):
+def test_several_rows_of_quantised_weights_with_mma(op, case, rows):
     """The weight is rounded to 16 bits, as where it is unpacked for MLX."""
     changes = FORMATS | {"model__vocab_size": 131, "model__context": 128, "prefill_chunk": 128} | QUANTISED[case]
     outputs = 64 if case == "affine" else 16
@@ -240,7 +240,7 @@ def test_several_rows_of_quantised_weights_by_matrix_instructions(op, case, rows
     run_rows(bench, "prefill", op, rows, "all" if op == LOGITS else "last")
 
 
-def test_gates_and_ups_of_two_formats_are_not_multiplied_by_matrix_instructions():
+def test_gates_and_ups_of_two_formats_are_not_multiplied_with_mma():
     weights = {"default": "q4_k", "tensors": {"layers.*.mlp.gate": "q6_k"}}
     changes = FORMATS | {"weights": weights, "activation_dtype": "bf16"}
     plan = compiled(small_spec(**changes), Geometry.of(mma_min_rows=2, mma_max_rows=90)).plan
@@ -288,7 +288,7 @@ MIXED_CASES = {
 
 
 @pytest.mark.parametrize(("op", "case", "geometry"), few_of(ALL, MIXED_CASES, MMA))
-def test_formats_side_by_side_by_matrix_instructions(kernel_host, op, case, geometry):
+def test_formats_side_by_side_with_mma(kernel_host, op, case, geometry):
     """Several formats in one launch: of outputs, and of gates and ups."""
     attention = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 40, "qkv_bias": True}
     changes = {"model__hidden_size": 256, "model__attention": attention, "model__mlp": {"intermediate_size": 768}}

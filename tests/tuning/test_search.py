@@ -254,8 +254,8 @@ def test_without_a_gpu_tuning_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "two").exists()
 
 
-def by_matrix_us(entry: KernelEntry) -> float:
-    """20 us, of matrix instructions 10, with four steps at once 5."""
+def mma_us(entry: KernelEntry) -> float:
+    """20 us; with MMA 10, and with four steps at once 5."""
     sizes = entry.chosen.sizes if entry.chosen else {}
     if not any(size for name, size in sizes.items() if name.endswith("_mma")):
         return 20.0
@@ -268,9 +268,9 @@ VARIANTS = ("matvec_mma", "attend_mma", "partition_mma", "prefill_mma")
 
 
 def test_variants_are_tried_with_sizes_of_their_own() -> None:
-    """On chips whose table knows of them; what is made by matrix instructions needs 16 rows of the weight and more."""
+    """Only on chips whose table allows them; MMA kernels need at least 16 rows of the weight."""
     few_values = replace(FEW, values=THREADS | {"matvec_unroll": (1, 4), "attend_heads": (2,)})
-    gpu = FakeGpu(by_matrix_us, compute=False)
+    gpu = FakeGpu(mma_us, compute=False)
     found = tuned(gpu, ONE_LAYER, candidates=few_values, sizes=dict.fromkeys(VARIANTS, 1), labels=("no such",))
     one = of(found, "down", "1 sequence")
     sizes = {"matvec_mma": 1, "matvec_outputs": 16, "matvec_simdgroups": 8, "matvec_split": 8, "matvec_unroll": 4}
@@ -282,7 +282,7 @@ def test_variants_are_tried_with_sizes_of_their_own() -> None:
     assert {"attend_mma", "attend_prefill_mma"} <= labels
     down = next(kernel.name for kernel in found.artifact.plan.first.kernels if kernel.label == "down")
     assert "mma_f16(" in found.artifact.kernel_text(down)
-    plain = tuned(FakeGpu(by_matrix_us, compute=False), ONE_LAYER, candidates=few_values)
+    plain = tuned(FakeGpu(mma_us, compute=False), ONE_LAYER, candidates=few_values)
     tried = [trial.sizes for one in plain.sites for trials in one.rounds for trial in trials]
     assert tried and not any(sizes.get(name) for sizes in tried for name in VARIANTS)
 
@@ -291,7 +291,7 @@ def test_variants_are_left_again() -> None:
     """And then sizes are tried that mean nothing to matrix instructions."""
 
     def cost_us(entry: KernelEntry) -> float:
-        return 5.0 if entry.chosen and entry.chosen.sizes.get("attend_heads") == 2 else 30.0 - by_matrix_us(entry)
+        return 5.0 if entry.chosen and entry.chosen.sizes.get("attend_heads") == 2 else 30.0 - mma_us(entry)
 
     sizes = {"matvec_mma": 1, "matvec_outputs": 16, "attend_mma": 1, "prefill_mma": 1, "prefill_rows": 64}
     few_values = replace(FEW, values=THREADS | {"attend_heads": (2,)})
@@ -305,7 +305,7 @@ def test_variants_are_left_again() -> None:
 def test_what_matrix_instructions_cannot_take_is_not_tried() -> None:
     told: list[str] = []
     none, sizes = replace(FEW, values=THREADS), dict.fromkeys(VARIANTS, 1)
-    found = tuned(FakeGpu(by_matrix_us), SPEC, told=told, candidates=none, sizes=sizes, labels=("no such",))
+    found = tuned(FakeGpu(mma_us), SPEC, told=told, candidates=none, sizes=sizes, labels=("no such",))
     assert not [text for text in told if "is left out" in text or "_mma" in text]
     assert not [one for one in found.sites if one.changed]
 

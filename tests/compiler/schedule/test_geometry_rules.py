@@ -162,7 +162,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> No
         Geometry.of(**sizes)
 
 
-def test_experts_by_matrix_instructions_are_refused() -> None:
+def test_experts_with_mma_are_refused() -> None:
     wrong = rule(sizes={"matvec_mma": 1, "matvec_outputs": 16}, labels=("experts",))
     with pytest.raises(PlanError, match=r"matvec_mma is 1 for experts .* experts have no such kernel; set it to 0"):
         plan_for(wrong, name="experts-shared-gate")

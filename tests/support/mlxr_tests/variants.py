@@ -211,7 +211,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("experts", "experts_down", "down"),
     ),
-    "codes-by-matrix": (
+    "codes-mma": (
         small_spec(
             **_BLOCKS,
             weights={"default": "affine4_g64_bf16", "tensors": {"*.down": "q4_k", "*.up": "q6_k"}, "norm": "f32"},
@@ -220,7 +220,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(matvec_mma=1, matvec_outputs=16, matvec_simdgroups=4, matvec_split=2, matvec_unroll=2),
         ("qkv", "gate_up", "down"),
     ),
-    "rows-by-matrix": (
+    "rows-mma": (
         small_spec(
             **_BLOCKS,
             model__vocab_size=80,
@@ -231,7 +231,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, attend_many=3),
         ("normalise", "o_mma8", "gate_up_mma64", "logits_mma8", "attend_many"),
     ),
-    "quantised-rows-by-matrix": (
+    "quantised-rows-mma": (
         small_spec(
             **_BLOCKS,
             weights={"default": "q4_k", "tensors": {"*.v": "q6_k", "*.down": "affine4_g64_bf16"}},
@@ -241,7 +241,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(mma_min_rows=2, mma_simdgroups=4, mma_outputs=32),
         ("qkv_mma8", "gate_up_mma32", "down_mma16"),
     ),
-    "gemm-by-matrix": (
+    "gemm-mma": (
         small_spec(
             **_BLOCKS,
             weights={"default": "affine4_g64_bf16", "tensors": {"*.k": "q4_k", "*.v": "q6_k", "*.up": "mxfp4"}},
@@ -250,7 +250,7 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry.of(gemm_mma=1),
         ("qkv_gemm_mma", "gate_up_gemm_mma", "down_gemm_mma"),
     ),
-    "attention-by-matrix": (
+    "attention-mma": (
         small_spec(
             model__attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
             weights={"default": "bf16"},
