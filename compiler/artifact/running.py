@@ -7,8 +7,7 @@ from mlxr.compiler.artifact.program import Phase
 
 def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:
     """Dims of a batch of sequences with one new token each and contexts of `context` tokens."""
-    dims: dict[BatchDim, int] = {"tokens": sequences, "seqs": sequences, "rows": sequences, "tiles": sequences}
-    return dims | {"copies": 0, "context": context}
+    return {"tokens": sequences, "seqs": sequences, "rows": sequences, "tiles": sequences, "context": context}
 
 
 def chunk_dims(plan: Plan) -> dict[BatchDim, int]:

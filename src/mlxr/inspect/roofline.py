@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
+from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
@@ -127,23 +128,13 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
     for name, value, most in (("context", context, plan.arena.context), ("batch", batch, plan.arena.max_sequences)):
         if not 1 <= value <= most:
             raise RequestError(f"--{name} is {value}; the artifact holds 1 to {most}")
-    chunk = min(plan.max_tokens, plan.arena.context)
+    chunk = chunk_dims(plan)
     sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
     rows = {phase.name: phase for phase in phase_rows(artifact, _TARGET)}
     return (
         _limits(artifact, chip, rows["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
-        _limits(artifact, chip, rows["prefill"], prefill_dims(plan, chunk), f"the first {chunk} tokens of a prompt"),
+        _limits(artifact, chip, rows["prefill"], chunk, f"the first {chunk['tokens']} tokens of a prompt"),
     )
-
-
-def decode_dims(batch: int, context: int) -> Dims:
-    """Dims of a decode step: one new token in each of `batch` sequences, which then have `context` tokens."""
-    return {"tokens": batch, "seqs": batch, "rows": batch, "tiles": batch, "context": context}
-
-
-def prefill_dims(plan: Plan, tokens: int) -> Dims:
-    """Dims of a step that begins one sequence with so many tokens and asks for the last one's logits."""
-    return {"tokens": tokens, "seqs": 1, "rows": 1, "tiles": -(-tokens // plan.query_tile), "context": tokens}
 
 
 def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
