@@ -18,7 +18,7 @@ from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
-from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
@@ -81,7 +81,15 @@ def compile_spec(
 
 
 def choose_targets(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The targets to generate code for, in the registry's order: those named, or all."""
+    """The targets to generate code for, in the registry's order: those named, or all.
+
+    Raises:
+        PlanError: a name is not a target's, or there is none.
+    """
+    unknown = [name for name in names or () if name not in TARGETS]
+    if unknown or (names is not None and not names):
+        problem = f"there is no target {unknown[0]!r}" if unknown else "no target is named"
+        raise PlanError(f"{problem}; targets are {', '.join(TARGETS)}")
     return tuple(target for target in TARGETS if names is None or target in names)
 
 

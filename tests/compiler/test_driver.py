@@ -8,7 +8,7 @@ import pytest
 from mlxr.compiler.artifact.geometry_rule import GeometryRule
 from mlxr.compiler.chips.catalog import find_chip
 from mlxr.compiler.driver import compile_spec
-from mlxr.compiler.errors import BudgetError, MlxrError
+from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
 from mlxr_tests.few import few_of
@@ -141,3 +141,9 @@ def test_debug_levels_show_timings_graphs_and_sources(
     shown = capsys.readouterr()
     assert expected in shown.err
     assert not shown.out
+
+
+@pytest.mark.parametrize(("targets", "problem"), [(("gpu",), "there is no target 'gpu'"), ((), "no target is named")])
+def test_targets_that_do_not_exist_are_refused(targets: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(PlanError, match=f"{problem}; targets are metal, cpu"):
+        compile_spec(storyteller_spec(), targets=targets)
