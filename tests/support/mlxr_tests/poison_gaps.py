@@ -5,10 +5,12 @@ The host keeps its weights in one block, so the sanitizer alone would not notice
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from mlxr.compiler.artifact import CTensor
 from mlxr.runtime.hosts.cpu import host as cpu_host
 from mlxr.runtime.hosts.cpu import tensors
 
@@ -23,11 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
         function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     align, place = tensors.aligned, tensors.place_tensors
 
-    def place_apart(program: Any, *arguments: Any) -> tensors.PlacedTensors:
-        placed = place(program, *arguments)
+    def place_apart(planned: Sequence[CTensor], *arguments: Any) -> tensors.PlacedTensors:
+        placed = place(planned, *arguments)
         memory = placed.owners[-1]
         start = memory.ctypes.data
-        for tensor, address in zip(program.tensors, placed.addresses, strict=True):
+        for tensor, address in zip(planned, placed.addresses, strict=True):
             if start <= address < start + memory.nbytes:
                 poison(address + tensor.size_bytes, align(tensor.size_bytes) - tensor.size_bytes + _GAP_BYTES)
         weakref.finalize(memory, allow, start, memory.nbytes)
