@@ -17,19 +17,19 @@ from mlxr.tuning.stopwatch import Piece
 
 
 class KernelMaker(Protocol):
-    """What a host does to an artifact's kernels."""
+    """Builds an artifact's kernels for a host."""
 
     def __call__(self, artifact: Artifact, /) -> Mapping[str, MlxKernel]:
-        """They are ready to launch, by name.
+        """Returns the kernels, ready to launch, by name.
 
         Raises:
-            HostError: one cannot be built.
+            HostError: a kernel cannot be built.
         """
         ...
 
 
 def gpu_host(name: str, artifact: Artifact) -> type[MlxHost]:
-    """The class of the host that times launches, once it is certain that it can run here.
+    """The class of the host on which launches are timed, after a check that it can run here.
 
     Args:
         name: the name of a host; `auto`: this machine's.
@@ -51,7 +51,7 @@ def gpu_host(name: str, artifact: Artifact) -> type[MlxHost]:
 
 
 def device_name() -> str:
-    """What the GPU calls itself: `Apple M3 Max`, `NVIDIA H200`."""
+    """The name that the GPU gives itself: `Apple M3 Max`, `NVIDIA H200`."""
     return str(mx.device_info().get("device_name", "a GPU of unknown name"))
 
 
@@ -62,14 +62,14 @@ def running(artifact: Artifact, batch: Batch) -> list[Launch]:
 
 
 def planned(artifact: Artifact, batch: Batch) -> list[Launch]:
-    """The launches of kernels for a batch, in order; those among them in whose place MLX's functions run."""
+    """The kernel launches for a batch, in order, including those that MLX's functions replace."""
     dims = batch_dims(batch)
     launches = (la for la in _phase(artifact, batch).launches if isinstance(la.body, KernelCall))
     return [la for la in launches if la.runs(dims, library=la.needs_library)]
 
 
 def with_kernels_of(artifact: Artifact, launches: Sequence[Launch]) -> Artifact:
-    """The artifact with no other kernels than those of these launches, so that no others are built."""
+    """The artifact reduced to the kernels of these launches, so that no others are built."""
     names = {launch.kernel for launch in launches if isinstance(launch.body, KernelCall)}
     kernels = tuple(kernel for kernel in _program(artifact).kernels if kernel.name in names)
     plan = artifact.plan.with_program("metal", kernels=kernels)
@@ -77,7 +77,7 @@ def with_kernels_of(artifact: Artifact, launches: Sequence[Launch]) -> Artifact:
 
 
 def _program(artifact: Artifact) -> Program:
-    """What the hosts run whose launches are timed."""
+    """The program whose launches are timed."""
     return artifact.plan.program("metal")
 
 

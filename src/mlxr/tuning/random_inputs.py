@@ -79,7 +79,7 @@ class RandomInputs:
         self._layers = [mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(artifact.plan.num_layers)]
         self._weights = {weight.name: weight for weight in artifact.plan.weights}
         self._casts = {cast.name: cast for cast in artifact.plan.program("metal").casts}
-        self._made: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
+        self._arrays: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
         graphs = [artifact.graph(phase.name) for phase in artifact.plan.program("metal").phases]
         self._experts = {
             op.outputs["experts"]: _columns(graph.value(op.inputs["x"]))
@@ -124,14 +124,14 @@ class RandomInputs:
         return _in_turn(self._random(dtype, shape, 1))
 
     def _random(self, dtype: DType, shape: tuple[int, ...], copies: int) -> Sequence[mx.array]:
-        """Arrays of random numbers, made once; more than one where a cache is to be emptied."""
-        made = self._made.setdefault((dtype, shape), [])
-        wanted = 1 if copies <= 1 and dtype is not DType.U8 else max(2, min(copies, _MOST_COPIES))
-        while len(made) < wanted:
+        """Arrays of random numbers, kept for later calls; several where they must push each other out of the cache."""
+        arrays = self._arrays.setdefault((dtype, shape), [])
+        count = 1 if copies <= 1 and dtype is not DType.U8 else max(2, min(copies, _MOST_COPIES))
+        while len(arrays) < count:
             array = mx.random.randint(0, 64, shape) if dtype is DType.U8 else mx.random.normal(shape)
-            made.append(bindable(array.astype(MLX_DTYPES[str(dtype)])))
-            mx.eval(made[-1])
-        return made[:wanted]
+            arrays.append(bindable(array.astype(MLX_DTYPES[str(dtype)])))
+            mx.eval(arrays[-1])
+        return arrays[:count]
 
     def _choice(self, shape: tuple[int, ...], num_experts: int) -> mx.array:
         """Different experts for each token: [tokens, top_k] i32."""

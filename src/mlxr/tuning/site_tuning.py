@@ -1,4 +1,4 @@
-"""What the tuner measures of one kind of launch, and what it chooses."""
+"""The times that the tuner measures for one kind of launch, and its choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Sizes = dict[str, int]
 """Sizes of the geometry by flat name."""
 
 MARGIN = 0.02
-"""What share of the time a candidate must save to be chosen: less than this is noise."""
+"""The share of the time that a candidate must save to be chosen: less than this is noise."""
 
 
 @dataclass(frozen=True)

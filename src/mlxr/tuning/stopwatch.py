@@ -1,7 +1,7 @@
 """Times short pieces of GPU work: chains of them, interleaved, medians.
 
-The pieces of a chain run one after the other, as in a step: MLX sees that each needs what the one before it made. That
-costs a small kernel between two pieces, which is timed alone and taken off; what is left is a piece and its launch.
+The pieces of a chain run one after the other, as in a step: MLX sees that each needs the result of the one before. That
+costs a small kernel between two pieces. It is timed alone and subtracted; what is left is a piece and its launch.
 """
 
 import statistics
@@ -22,8 +22,8 @@ class Piece:
     """Something to time.
 
     Attributes:
-        x: an input of it that stands for what the step before made.
-        run: given a turn, which counts up, and x, builds the work; returns an output of at least 8 elements, lazy.
+        x: the input that stands for the result of the step before.
+        run: builds the work from a turn, which counts up, and x; returns a lazy output of at least 8 elements.
     """
 
     x: mx.array

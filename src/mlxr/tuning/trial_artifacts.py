@@ -19,15 +19,15 @@ class TrialArtifacts:
         """Prepares.
 
         Args:
-            artifact: whose spec is compiled.
-            chip: whose rules come before those of the candidates.
+            artifact: the one whose spec is compiled.
+            chip: its rules come before those of the candidates.
         """
         self._spec, self._targets, self._chip = artifact.spec, artifact.plan.targets, chip
         self._kept: dict[str, Sizes] = {}
         self._compiled: dict[str, Artifact] = {}
 
     def keep(self, tuning: SiteTuning) -> None:
-        """Takes over what was chosen for a site: artifacts compiled from now on have it."""
+        """Keeps the sizes chosen for a site: artifacts compiled from now on have them."""
         self._kept[tuning.site] = self._kept.get(tuning.site, {}) | tuning.changed
 
     def compiled(self, sizes: Mapping[str, Sizes] | None = None) -> Artifact:

@@ -1,4 +1,4 @@
-"""What all searches of the tuner share."""
+"""The tools that all searches of the tuner share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from mlxr.tuning.trial_artifacts import TrialArtifacts
 
 @dataclass(frozen=True)
 class Workbench:
-    """What all searches of the tuner share.
+    """The tools that all searches of the tuner share.
 
     Attributes:
-        artifacts: compiles candidates, and keeps what was chosen.
-        measurement: times them.
-        candidates: what to try of each size.
-        device: what the GPU calls itself, for the reasons.
-        tell: told of progress.
+        artifacts: compiles candidates, and keeps the sizes chosen so far.
+        measurement: times the candidates.
+        candidates: the values to try of each size.
+        device: the GPU's name, which the recorded reasons give.
+        tell: called with a line of progress.
     """
 
     artifacts: TrialArtifacts
@@ -28,6 +28,6 @@ class Workbench:
     tell: Callable[[str], None]
 
     def forget(self, tuning: SiteTuning) -> None:
-        """Goes back to what the artifact had, where the winner does not win again."""
+        """Restores the sizes that the artifact had: the winner did not win when it was timed again."""
         self.tell(f"{tuning.site}: not clearly faster when timed again, stays as it is")
         tuning.best, tuning.because = tuning.before, ""
