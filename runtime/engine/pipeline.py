@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.device_sampling import sample_tokens
-from mlxr.runtime.engine.sampling import Sampler, likeliest
+from mlxr.runtime.engine.sampling.device_sampling import sample_tokens
+from mlxr.runtime.engine.sampling.sampler import Sampler, likeliest
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host, Logits
 

@@ -1,8 +1,8 @@
 """Sampling on the device: one token from each row of logits, as lazy MLX ops, so that nobody waits for the logits.
 
-The definitions, the order of filters and the stream of random numbers are those of `mlxr.runtime.engine.sampling`.
-Sums are f32 here and f64 there: a random number within rounding error of the border between two tokens may choose the
-other one.
+The definitions, the order of filters and the random numbers are those of `mlxr.runtime.engine.sampling.sampler`. Sums
+are f32 here and f64 there: a random number within rounding error of the border between two tokens may choose the other
+one.
 
 Greedy sampling is one op. Otherwise the ops pass over the row a few times; top-k and top-p sort it.
 """
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlxr.runtime.engine.sampling import MIN_TEMPERATURE, Sampling
+from mlxr.runtime.engine.sampling.options import Sampling
+from mlxr.runtime.engine.sampling.sampler import MIN_TEMPERATURE
 
 _BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.compiler.errors import HostError, RequestError
-from mlxr.runtime.engine import sampling as module
 from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.sampling import sampler as module
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], dtype=np.float32))
 LIMIT = 6.0  # standard deviations; a right sampler passes it once in some 10,000 seeds
@@ -176,7 +176,7 @@ def test_each_sample_draws_one_number(options):
     sampler, fresh = (Sampler(Sampling(temperature=1.0, seed=7, **options)) for _ in range(2))
     for _ in range(5):
         sampler.sample(LOGITS)
-    assert sampler._generator.random() == fresh._generator.random(6)[5]
+    assert sampler.uniform() == fresh.uniform(5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

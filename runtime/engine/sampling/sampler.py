@@ -13,14 +13,14 @@ Definitions, for probabilities p after the temperature; of equal tokens the lowe
 """
 
 import math
-import numbers
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError, RequestError
+from mlxr.runtime.engine.sampling.options import CONSTRAINTS, Sampling
 
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.intp]
@@ -29,52 +29,73 @@ MIN_TEMPERATURE = 1e-30
 """The temperature used for smaller ones above 0, which f32 would round to 0; the result is greedy."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen.
-
-    Raises:
-        TypeError: an option of a wrong type.
-        RequestError: an option outside its range.
-    """
-
-    temperature: float = 0.0
-    """0 takes the most probable token and ignores the rest; 1 samples the model's own distribution. 0 to 100."""
-    top_k: int = 0
-    """Only the k most probable tokens; 0 for all."""
-    top_p: float = 1.0
-    """Only the most probable tokens that together have this probability; more than 0, at most 1 (all)."""
-    min_p: float = 0.0
-    """Only tokens with at least this share of the greatest probability; 0 (all) to 1."""
-    seed: int | None = None
-    """The same seed gives the same tokens; None for a new one each time."""
-
-    def __post_init__(self) -> None:
-        """Checks every option."""
-        _check_number("temperature", self.temperature, 0, 100, "a number from 0 (greedy) to 100")
-        _check_whole("top_k", self.top_k, 2**31 - 1, "a whole number, 0 (all tokens) or more")
-        _check_number("top_p", self.top_p, math.ulp(0.0), 1, "a number greater than 0 and at most 1 (all tokens)")
-        _check_number("min_p", self.min_p, 0, 1, "a number from 0 (all tokens) to 1")
-        if self.seed is not None:
-            _check_whole("seed", self.seed, 2**64 - 1, "a whole number from 0 to 2^64 - 1, or none")
+_NOT_YET = (
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "logit_bias",
+    "logprobs",
+    "prompt_logprobs",
+    "min_tokens",
+)
+_OF_THE_ENGINE = ("stop", "include_stop", "n", "max_tokens", "ignore_eos", *CONSTRAINTS)
+_DEFAULT = Sampling()
 
 
 class Sampler:
-    """Samples the tokens of one sequence; owns a generator of random numbers.
+    """What choosing the tokens of one request needs to remember: random numbers, and the tokens that were accepted.
 
-    Every `sample` at a temperature above 0 uses exactly one number. A number depends only on the seed, on `stream` and
-    on how many came before, so a sequence gives the same tokens whichever others share its batches.
+    Every token at a temperature above 0 uses exactly one number. It depends only on the seed, on `stream` and on the
+    token's position, so a request gives the same tokens whichever others share its batches.
+
+    Attributes:
+        sampling: the options.
+        needs_tokens: whether the next choice depends on the tokens accepted before it, so that no step can be sampled
+            before the tokens of the step before it are read.
     """
 
-    def __init__(self, sampling: Sampling, stream: int = 0) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        stream: int = 0,
+        prompt: Sequence[int] | None = None,
+        stop_ids: Collection[int] = (),
+    ) -> None:
         """Keeps the options; the generator is made when the first number is needed.
 
         Args:
             sampling: the options.
-            stream: a number that differs between sequences with the same seed, such as several answers to one prompt.
+            stream: a number that differs between requests with the same seed, such as several answers to one prompt.
+            prompt: token ids of the prompt; None: the caller does not accept tokens, and looks at no option but the
+                first five.
+            stop_ids: ids that end the answer, which `min_tokens` forbids.
+
+        Raises:
+            RequestError: an option that is not implemented.
         """
+        missing = _NOT_YET if prompt is not None else (*_NOT_YET, *_OF_THE_ENGINE)
+        for name in missing:
+            if getattr(sampling, name) != getattr(_DEFAULT, name):
+                raise RequestError(f"{name} is not supported yet: leave it out")
         self.sampling = sampling
+        self.needs_tokens = False
         self._stream = stream
+        self._position = 0
+        self._numbers: list[float] = []
+
+    def uniform(self, position: int | None = None) -> float:
+        """A random number in [0, 1) for the answer's token `position` (0, 1, ...); None: the one after the last."""
+        if position is None:
+            position = self._position
+        self._position = position + 1
+        while len(self._numbers) <= position:
+            self._numbers.extend(self._generator.random(64).tolist())
+        return self._numbers[position]
+
+    def accept(self, token: int) -> None:
+        """Counts a token of the answer."""
 
     def sample(self, logits: FloatArray) -> int:
         """Chooses a token.
@@ -85,15 +106,15 @@ class Sampler:
         Raises:
             HostError: the row has a NaN or +inf, or nothing but -inf.
         """
+        return self.choose(logits, self._position)
+
+    def choose(self, logits: FloatArray, position: int) -> int:
+        """Chooses the answer's token `position`; else as `sample`."""
         best, greatest = likeliest(logits)
         if self.sampling.temperature == 0:
             return best
         ids, weights = self._candidates(logits.astype(np.float32, copy=False), greatest)
-        return _weighted_choice(ids, weights, self.uniform())
-
-    def uniform(self) -> float:
-        """The stream's next number, in [0, 1). Sampling on the device uses one for each token, as `sample` does."""
-        return float(self._generator.random())
+        return _weighted_choice(ids, weights, self.uniform(position))
 
     @cached_property
     def _generator(self) -> np.random.Generator:
@@ -174,17 +195,3 @@ def _weighted_choice(ids: IdArray | None, weights: FloatArray, uniform: float) -
     # uniform < 1, but the product may round up to the total: then the last token with any weight.
     index = min(index, int(np.searchsorted(sums, sums[-1])))
     return index if ids is None else int(ids[index])
-
-
-def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r}, expected {expected}")
-    if not low <= value <= high:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")
-
-
-def _check_whole(name: str, value: int, high: int, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r}, expected {expected}")
-    if not 0 <= value <= high:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")

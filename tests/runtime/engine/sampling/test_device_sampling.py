@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.runtime.engine.device_sampling import sample_tokens
 from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.sampling.device_sampling import sample_tokens
 
 
 def on_both(logits: np.ndarray, sampling: Sampling) -> tuple[list[int], list[int]]:

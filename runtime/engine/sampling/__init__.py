@@ -1,0 +1,11 @@
+"""Sampling: from rows of logits to tokens.
+
+`Sampling` has the options of a request, a `Sampler` what choosing its tokens needs to remember, and `sample_rows`
+chooses tokens for the rows of a whole batch. On hosts that pipeline, `device_sampling` does that on the device.
+"""
+
+from mlxr.runtime.engine.sampling.options import Sampling
+from mlxr.runtime.engine.sampling.rows import Row, Sampled, sample_rows
+from mlxr.runtime.engine.sampling.sampler import Sampler
+
+__all__ = ["Row", "Sampled", "Sampler", "Sampling", "sample_rows"]

@@ -1,0 +1,198 @@
+"""The public options of one request: how its tokens are chosen, and where its answer ends.
+
+`docs/SAMPLING.md` has a table of them, with the order in which they apply. An option is checked where it is given; what
+depends on the model's vocabulary, when the request is added (`Sampling.check_vocabulary`).
+"""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.argument_types import described
+
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
+"""The options that constrain the text of the answer; a request has at most one."""
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen, and where the answer ends.
+
+    Raises:
+        TypeError: an option of a wrong type.
+        RequestError: an option outside its range, or two that contradict each other.
+    """
+
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 samples the model's own distribution. 0 to 100."""
+    top_k: int = 0
+    """Only the k most probable tokens; 0 for all."""
+    top_p: float = 1.0
+    """Only the most probable tokens that together have this probability; more than 0, at most 1 (all)."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the greatest probability; 0 (all) to 1."""
+    seed: int | None = None
+    """The same seed gives the same tokens; None for a new one for each request."""
+    _: KW_ONLY
+    typical_p: float = 1.0
+    """Only the tokens whose surprise is nearest to the expected one, that together have this probability; 1 for all."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens of the prompt and the answer, and multiplies negative ones; 0.01 to 100."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that it is in the answer; -2 to 2."""
+    presence_penalty: float = 0.0
+    """Subtracted from a token's logit if it is in the answer; -2 to 2."""
+    dry_multiplier: float = 0.0
+    """DRY: the penalty of a token that would continue a repetition of `dry_allowed_length` tokens; 0 (off) to 100."""
+    dry_base: float = 1.75
+    """DRY: the factor of the penalty for each further repeated token; 1 to 100."""
+    dry_allowed_length: int = 2
+    """DRY: repetitions shorter than this are not penalised; at least 1."""
+    dry_range: int = 0
+    """DRY: how many of the last tokens are searched for repetitions; 0 for all, the prompt included."""
+    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    """DRY: texts that no repetition extends over."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the logits of these token ids; -100 to 100 each."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are told with their log probabilities; 0: the sampled one's; None: none."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    stop: Sequence[str] = ()
+    """Texts that end the answer where they begin."""
+    include_stop: bool = False
+    """Whether the text that ended the answer belongs to it."""
+    n: int = 1
+    """How many answers to the prompt, each with random numbers of its own."""
+    max_tokens: int | None = 128
+    """Most tokens of the answer; None: until the context ends."""
+    min_tokens: int = 0
+    """No end-of-sequence token and no stop text ends the answer before it has this many tokens."""
+    ignore_eos: bool = False
+    """Whether the answer continues after an end-of-sequence token."""
+    json_schema: dict[str, object] | str | bool | None = field(default=None, hash=False)
+    """The answer is JSON of this schema: a dict, or its text; True: any JSON."""
+    regex: str | None = None
+    """The answer matches this regular expression as a whole."""
+    choice: Sequence[str] | None = None
+    """The answer is one of these texts."""
+    grammar: str | None = None
+    """The answer is a sentence of this grammar, written in Lark or GBNF."""
+
+    def __post_init__(self) -> None:
+        """Checks every option."""
+        self._check_filters()
+        self._check_penalties()
+        self._check_end()
+        self._check_constraint()
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), 0, _MOST, "a whole number, 0 or more, or none")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Checks what depends on the model.
+
+        Raises:
+            RequestError: `logit_bias` names an id outside the vocabulary.
+        """
+        for token in self.logit_bias:
+            if token >= vocab_size:
+                raise RequestError(f"logit_bias has token id {token}, outside the vocabulary of {vocab_size}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+    def _check_filters(self) -> None:
+        _check_number("temperature", self.temperature, 0, 100, "a number from 0 (greedy) to 100")
+        _check_whole("top_k", self.top_k, 0, _MOST, "a whole number, 0 (all tokens) or more")
+        share = "a number greater than 0 and at most 1 (all tokens)"
+        _check_number("top_p", self.top_p, math.ulp(0.0), 1, share)
+        _check_number("min_p", self.min_p, 0, 1, "a number from 0 (all tokens) to 1")
+        _check_number("typical_p", self.typical_p, math.ulp(0.0), 1, share)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**64 - 1, "a whole number from 0 to 2^64 - 1, or none")
+
+    def _check_penalties(self) -> None:
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100, "a number from 0.01 to 100; 1 is none")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check_number(name, getattr(self, name), -2, 2, "a number from -2 to 2; 0 is none")
+        _check_number("dry_multiplier", self.dry_multiplier, 0, 100, "a number from 0 (off) to 100")
+        _check_number("dry_base", self.dry_base, 1, 100, "a number from 1 to 100")
+        _check_whole("dry_allowed_length", self.dry_allowed_length, 1, _MOST, "a whole number of at least 1")
+        _check_whole("dry_range", self.dry_range, 0, _MOST, "a whole number, 0 (all tokens) or more")
+        object.__setattr__(self, "dry_breakers", _texts("dry_breakers", self.dry_breakers))
+        if not isinstance(self.logit_bias, Mapping):
+            raise TypeError(f"logit_bias is {described(self.logit_bias)}; expected a dict from token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _check_whole("a key of logit_bias", token, 0, _MOST, "a token id")
+            _check_number(f"logit_bias[{token}]", bias, -100, 100, "a number from -100 to 100")
+        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+
+    def _check_end(self) -> None:
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        _check_bool("include_stop", self.include_stop)
+        _check_bool("ignore_eos", self.ignore_eos)
+        _check_whole("n", self.n, 1, _MOST, "a whole number of at least 1")
+        if self.max_tokens is not None:
+            _check_whole("max_tokens", self.max_tokens, 1, _MOST, "a whole number of at least 1, or none")
+        _check_whole("min_tokens", self.min_tokens, 0, _MOST, "a whole number, 0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
+
+    def _check_constraint(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)} are given; an answer follows one of them: drop the others")
+        if not isinstance(self.json_schema, dict | str | bool | None):
+            expected = "a schema as a dict or as text, or True for any JSON"
+            raise TypeError(f"json_schema is {described(self.json_schema)}; expected {expected}")
+        if self.json_schema is False:
+            raise RequestError("json_schema is False, which no JSON matches; expected a schema, or True for any JSON")
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if not isinstance(text, str | None):
+                raise TypeError(f"{name} is {described(text)}; expected text")
+        if self.choice is not None:
+            if isinstance(self.choice, str):
+                raise TypeError(f"choice is {described(self.choice)}; expected a list of texts")
+            object.__setattr__(self, "choice", _texts("choice", self.choice))
+            if not self.choice:
+                raise RequestError("choice is empty; expected at least one text")
+
+
+def _check_number(name: str, value: float, low: float, high: float, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
+    if not low <= value <= high:
+        raise RequestError(f"{name} is {value!r}, expected {expected}")
+
+
+def _check_whole(name: str, value: int, low: int, high: int, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
+    if not low <= value <= high:
+        raise RequestError(f"{name} is {value!r}, expected {expected}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected True or False")
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """One text or several as a tuple; none may be empty."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+        raise TypeError(f"{name} is {described(value)}; expected text, or a list of texts")
+    texts = tuple(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{name} has {described(text)}; expected text")
+        if not text:
+            raise RequestError(f"{name} has an empty text; expected at least one character")
+    return texts
