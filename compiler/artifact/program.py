@@ -52,8 +52,8 @@ class Program(Record):
         types: the types of its activations and cache.
         phases: decode and prefill.
         kernels: every kernel, once; those of the phases come first.
-        copy_blocks: copies blocks of the arena before a step that writes into shared blocks; None if there is only one
-            sequence, so that no block is shared.
+        copy_blocks: copies blocks of the arena before a step that writes into shared blocks; on target metal, also
+            copies blocks into the arena that are restored. None where the runtime needs no kernel for either.
         arena: the arena as its kernels read it.
         memory: the memory that it needs; scratch memory is counted for one thread.
         step_kernels: decode steps as one kernel each, for host cuda, if the geometry asks for them.

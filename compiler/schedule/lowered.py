@@ -65,7 +65,7 @@ class Lowered:
 
     Attributes:
         phases: decode and prefill.
-        copy_blocks: the launch that copies blocks of the arena; None if blocks are never shared.
+        copy_blocks: the launch that copies blocks into the arena; None if the runtime needs none.
         query_tile: tokens in a tile of queries, if a kernel fixes the number; None if no kernel does.
         tensors: the weights as this target has them in memory; empty if they follow `WeightPlan.layout`.
         scratch_bytes: memory besides weights, arena and activations.

@@ -1,6 +1,6 @@
 """Binds a batch to a plan: its arrays and dims, its phase, and the grids of its launches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -59,6 +59,11 @@ def batch_arrays(batch: Batch) -> BatchArrays:
 def grid_of(launch: Launch, dims: Dims) -> tuple[int, int, int] | None:
     """The threadgroups of a launch for a batch, on hosts without MLX's functions; None if it does not run."""
     return launch.kernel_call.grid(dims) if launch.runs(dims, library=False) else None
+
+
+def from_buffer(block_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """The pairs (source, target) with which the copy kernel writes its buffer's blocks, in order, to these blocks."""
+    return [(-1 - place, block_id) for place, block_id in enumerate(block_ids)]
 
 
 def shape_of(shape: tuple[int | str, ...], dims: Dims) -> tuple[int, ...]:

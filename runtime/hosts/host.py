@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, debug_level
+from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.mlx_arrays import start_computing
@@ -125,6 +126,39 @@ class Host(ABC):
     @abstractmethod
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies whole arena blocks, (source, target), in every layer, before the next step."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K and V of one block, all layers."""
+        return arena_blocks.block_bytes(self.arena.geometry)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """A copy of whole blocks of the arena, as all launches so far leave them; waits for these.
+
+        Args:
+            block_ids: which, at least one; an id may come twice.
+
+        Returns:
+            [blocks, block_bytes]: K of each block, all layers, then V. It is the same for both layouts of the arena.
+
+        Raises:
+            HostError: a launch failed on the device.
+        """
+        mx.eval(self.arena.token)
+        return arena_blocks.read_blocks(self.arena, block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+        """Writes whole blocks of the arena in place, after all launches so far and before the next one.
+
+        Args:
+            block_ids: which, at least one; each once.
+            data: [blocks, block_bytes], as `read_blocks` returned it.
+
+        Raises:
+            HostError: a launch failed on the device, or cannot be made.
+        """
+        mx.eval(self.arena.token)
+        arena_blocks.write_blocks(self.arena, block_ids, data)
 
 
 class ArrayHost(Host):

@@ -1,4 +1,4 @@
-"""The copy-on-write kernel: whole blocks, every layer, K and V, and not a byte more."""
+"""The copy kernel: whole blocks, every layer, K and V, from the arena or a buffer, and not a byte more."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.hosts.sim.host import SimHost
-from mlxr_tests.arenas import copy_arena, nan_arena, snapshot, write_slots
+from mlxr_tests.arenas import check_block_io, copy_arena, nan_arena, snapshot, write_slots
 from mlxr_tests.specs import compiled, random_weights, small_spec
 
 
@@ -51,10 +51,14 @@ def test_copies(layout, dtype, block_size, head_dim):
                 expected[:, target] = expected[:, source]
             assert (after[name] == expected.reshape(after[name].shape)).all(), name
             assert (want[name] == after[name]).all(), f"reference: {name}"
-    assert np.array(arena.token).tolist() == [2] * 8
+    check_block_io(sim)
+    check_block_io(reference)
+    assert np.array(arena.token).tolist() == [3] * 8
     (label,) = (artifact.plan.first.kernel(kernel).label for kernel in sim.launches)
-    assert label == "copy_blocks" and sim.launches.total() == 2
+    assert label == "copy_blocks" and sim.launches.total() == 3
 
 
-def test_one_sequence_needs_no_copies():
-    assert compiled(small_spec(cache__max_sequences=1)).plan.first.copy_blocks is None
+def test_a_single_sequence_is_restored_too():
+    host, cpu = (compiled(small_spec(cache__max_sequences=1), target=target).plan.first for target in ("metal", "cpu"))
+    assert host.copy_blocks is not None
+    assert cpu.copy_blocks is None, "the CPU writes blocks without a kernel, and one sequence shares none"

@@ -52,8 +52,7 @@ class MetalTarget:
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]
         tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
-        copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
-        return Lowered(tuple(phases), copies, query_tile=tile, casts=tuple(casts.values()))
+        return Lowered(tuple(phases), copy_blocks_launch(inputs.arena), query_tile=tile, casts=tuple(casts.values()))
 
     def render(
         self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance

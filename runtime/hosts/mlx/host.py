@@ -16,10 +16,11 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Artifact, Launch, Phase, layer_buffer
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, phase_of
+from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
-from mlxr.runtime.hosts.mlx.bindable import bindable, kernel_input, of_shape
+from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
 from mlxr.runtime.hosts.mlx.padding import padded_batch
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
@@ -60,6 +61,7 @@ class MlxHost(ArrayHost):
         }
         self._fixed |= {name: bindable(weight) for name, weight in weights.items()}
         self._fixed |= {K_ARENA: arena.k, V_ARENA: arena.v}
+        self._no_blocks = mx.zeros((MIN_ELEMENTS,), mx.uint8)
         casts = {cast.name: weights[cast.weight].astype(MLX_DTYPES[str(cast.dtype)]) for cast in self.program.casts}
         mx.eval(list(casts.values()))  # a trace of a step would compute lazy ones again each time
         self._fixed |= casts
@@ -191,11 +193,30 @@ class MlxHost(ArrayHost):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
+        self._copy(copies, self._no_blocks)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """See `Host.read_blocks`. MLX gathers the blocks on the device: reading the arena itself would move it."""
+        geometry = self.arena.geometry
+        check_blocks(geometry, block_ids)
+        ids, axis = mx.array(list(block_ids), mx.int32), 0 if geometry.layout == "block" else 1
+        with self.failures():
+            mx.eval(self.arena.token)  # MLX does not see that kernels write the arena, and would read it too early
+            parts = [mx.take(array, ids, axis).swapaxes(0, axis) for array in (self.arena.k, self.arena.v)]
+            blocks = mx.concatenate([part.reshape(len(block_ids), -1) for part in parts], axis=1)
+            return np.array(blocks.view(mx.uint8))
+
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+        """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
+        check_blocks(self.arena.geometry, block_ids, data)
+        self._copy(from_buffer(block_ids), mx.array(data))
+
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: mx.array) -> None:
         launch = self.program.copy_blocks
-        assert launch is not None, "the pager forks only when the plan has the kernel"
+        assert launch is not None, "every program of target metal has the kernel"
         pairs = np.zeros((max(4, len(copies)), 2), dtype=np.int32)
         pairs[: len(copies)] = copies
-        arrays = {"copies": mx.array(pairs), K_ARENA: self.arena.k, V_ARENA: self.arena.v}
+        arrays = {"copies": mx.array(pairs), "blocks": blocks, K_ARENA: self.arena.k, V_ARENA: self.arena.v}
         arrays[ARENA_TOKEN] = self.arena.token
         self.launcher.run(None, launch, arrays, {"copies": len(copies)})
         self.arena.token = arrays[launch.outputs[0]]

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.compiler.artifact import (
     ARENA_TOKEN,
@@ -24,8 +25,9 @@ from mlxr.compiler.artifact import (
     layer_buffer,
 )
 from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, grid_of, phase_of, shape_of
+from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, from_buffer, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -117,13 +119,22 @@ class SimHost(ArrayHost):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""
+        self._copy(copies, np.zeros(8, np.uint8))
+
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+        """Launches the copy kernel once for all blocks; see `Host.write_blocks`."""
+        check_blocks(self.arena.geometry, block_ids, data)
+        self._copy(from_buffer(block_ids), np.ascontiguousarray(data))
+
+    def _copy(self, copies: Sequence[tuple[int, int]], blocks: npt.NDArray[np.uint8]) -> None:
         launch = self.program.copy_blocks
-        assert launch is not None, "the pager forks only when the plan has the kernel"
-        pairs = np.array(copies, dtype=np.int32)
+        assert launch is not None, "every program of target metal has the kernel"
+        inputs = {"copies": np.array(copies, np.int32), "blocks": blocks}
         grid = grid_of(launch, {"copies": len(copies)})
         assert grid is not None, "there are copies to make"
         self._begin()
-        self._launch(launch, self._fixed | {"copies": SimBuffer.of(pairs, writable=False, name="copies")}, grid)
+        bound = {name: SimBuffer.of(array, writable=False, name=name) for name, array in inputs.items()}
+        self._launch(launch, self._fixed | bound, grid)
         self._finish(launch.outputs[0])
 
     def _launch(self, launch: Launch, buffers: dict[str, SimBuffer], grid: tuple[int, int, int]) -> None:

@@ -160,7 +160,7 @@ def phase_rows(artifact: Artifact, target: str) -> list[PhaseRows]:
             op_kind=_ARENA_ONLY,
             weight_bytes=0,
             per_token=False,
-            reads="copies, arena, token",
+            reads="copies, blocks, arena, token",
             writes="token",
         )
         phases.append(PhaseRows(_ARENA_ONLY, (row,)))

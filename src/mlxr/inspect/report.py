@@ -14,7 +14,7 @@ from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render
 _ABOUT = {
     "decode": "one new token for each sequence",
     "prefill": "prompts, chunks of them, and batches that mix prompts and decoding",
-    "copy_blocks": "before a step that writes into blocks shared by a fork",
+    "copy_blocks": "before a step that writes into shared blocks, or reads restored ones",
 }
 
 

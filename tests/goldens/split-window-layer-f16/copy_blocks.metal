@@ -1,9 +1,11 @@
-// copy_blocks_73ec7849
+// copy_blocks_ca343dd2
 // small spec of a test
 //
-// Copy-on-write: copies whole blocks of the arena, every layer, before the step that writes into the copies.
+// Copies whole blocks into the arena, every layer: blocks of the arena, before the step that writes into the copies
+// (copy-on-write), or blocks that are restored.
 // Grid: (copies, 1 layers) threadgroups of 64 threads, 16 bytes a thread at a time.
-//   copies     [copies, 2] i32: source and target block
+//   copies     [copies, 2] i32: source and target block; the source -1 - n is block n of `blocks`
+//   blocks     [blocks, K and V, 1 layers, 640] u8
 //   k_arena, v_arena  [1, 20, 4, 2, 40] f16, written
 //   token, token_out  [8] u32
 #include <metal_stdlib>
@@ -19,20 +21,29 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   return (((ulong)layer * 20u + block) * 4u + offset) * 80u;
 }
 // ---- kernel
-[[kernel]] void copy_blocks_73ec7849(
+[[kernel]] void copy_blocks_ca343dd2(
   const device int32_t* copies [[buffer(0)]],
-  const device float16_t* k_arena [[buffer(1)]],
-  const device float16_t* v_arena [[buffer(2)]],
-  const device uint32_t* token [[buffer(3)]],
-  device uint32_t* token_out [[buffer(4)]],
+  const device uint8_t* blocks [[buffer(1)]],
+  const device float16_t* k_arena [[buffer(2)]],
+  const device float16_t* v_arena [[buffer(3)]],
+  const device uint32_t* token [[buffer(4)]],
+  device uint32_t* token_out [[buffer(5)]],
   uint thread_index_in_threadgroup [[thread_index_in_threadgroup]],
   uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
   const uint copy = threadgroup_position_in_grid.x;
   const uint layer = threadgroup_position_in_grid.y;
-  const ulong source = arena_row((uint)copies[2 * copy], layer, 0);
+  const int source = copies[2 * copy];
   const ulong target = arena_row((uint)copies[2 * copy + 1], layer, 0);
-  const device uint4* k_from = (const device uint4*)(k_arena + source);
-  const device uint4* v_from = (const device uint4*)(v_arena + source);
+  const device uint4* k_from;
+  const device uint4* v_from;
+  if (source < 0) {
+    k_from = (const device uint4*)blocks + ((ulong)(-1 - source) * 2u + layer) * 40u;
+    v_from = k_from + 40u;
+  } else {
+    const ulong row = arena_row((uint)source, layer, 0);
+    k_from = (const device uint4*)(k_arena + row);
+    v_from = (const device uint4*)(v_arena + row);
+  }
   device uint4* k_to = (device uint4*)(const_cast<device float16_t*>(k_arena) + target);
   device uint4* v_to = (device uint4*)(const_cast<device float16_t*>(v_arena) + target);
   for (uint i = thread_index_in_threadgroup; i < 40u; i += 64u) {

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.mlx_ops.cache_rows import decode_rows, encode_rows
 from mlxr.runtime.mlx_arrays import Bits, as_bits
 from mlxr_tests.specs import floats
@@ -63,6 +64,32 @@ def copy_slots(source: Arena, target: Arena, written: Mapping[Any, set[int]]) ->
 def snapshot(arena: Arena) -> dict[str, Bits]:
     """A copy of K and V as bits, [layers, slots, kv_heads, row_elements]."""
     return {name: _by_slot(arena, bits).copy() for name, bits in zip("KV", _bits(arena), strict=True)}
+
+
+def check_block_io(host: Host) -> None:
+    """Checks that a host reads and writes the bytes of whole blocks, and no others.
+
+    Raises:
+        Mismatch: other bytes are read, or are in the arena afterwards.
+    """
+    geometry, rng = host.arena.geometry, np.random.default_rng(0)
+
+    def by_block() -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        mx.eval(host.arena.token)
+        parts = [np.ascontiguousarray(bits).view(np.uint8) for bits in snapshot(host.arena).values()]
+        layers = [part.reshape(geometry.num_layers, geometry.num_blocks, -1).swapaxes(0, 1) for part in parts]
+        return np.stack(layers, axis=1).reshape(geometry.num_blocks, -1)
+
+    for bits in _bits(host.arena):
+        bits[...] = rng.integers(0, np.iinfo(bits.dtype).max, bits.shape, bits.dtype, endpoint=True)
+    before, last = by_block(), geometry.num_blocks - 1
+    data = host.read_blocks([2, last, 0])
+    if data.shape != (3, host.block_bytes) or (data != before[[2, last, 0]]).any():
+        raise Mismatch("read_blocks: other bytes than the arena's")
+    host.write_blocks([1, last], data[[2, 0]])
+    before[[1, last]] = before[[0, 2]]
+    if (by_block() != before).any() or (host.read_blocks(range(geometry.num_blocks)) != before).any():
+        raise Mismatch("write_blocks: other bytes in the arena")
 
 
 def stored_rows(arena: Arena, layer: int, slots: list[int]) -> "dict[str, np.ndarray[Any, np.dtype[np.float32]]]":

@@ -1,4 +1,4 @@
-"""Copies of the arena's blocks."""
+"""Copies of blocks, within the arena and into it."""
 
 from dataclasses import dataclass
 
@@ -18,14 +18,18 @@ _WORDS = {16: "uint4", 8: "uint2", 4: "uint"}
 
 @dataclass(frozen=True)
 class CopyBlocksKernel(ArenaKernel):
-    """Copies whole blocks of all layers, before a step writes into blocks that sequences share (copy-on-write)."""
+    """Copies whole blocks of all layers into the arena.
+
+    They come from the arena, before a step writes into blocks that sequences share (copy-on-write), or from a buffer,
+    where blocks are restored that were read from the arena before.
+    """
 
     template = "copy_blocks.metal.jinja"
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Pairs of blocks and the arena."""
-        return (("copies", DType.I32), *self.arena_ports)
+        """Pairs of blocks, the blocks that are not in the arena, and the arena."""
+        return (("copies", DType.I32), ("blocks", DType.U8), *self.arena_ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
@@ -64,7 +68,7 @@ def copy_blocks_launch(arena: ArenaGeometry) -> PendingLaunch:
     return PendingLaunch(
         "copy_blocks",
         kernel,
-        ("copies", *ARENAS, ARENA_TOKEN),
+        ("copies", "blocks", *ARENAS, ARENA_TOKEN),
         ("copy_blocks.token",),
         (Extent(dim="copies"), Extent(times=arena.num_layers), ONE),
     )

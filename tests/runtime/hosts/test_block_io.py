@@ -1,0 +1,37 @@
+"""Blocks of the arena go to bytes and back on each host; tests/kernels/test_copy_blocks.py tests the kernel itself."""
+
+from typing import Any
+
+import pytest
+
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.cuda import device
+from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr_tests.arenas import check_block_io
+from mlxr_tests.fake_card import SimLauncher, use_card
+from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.host_pair import HostPair
+from mlxr_tests.specs import compiled, small_spec
+
+CACHES: list[dict[str, Any]] = [
+    {"layout": "block", "dtype": "bf16", "block_size": 4, "max_sequences": 2},
+    {"layout": "layer", "dtype": "q8", "block_size": 2, "max_sequences": 2},
+    {"layout": "layer", "dtype": "f32", "block_size": 16, "max_sequences": 1, "mode": "contiguous"},
+]
+
+
+def test_cpu() -> None:
+    check_block_io(HostPair(compiled(small_spec(), target="cpu")).host)
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: f"{cache['layout']}-{cache['dtype']}")
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_mlx_hosts(cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(small_spec(cache=cache))
+    use_card(monkeypatch, artifact, SimLauncher(artifact))
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    check_block_io(host)
+    if cache["max_sequences"] > 1:
+        before = host.read_blocks([3])
+        host.copy_blocks([(3, 0)])
+        assert (host.read_blocks([0]) == before).all(), "a read waits for the launches before it"
