@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.control_groups import group_folders, text_of
 
 _ROOT = Path("/")
 
@@ -59,7 +60,7 @@ def _cores(root: Path) -> int:
     if sys.platform == "darwin":
         return _performance_cores() or len(cpus)
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    return len({_text(root / topology.format(cpu)) or str(cpu) for cpu in cpus})
+    return len({text_of(root / topology.format(cpu)) or str(cpu) for cpu in cpus})
 
 
 def _performance_cores() -> int:
@@ -72,14 +73,14 @@ def _performance_cores() -> int:
 
 
 def _v2_limits(root: Path) -> Iterator[float | None]:
-    for folder in _group_folders(root, "cgroup2", ""):
-        quota, _, period = (_text(folder / "cpu.max") or "max").partition(" ")
+    for folder in group_folders(root, "cgroup2", ""):
+        quota, _, period = (text_of(folder / "cpu.max") or "max").partition(" ")
         yield _ratio(quota, period or "100000")
 
 
 def _v1_limits(root: Path) -> Iterator[float | None]:
-    for folder in _group_folders(root, "cgroup", "cpu"):
-        yield _ratio(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
+    for folder in group_folders(root, "cgroup", "cpu"):
+        yield _ratio(text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us"))
 
 
 def _ratio(quota: str | None, period: str | None) -> float | None:
@@ -88,40 +89,3 @@ def _ratio(quota: str | None, period: str | None) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None
     return ratio if ratio > 0 else None  # v1: -1 means no limit
-
-
-def _group_folders(root: Path, kind: str, controller: str) -> Iterator[Path]:
-    """The folder of this process's group in each hierarchy of a kind, and those of all its parent groups.
-
-    In a container, the mounted root is often the container's own group, and the group's path does not exist below it.
-    So the mounted root always comes last.
-    """
-    groups: dict[str, str] = {}
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        groups |= {name: path for name in names.split(",")}
-    if controller not in groups:
-        return
-    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
-        place, _, rest = line.partition(" - ")
-        fields, described = place.split(), rest.split()
-        if len(fields) < 5 or len(described) < 3 or described[0] != kind:
-            continue
-        if controller and controller not in described[2].split(","):
-            continue
-        mounted, top = fields[3].rstrip("/"), root / fields[4].lstrip("/")
-        path = groups[controller]
-        inside = path.removeprefix(mounted) if path == mounted or path.startswith(f"{mounted}/") else ""
-        folder = top / inside.lstrip("/")
-        while folder != top and top in folder.parents:
-            yield folder
-            folder = folder.parent
-        yield top
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, ValueError):
-        return None

@@ -41,6 +41,7 @@ from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, laye
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.text.byte_sizes import size
 
 __all__ = [
     "ARENAS",
@@ -100,4 +101,5 @@ __all__ = [
     "plane_format",
     "plane_names",
     "plane_row_bytes",
+    "size",
 ]

@@ -29,6 +29,7 @@ class ImportOptions:
         cache_dtype: element type of the cache; None: chosen for each target.
         accepted_keys: keys of the file that would be refused, but change nothing according to the user.
         force_context: whether the context may be longer than the model's own.
+        cache_memory: most bytes of the cache, or a size such as `4GiB`; None: enough for all sequences.
     """
 
     context: int | None = None
@@ -39,6 +40,7 @@ class ImportOptions:
     cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
+    cache_memory: int | str | None = None
 
 
 DEFAULTS = ImportOptions()
@@ -77,6 +79,7 @@ def imported_spec(
         "cache": {
             "dtype": options.cache_dtype or AUTO,
             "max_sequences": options.max_sequences,
+            "memory_budget": options.cache_memory,
         },
         "activation_dtype": options.activation_dtype or AUTO,
         "weights": weights,

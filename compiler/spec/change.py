@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxr.compiler.spec.fields import parse_size
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
@@ -23,6 +24,8 @@ class Changes:
         cache_dtype: element type of the cache; None: as the spec says.
         accepted_keys: keys of config.json or of GGUF metadata that would be refused, and that change nothing.
         force_context: whether the context may be longer than the model's own.
+        cache_memory: most bytes of the cache, or a size such as `4GiB`: enough for a sequence of full context.
+            None: as the spec says, or enough for all sequences.
     """
 
     context: int | None = None
@@ -33,6 +36,7 @@ class Changes:
     cache_dtype: Literal["f32", "f16", "bf16", "q8"] | None = None
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
+    cache_memory: int | str | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -55,6 +59,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "cache_dtype": _OPTIONAL_TEXT,
     "accepted_keys": ((tuple, list), "a tuple of keys"),
     "force_context": ((bool,), "True or False"),
+    "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
 }
 
 NO_CHANGES = Changes()
@@ -73,6 +78,8 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
         cache = cache.model_copy(update={"max_sequences": changes.sequences})
     if changes.cache_dtype is not None:
         cache = cache.model_copy(update={"dtype": changes.cache_dtype})
+    if changes.cache_memory is not None:
+        cache = cache.model_copy(update={"memory_budget": parse_size(changes.cache_memory), "num_blocks": None})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
     result = spec.model_copy(update=update)

@@ -21,7 +21,8 @@ _SIZE = r"^[ \t]*([0-9]{1,15}(?:\.[0-9]{1,15})?)[ \t]*([bB]|[kKmMgG][iI]?[bB])?[
 """What the loader reads and the schema tells editors: without \\s and \\d, which JavaScript and Python read unlike."""
 
 
-def _parse_size(value: Any) -> Any:
+def parse_size(value: Any) -> Any:
+    """The bytes that a size such as `4GiB` stands for; what is not a size stays what it is."""
     if isinstance(value, float) and value.is_integer():
         return int(value)  # YAML reads 1e9 as a float; to JSON Schema it is an integer
     if not isinstance(value, str):
@@ -51,7 +52,7 @@ FormatName = Annotated[
 SizeBytes = Annotated[
     int,
     Field(ge=1, le=2**60, strict=True),
-    BeforeValidator(_parse_size),
+    BeforeValidator(parse_size),
     WithJsonSchema(
         {
             "type": ["integer", "string"],

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, file_keys
-from mlxr.compiler.errors import HostError, RequestError, TokenizerError
+from mlxr.compiler.errors import RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect
-from mlxr.runtime.cache.arena import Arena, device_memory_bytes
+from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
+from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.pipeline import launch_step
@@ -52,6 +53,8 @@ class Model:
         host: str = "auto",
         tokenizer: str | Path | None = None,
         threads: int | None = None,
+        tier_memory: int = 0,
+        shrink_arena: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Loads weights and prepares a host.
@@ -63,6 +66,9 @@ class Model:
             tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: the one in or beside the
                 weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
+            tier_memory: bytes of memory that the caller will use for blocks that do not fit into the arena.
+            shrink_arena: whether the arena may have fewer blocks than the plan, if this machine lacks memory now; at
+                least a sequence of full context fits into it.
             progress: called as loading proceeds.
 
         Raises:
@@ -79,8 +85,7 @@ class Model:
         self._closed = False
         self.artifact = artifact
         plan = artifact.plan
-        target = check_host(host, plan.targets, threads).target_among(plan.targets)
-        _check_memory(artifact, target)
+        entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
         self._template_places: list[Path | GgufTemplate] = [] if tokenizer is None else [Path(tokenizer)]
@@ -88,10 +93,12 @@ class Model:
         said = GgufTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
         self._template_places.append(said if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
-        self.types = plan.programs[target].types
-        self.arena = Arena(plan.programs[target].arena)
-        self.pager = Pager.from_geometry(plan.arena)
+        self.types = plan.programs[entry.target_among(plan.targets)].types
+        chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tier_memory, shrink=shrink_arena)
+        self.arena = Arena(chosen.geometry)
+        self.pager = Pager.from_geometry(chosen.geometry)
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
+        self._notes = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
 
@@ -114,6 +121,11 @@ class Model:
                 "it belongs to another model"
             )
         return loaded, None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What this machine does otherwise than the plan asks, as messages for people."""
+        return (*self._notes, *self.host.notes)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Text gets a BOS if its tokenizer says so; ids are taken as they are.
@@ -281,15 +293,3 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
         raise TypeError(
             f"a prompt is text or a list of token ids, not {described(prompt)}; start() takes several prompts"
         ) from error
-
-
-def _check_memory(artifact: Artifact, target: str) -> None:
-    """Refuses a model that does not fit into this machine's memory, before anything is loaded."""
-    machine_bytes = device_memory_bytes()
-    memory = artifact.plan.programs[target].memory
-    if memory.total_bytes > machine_bytes:
-        raise HostError(
-            f"{artifact.spec.name} needs {memory.total_bytes >> 20} MiB (weights {memory.weights_bytes >> 20}, arena "
-            f"{memory.arena_bytes >> 20}, activations {memory.activation_bytes >> 20}), this machine has "
-            f"{machine_bytes >> 20}: compile the spec with smaller weight formats, model.context or max_sequences"
-        )

@@ -14,6 +14,8 @@ from mlxr.compiler.artifact import Artifact, debug_level
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.memory.footprint import Footprint
+from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill, in_place, load_buffers, load_weights
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -40,6 +42,9 @@ class Host(ABC):
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
     builds_late: ClassVar[bool] = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
+
+    has_own_memory: ClassVar[bool] = False
+    """Whether weights and arena are in memory of a GPU, and not in the machine's."""
 
     def __init__(self, artifact: Artifact, arena: Arena) -> None:
         """Stores what all hosts need.
@@ -82,6 +87,26 @@ class Host(ABC):
             HostError: this machine cannot run the host, or a kernel cannot be built. (MLX builds Metal kernels at
                 their first launch: there `read` raises it.)
         """
+
+    @classmethod
+    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+        """What the model takes on this host besides its arena; reads nothing but the file's headers.
+
+        Args:
+            artifact: the compiled model.
+            file: its weights.
+            threads: as in `from_file`.
+
+        Raises:
+            WeightsError: the weights are of another model.
+        """
+        memory = (artifact.plan.first if cls.target is None else artifact.plan.program(cls.target)).memory
+        return Footprint(memory.weights_bytes, 0, memory.activation_bytes)
+
+    @classmethod
+    def free_memory(cls) -> FreeMemory:
+        """What is free now of the memory that weights and arena will be in."""
+        return MachineMemory().read()
 
     @abstractmethod
     def step(self, batch: Batch) -> Logits:

@@ -35,6 +35,8 @@ def load(
     tokenizer: "str | Path | None" = None,
     threads: int | None = None,
     changes: Changes = NO_CHANGES,
+    tier_memory: int = 0,
+    shrink_arena: bool = False,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -47,7 +49,9 @@ def load(
         tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
             weights.
         threads: how many threads host cpu runs; None: one for each core that this process may use.
-        changes: changes to the model's spec: context, sequences, types.
+        changes: changes to the model's spec: context, sequences, types, memory of the cache.
+        tier_memory: bytes of memory that the caller will use for blocks that do not fit into the arena.
+        shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -89,7 +93,16 @@ def load(
             )
         if not of_files:  # else the spec comes from these very weights
             check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-        return Model(artifact, chosen, host=host, tokenizer=tokenizer, threads=threads, progress=progress)
+        return Model(
+            artifact,
+            chosen,
+            host=host,
+            tokenizer=tokenizer,
+            threads=threads,
+            tier_memory=tier_memory,
+            shrink_arena=shrink_arena,
+            progress=progress,
+        )
 
 
 def chip_of(host: HostEntry) -> Chip | None:
@@ -156,6 +169,7 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.cache_dtype,
                 changes.accepted_keys,
                 changes.force_context,
+                changes.cache_memory,
             )
             return import_model(path, options)
     spec_path = find_spec(name)

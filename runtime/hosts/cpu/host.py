@@ -22,8 +22,9 @@ from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
-from mlxr.runtime.hosts.cpu.tensors import TensorReader, place_tensors, read_from
+from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.threads import num_threads
 from mlxr.runtime.weights.check_tensors import check_tensors
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -99,6 +100,16 @@ class CpuHost(Host):
         plan = artifact.plan
         check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
         return cls(artifact, read_from(file), arena, threads=threads, progress=progress)
+
+    @classmethod
+    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+        """See `Host.footprint`. Which tensors stay mapped from the file depends on the file."""
+        plan, program = artifact.plan, artifact.plan.program(cls.target)
+        assert program.library is not None, "a program in C has a library"
+        check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
+        own, mapped = bytes_by_place(program.library.tensors, read_from(file))
+        scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
+        return Footprint(own, mapped, program.memory.activation_bytes + scratch)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one batch and waits for it; see `Host.step`.

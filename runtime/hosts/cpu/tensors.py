@@ -113,6 +113,17 @@ def place_tensors(
     return placed
 
 
+def bytes_by_place(tensors: Sequence[CTensor], read: TensorReader) -> tuple[int, int]:
+    """Bytes of the weights that `place_tensors` would allocate, and of those that it would leave where they are."""
+    own = mapped = 0
+    for tensor in tensors:
+        if _in_place(tensor, [read(part) for part in tensor.parts]) is not None:
+            mapped += tensor.size_bytes
+        else:
+            own += aligned(tensor.size_bytes)
+    return own, mapped
+
+
 def _in_place(tensor: CTensor, parts: Sequence[TensorRows]) -> Bytes | None:
     """The bytes of a tensor, if the program can read them in place; else None."""
     if tensor.layout != "rows":

@@ -35,6 +35,7 @@ from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
+from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
 from mlxr.runtime.mlx_arrays import start_computing
 from mlxr.runtime.weights.load_weights import Fill
 
@@ -62,6 +63,7 @@ class CudaHost(MlxHost):
 
     name = "cuda"
     has_step_kernels = True
+    has_own_memory = True
 
     def __init__(
         self,
@@ -110,6 +112,11 @@ class CudaHost(MlxHost):
         self._decodes: _Recent[_Trace] = _Recent()
         self._prefills: _Recent[list[_Trace] | None] = _Recent()
         self._kept = KeptWeights()
+
+    @classmethod
+    def free_memory(cls) -> FreeMemory:
+        """See `Host.free_memory`: the GPU's own memory."""
+        return gpu_memory() or super().free_memory()
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlxr.compiler.artifact import Artifact, KernelEntry
 from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.mlx.launcher import MlxKernel
+from mlxr.runtime.memory.free_memory import FreeMemory, metal_memory
 
 
 def metal_kernel(artifact: Artifact, kernel: KernelEntry) -> MlxKernel:
@@ -29,6 +30,11 @@ class MetalHost(MlxHost):
     """Runs the plan on an Apple GPU; MLX compiles each kernel at its first launch."""
 
     name = "metal"
+
+    @classmethod
+    def free_memory(cls) -> FreeMemory:
+        """See `Host.free_memory`: no more than a GPU should use of the machine's memory."""
+        return metal_memory(super().free_memory())
 
     @classmethod
     def make_kernels(

@@ -1,6 +1,8 @@
 """The `reference` host: runs the source graph op by op as MLX ops. It is the oracle of the other hosts, and slow."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import ClassVar, Literal
 
 import mlx.core as mx
@@ -12,6 +14,8 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.mlx_ops import run_graph
 from mlxr.runtime.hosts.mlx_ops.arena_view import copy_blocks
+from mlxr.runtime.memory.footprint import Footprint
+from mlxr.runtime.weights.weight_file import WeightFile
 
 
 class ReferenceHost(ArrayHost):
@@ -46,6 +50,12 @@ class ReferenceHost(ArrayHost):
         self.graph_name = graph
         self.graph = artifact.graph(graph)
         self.bound = self._unpack(weights)
+
+    @classmethod
+    def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:
+        """See `Host.footprint`; the weights are numbers."""
+        numbers = sum(prod(weight.shape) * weight.dtype.size_bytes for weight in artifact.plan.weights)
+        return replace(super().footprint(artifact, file, threads), weights_bytes=numbers)
 
     def step(self, batch: Batch) -> mx.array:
         """Runs one batch; see `Host.step`.

@@ -78,7 +78,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
         "host": model.host.name,
         "types": model.types.model_dump(mode="json"),
         "launches": _launches(model),
-        "notes": list(model.host.notes),
+        "notes": list(model.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
         "decode_tokens_per_second": round(decoded / decode, 2) if decode and decoded > 0 else None,
     }
