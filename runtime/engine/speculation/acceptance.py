@@ -1,0 +1,41 @@
+"""How often guesses about one text come true, by their place in a draft."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+_KEPT = 0.9
+"""What an observation still weighs when the next one comes: some ten of them count."""
+_PRIOR = 0.5
+"""Weight of the first opinion: that a guess is as likely right as wrong."""
+
+
+class Acceptance:
+    """Moving averages: the chance that a guess comes true, once those before it in the draft have."""
+
+    def __init__(self) -> None:
+        self._right: list[float] = []
+        self._tried: list[float] = []
+        self._chances: list[float] = []
+
+    def observe(self, place: int, is_right: bool) -> None:
+        """Takes what became of a guess.
+
+        Args:
+            place: 0 for the first of a draft; those before it were right.
+            is_right: whether the text went on with it.
+        """
+        while len(self._tried) <= place:
+            self._right.append(0.0)
+            self._tried.append(0.0)
+        self._right[place] = _KEPT * self._right[place] + is_right
+        self._tried[place] = _KEPT * self._tried[place] + 1
+        self._chances = []
+
+    def chances(self, most: int) -> Sequence[float]:
+        """For each of so many guesses, the chance that it is accepted: it and all before it are right."""
+        if len(self._chances) < most:
+            unknown = [(0.0, 0.0)] * (most - len(self._tried))
+            each = [*zip(self._right, self._tried, strict=True), *unknown]
+            self._chances = list(accumulate(((right + _PRIOR / 2) / (tried + _PRIOR) for right, tried in each), mul))
+        return self._chances[:most]

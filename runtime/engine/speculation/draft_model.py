@@ -1,0 +1,182 @@
+"""A draft model: a smaller model of the same vocabulary guesses what a text goes on with, for several texts at once."""
+
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.pipeline import launch_step
+from mlxr.runtime.engine.speculation.text import Text
+from mlxr.runtime.hosts.batch import BatchRequest
+from mlxr.runtime.hosts.host import Host
+
+_WEIGHT = 0.2
+"""Weight of the newest measurement in a moving average."""
+
+
+@dataclass
+class _Draft:
+    """A text in the draft model's arena.
+
+    Attributes:
+        seq_id: its sequence.
+        tokens: what the sequence holds: tokens of the text, then perhaps guesses.
+        certain: how many of them are the text's.
+        guess: the newest guesses.
+    """
+
+    seq_id: int
+    tokens: list[int] = field(default_factory=list)
+    certain: int = 0
+    guess: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """Guesses greedily. It owns sequences in the draft model's own arena, at most as many as that has room for.
+
+    Attributes:
+        seconds: what a guess of one token for each text takes, a moving average.
+    """
+
+    def __init__(self, host: Host, pager: Pager, vocab_size: int) -> None:
+        """Starts without texts.
+
+        Args:
+            host: runs the draft model.
+            pager: of its arena.
+            vocab_size: ids of the model for which it guesses; `check_same_vocabulary` has compared them.
+        """
+        self._host, self._pager = host, pager
+        self._known = host.plan.vocab_size
+        self._vocab_size = min(vocab_size, self._known)
+        self._drafts: dict[Hashable, _Draft] = {}
+        self.seconds = 0.0
+
+    def propose(self, texts: Sequence[Text]) -> list[list[int]]:
+        """Guesses up to `text.most` tokens of each text; none while the model still reads the text.
+
+        At most one step's worth of what it has not read is read, so that a long prompt does not hold up other texts.
+
+        Raises:
+            HostError: a step of the draft model failed; it has forgotten these texts.
+        """
+        drafts: dict[Hashable, _Draft] = {}
+        try:
+            wanted = [text for text in texts if text.most > 0 and self._takes(text)]
+            drafts = self._read(wanted)
+            self._continue({text.key: text.most for text in wanted}, drafts)
+        except BaseException:
+            for text in texts:
+                self.end(text.key)
+            raise
+        return [drafts[text.key].guess if text.key in drafts else [] for text in texts]
+
+    def end(self, key: Hashable) -> None:
+        """Forgets a text."""
+        if draft := self._drafts.pop(key, None):
+            self._pager.free(draft.seq_id)
+
+    def close(self) -> None:
+        """Forgets all texts."""
+        for key in list(self._drafts):
+            self.end(key)
+
+    def _takes(self, text: Text) -> bool:
+        """Whether a text fits the draft model, which may have a shorter context and lack ids that have no text."""
+        draft = self._drafts.get(text.key)
+        new = text.tokens[draft.certain if draft else 0 :]
+        if len(text.tokens) + text.most <= self._pager.context and max(new, default=0) < self._known:
+            return True
+        self.end(text.key)
+        return False
+
+    def _read(self, texts: Sequence[Text]) -> dict[Hashable, _Draft]:
+        """Reads what is new of the texts; those that it has read to their end have their first guess."""
+        budget, rows = self._host.plan.max_tokens, self._host.plan.max_rows
+        requests: dict[Hashable, BatchRequest] = {}
+        for text, draft in self._with_room(texts):
+            start = len(draft.tokens)
+            chunk = list(text.tokens[start : start + budget])
+            is_last = start + len(chunk) == len(text.tokens)
+            if chunk and rows >= is_last:
+                budget, rows = budget - len(chunk), rows - is_last
+                requests[text.key] = BatchRequest(draft.seq_id, chunk, start, "last" if is_last else "none")
+        if not requests:
+            return {}
+        ids = iter(self._run(list(requests.values())))
+        for key, request in requests.items():
+            draft = self._drafts[key]
+            draft.tokens += request.tokens
+            draft.certain = len(draft.tokens)
+            draft.guess = [next(ids)] if request.rows == "last" else []
+        return {key: self._drafts[key] for key in requests if self._drafts[key].guess}
+
+    def _with_room(self, texts: Sequence[Text]) -> list[tuple[Text, _Draft]]:
+        """The texts for which there is room up to their last guess, those first that have been begun."""
+        keys = {text.key for text in texts}
+        growths: list[tuple[int, int]] = []
+        fitting = []
+        for text in sorted(texts, key=lambda text: text.key not in self._drafts):
+            if (draft := self._draft_of(text, keys)) is None:
+                continue
+            growths.append((draft.seq_id, len(text.tokens) + text.most - len(draft.tokens)))
+            if self._make_room(growths, keys):
+                fitting.append((text, draft))
+            else:
+                growths.pop()
+                self.end(text.key)
+        return fitting
+
+    def _continue(self, most: Mapping[Hashable, int], drafts: Mapping[Hashable, _Draft]) -> None:
+        """Makes the other guesses, one for each text in a step."""
+        while True:
+            going = [draft for key, draft in drafts.items() if len(draft.guess) < most[key]]
+            if not going:
+                return
+            ids = self._run([BatchRequest(d.seq_id, d.guess[-1:], len(d.tokens)) for d in going])
+            for draft, token in zip(going, ids, strict=True):
+                draft.tokens.append(draft.guess[-1])
+                draft.guess.append(token)
+
+    def _run(self, requests: Sequence[BatchRequest]) -> list[int]:
+        """Runs a step; the likeliest token of each row, of those that both models have."""
+        begin = time.perf_counter()
+        logits = self._host.read(launch_step(self._host, self._pager, requests))
+        ids: list[int] = np.argmax(logits[:, : self._vocab_size], axis=-1).tolist()
+        if all(len(request.tokens) == 1 for request in requests):
+            seconds = time.perf_counter() - begin
+            self.seconds += (_WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
+        return ids
+
+    def _draft_of(self, text: Text, keys: set[Hashable]) -> _Draft | None:
+        """The text's sequence, without guesses that did not come true; None if there is no room for one more."""
+        draft = self._drafts.pop(text.key, None)
+        if draft is None:
+            if not self._pager.can_add_sequence() and not self._give_up_one(keys):
+                return None
+            draft = _Draft(self._pager.add_sequence())
+        self._drafts[text.key] = draft  # what was asked for last comes last
+        same, most = draft.certain, min(len(draft.tokens), len(text.tokens) - 1)  # the last token's logits are wanted
+        while same < most and draft.tokens[same] == text.tokens[same]:
+            same += 1
+        same = min(same, most)
+        del draft.tokens[same:]
+        draft.certain = same
+        self._pager.truncate(draft.seq_id, same)
+        return draft
+
+    def _make_room(self, growths: Sequence[tuple[int, int]], keys: set[Hashable]) -> bool:
+        while not self._pager.can_append_all(growths):
+            if not self._give_up_one(keys):
+                return False
+        return True
+
+    def _give_up_one(self, keys: set[Hashable]) -> bool:
+        """Frees the sequence that was asked for longest ago, of texts that nobody asks for now."""
+        for key in self._drafts:
+            if key not in keys:
+                self.end(key)
+                return True
+        return False

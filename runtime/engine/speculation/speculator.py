@@ -1,0 +1,146 @@
+"""What the engine's loop asks: which tokens to try beside the next one of each text.
+
+A draft is a guess of a text's next tokens. The step computes them all at once and samples after each; they are accepted
+as far as they are what was sampled. So the answers are those without drafts: each token is sampled from logits that
+depend on accepted tokens alone, with the random number of its position.
+
+Guesses come from the text itself (`PromptLookup`) or from a smaller model (`DraftModel`). What becomes of them is seen
+in the text as it grows. Lookups cost next to nothing, so guesses are made and compared while none is tried, and trying
+begins when they turn out right. A draft model rests instead, longer each time, when its guesses are not worth their
+time.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from mlxr.runtime.engine.speculation.acceptance import Acceptance
+from mlxr.runtime.engine.speculation.draft_lengths import LEAST_GAIN, draft_lengths
+from mlxr.runtime.engine.speculation.draft_model import DraftModel
+from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
+from mlxr.runtime.engine.speculation.speculation_stats import SpeculationStats
+from mlxr.runtime.engine.speculation.step_costs import StepCosts
+from mlxr.runtime.engine.speculation.text import Text
+
+MOST_DRAFTED = 15
+"""Most draft tokens of a text in a step: with the token before them they fill a matrix tile of 16 rows."""
+_FIRST_REST, _LONGEST_REST = 64, 1024
+"""Tokens of a text for which a draft model rests."""
+
+
+@dataclass
+class _State:
+    """What is known of a text. `seen` tokens of the guess, made when the text had `length`, have been compared."""
+
+    lookup: PromptLookup = field(default_factory=PromptLookup)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    guess: Sequence[int] = ()
+    length: int = 0
+    seen: int = 0
+    pause: int = _FIRST_REST
+    rests_until: int = 0
+
+    def compare(self, tokens: Sequence[int]) -> None:
+        """Compares the guess with what has come since."""
+        while self.seen < len(self.guess) and (at := self.length + self.seen) < len(tokens):
+            is_right = tokens[at] == self.guess[self.seen]
+            self.acceptance.observe(self.seen, is_right)
+            self.seen += 1
+            if not is_right:
+                self.guess = ()
+
+    def replace(self, guess: Sequence[int], length: int) -> None:
+        """Takes a new guess, of what follows `length` tokens."""
+        self.guess, self.length, self.seen = guess, length, 0
+
+    def rest(self, length: int) -> None:
+        """Rests from `length` tokens on: twice as long as before, unless the work in between was longer than that."""
+        worked = length - self.rests_until
+        self.pause = _FIRST_REST if worked > self.pause else min(2 * self.pause, _LONGEST_REST)
+        self.rests_until = length + self.pause
+        self.acceptance = Acceptance()
+
+
+class Speculator:
+    """Proposes drafts. Only the thread that runs the engine's steps may use it.
+
+    Attributes:
+        costs: how long steps take; the engine tells it.
+        stats: counters; the engine counts.
+    """
+
+    def __init__(self, draft_model: DraftModel | None = None) -> None:
+        """Starts without texts.
+
+        Args:
+            draft_model: makes the guesses; None: prompt lookup does.
+        """
+        self._model = draft_model
+        self._states: dict[Hashable, _State] = {}
+        self.costs = StepCosts()
+        self.stats = SpeculationStats()
+
+    def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
+        """A draft for each text, which may be empty.
+
+        Args:
+            texts: those that can have a draft in the next step, and whose next token is in that step.
+            tokens: that the step has anyway, these texts' and others'.
+            room: how many more it may have.
+
+        Raises:
+            HostError: a step of the draft model failed.
+        """
+        states = [self._states.get(text.key) or self._begin(text.key) for text in texts]
+        for text, state in zip(texts, states, strict=True):
+            state.compare(text.tokens)
+        if self._model is None:
+            return self._look_up(texts, states, tokens, room)
+        return self._ask(self._model, texts, states, tokens, room)
+
+    def end(self, key: Hashable) -> None:
+        """Forgets a text."""
+        self._states.pop(key, None)
+        if self._model is not None:
+            self._model.end(key)
+
+    def _begin(self, key: Hashable) -> _State:
+        self._states[key] = _State()
+        return self._states[key]
+
+    def _look_up(self, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int) -> list[list[int]]:
+        guesses = [s.lookup.propose(t.tokens, MOST_DRAFTED) for t, s in zip(texts, states, strict=True)]
+        chances = [
+            state.acceptance.chances(min(len(guess), text.most))
+            for text, state, guess in zip(texts, states, guesses, strict=True)
+        ]
+        lengths = self._lengths(chances, tokens, room, 0.0)
+        for text, state, guess, length in zip(texts, states, guesses, lengths, strict=True):
+            if length or state.seen >= len(state.guess):  # else the guess before is still being compared
+                state.replace(guess, len(text.tokens))
+        return [guess[:length] for guess, length in zip(guesses, lengths, strict=True)]
+
+    def _ask(
+        self, model: DraftModel, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int
+    ) -> list[list[int]]:
+        limits = [
+            min(text.most, MOST_DRAFTED) if len(text.tokens) >= state.rests_until else 0
+            for text, state in zip(texts, states, strict=True)
+        ]
+        chances = [state.acceptance.chances(most) for state, most in zip(states, limits, strict=True)]
+        lengths = self._lengths(chances, tokens, room, model.seconds)
+        drafts = model.propose([text._replace(most=length) for text, length in zip(texts, lengths, strict=True)])
+        could_draft = room > 0 and self.costs.is_known(tokens)
+        for text, state, chance, length, draft in zip(texts, states, chances, lengths, drafts, strict=True):
+            state.replace(draft, len(text.tokens))
+            if could_draft and chance and not length:
+                state.rest(len(text.tokens))
+        return drafts
+
+    def _lengths(
+        self, chances: Sequence[Sequence[float]], tokens: int, room: int, drafting_seconds: float
+    ) -> list[int]:
+        if all(not chance or chance[0] < LEAST_GAIN for chance in chances):
+            return [0] * len(chances)
+        most = min(room, sum(len(chance) for chance in chances))
+        seconds = self.costs.seconds(tokens, tokens + most)
+        return draft_lengths(chances, seconds or [1.0], drafting_seconds)

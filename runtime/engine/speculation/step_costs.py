@@ -1,0 +1,69 @@
+"""How long steps of few tokens take, measured while they run."""
+
+from collections import deque
+from statistics import median
+
+_SAMPLES = 9
+_LEAST = 3
+"""Fewer measurements are no median: one of them may have met a disturbance."""
+_LIFETIME = 1000
+"""Steps after which a measurement no longer counts: contexts grow, and other programs come and go."""
+_SLOPE = 0.05
+"""What a further token is thought to cost, of a step, before it has been measured: little, so that it is tried."""
+_LEAST_SLOPE = 0.01
+"""What it costs at least: a measurement that says less is noise."""
+
+
+class StepCosts:
+    """Medians of the newest measurements, for each number of tokens in a step."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._last: dict[int, int] = {}
+        self._steps = 0
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Takes the time of a step with so many tokens, one or more of each text."""
+        self._steps += 1
+        if self._steps - self._last.get(tokens, 0) > _LIFETIME:
+            self._seconds.pop(tokens, None)
+            self._medians.pop(tokens, None)
+        samples = self._seconds.setdefault(tokens, deque(maxlen=_SAMPLES))
+        samples.append(seconds)
+        self._last[tokens] = self._steps
+        if len(samples) >= _LEAST:
+            self._medians[tokens] = median(samples)
+
+    def is_known(self, tokens: int) -> bool:
+        """Whether the time of a step with so many tokens is known."""
+        return self._known(tokens) is not None
+
+    def seconds(self, tokens: int, most: int) -> list[float] | None:
+        """Seconds of steps with `tokens`, `tokens + 1`, ... up to `most` tokens; None before the first is known.
+
+        What lies between two known ones is interpolated. They never fall.
+        """
+        if (base := self._known(tokens)) is None:
+            return None
+        seconds, known = [base], tokens
+        for more in range(tokens + 1, most + 1):
+            if (value := self._known(more)) is None:
+                continue
+            self._interpolate(seconds, more - known, max(value, seconds[-1] + (more - known) * _LEAST_SLOPE * base))
+            known = more
+        rest = most - known
+        if rest > 0:
+            self._interpolate(seconds, rest, seconds[-1] + rest * _SLOPE * base)
+        return seconds
+
+    def _known(self, tokens: int) -> float | None:
+        """The median for a number of tokens; None if it is not known, or was long ago."""
+        if self._steps - self._last.get(tokens, 0) > _LIFETIME:
+            return None
+        return self._medians.get(tokens)
+
+    @staticmethod
+    def _interpolate(seconds: list[float], count: int, last: float) -> None:
+        first = seconds[-1]
+        seconds += [first + (last - first) * i / count for i in range(1, count + 1)]
