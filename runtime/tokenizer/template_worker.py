@@ -1,20 +1,12 @@
-"""Renders chat templates, as a script in a process of its own that may be killed. It imports nothing of MLXR.
+"""Renders chat templates, as the script of a `LimitedProcess`. It imports nothing of MLXR.
 
 A template is a program that cannot be trusted. Jinja2's sandbox keeps it away from Python's internals. It does not keep
-it from running for ever or from filling the memory, and within a process neither can be stopped while C code runs. So
-the whole process has limits: the system limits its address space and CPU time, and its output is limited too.
+it from running for ever or from filling the memory: the limits of the process do. Its output is limited too.
 
-Protocol: a line of JSON in, a line of JSON out. In: `{"template", "variables"}`; out: `{"text"}`, or
-`{"error", "line"}`. The first line out is `{}`, when the process is ready.
+Question: `{"template", "variables", "most_characters"}`; answer: `{"text"}`, or `{"error", "line"}`.
 """
 
 import json
-import os
-import resource
-import signal
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -67,13 +59,12 @@ def _refuse(message: object) -> None:
 class _Rendering:
     """Renders templates, and keeps the last one compiled."""
 
-    def __init__(self, most_characters: int) -> None:
+    def __init__(self) -> None:
         self._environment = make_environment()
-        self._most_characters = most_characters
         self._text = ""
         self._compiled: jinja2.Template | None = None
 
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+    def render(self, template: str, variables: Mapping[str, Any], most_characters: int) -> str:
         """The text, collected piece by piece, so that endless text is noticed here."""
         if self._compiled is None or template != self._text:
             code = self._environment.compile(template, filename=TEMPLATE)
@@ -84,66 +75,35 @@ class _Rendering:
         pieces, length = [], 0
         for piece in self._compiled.generate(variables):
             length += len(piece)
-            if length > self._most_characters:
-                raise jinja2.TemplateError(f"its text is longer than {self._most_characters} characters")
+            if length > most_characters:
+                raise jinja2.TemplateError(f"its text is longer than {most_characters} characters")
             pieces.append(piece)
         return "".join(pieces)
 
 
-def _answer(render: Callable[[str, Mapping[str, Any]], str], request: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        text = render(request["template"], request["variables"])
-        text.encode("utf-8")
-        return {"text": text}
-    except jinja2.TemplateSyntaxError as error:
-        return {"error": error.message, "line": error.lineno}
-    except MemoryError:
-        return {"error": "it takes too much memory", "line": None}
-    except RecursionError as error:
-        return {"error": "it is nested too deeply", "line": _line(error)}
-    except Exception as error:  # a template may raise anything
-        said = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-        return {"error": said[:1000], "line": _line(error)}
+def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """The function that answers questions."""
+    rendering = _Rendering()
+
+    def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            text = rendering.render(question["template"], question["variables"], question["most_characters"])
+            text.encode("utf-8")
+            return {"text": text}
+        except jinja2.TemplateSyntaxError as error:
+            return {"error": error.message, "line": error.lineno}
+        except MemoryError:
+            return {"error": "it takes too much memory", "line": None}
+        except RecursionError as error:
+            return {"error": "it is nested too deeply", "line": _line(error)}
+        except Exception as error:  # a template may raise anything
+            said = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            return {"error": said[:1000], "line": _line(error)}
+
+    return answer
 
 
 def _line(error: BaseException) -> int | None:
     """The line of the template in which an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame.lineno for frame in reversed(frames) if frame.filename == TEMPLATE), None)
-
-
-def _bound_memory(most_bytes: int) -> None:
-    """Limits the address space; on systems that ignore this limit, a thread watches the resident memory."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
-        return
-
-    def watch() -> None:
-        while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most_bytes:  # in bytes on macOS
-            time.sleep(0.01)
-        os._exit(3)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def main() -> None:
-    """Serves until standard input ends."""
-    most_bytes, most_characters, cpu_seconds = (int(word) for word in sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but is meant for its parent
-    # Answers go to a copy of standard output, so that nothing which a template prints can mix with them.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    rendering = _Rendering(most_characters)
-    _bound_memory(most_bytes)
-    print("{}", file=answers, flush=True)
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal ends the process, whatever code is running
-        answer = json.dumps(_answer(rendering.render, request))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(answer, file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
