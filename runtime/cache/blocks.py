@@ -1,16 +1,30 @@
-"""The blocks of the KV arena: their reference counts, their pins, and the list of free ones.
+"""The blocks of the KV arena: reference counts, pins, which are free, and which are idle, to be evicted.
 
-Blocks are taken and given back only here. A prefix index will be one more owner of references. An evictor will be what
-`BlockPool.take` calls when no block is free; `num_free` will then count the blocks that it can evict.
+Blocks are taken and given back only here.
 """
+
+from collections import OrderedDict
+
+from mlxr.runtime.cache.prefix_index import CachedBlock, PrefixIndex
 
 
 class BlockPool:
-    """Blocks by reference count. A block is free when it has no references and no pins.
+    """Blocks by reference count. A block without references and pins is idle if it is in the prefix index, else free.
 
-    A reference is an occurrence in a block table; a pin keeps a block's content until it has been copied. The free list
-    is a stack with the lowest block on top. Tables release their blocks from the end, so that the next table gets the
-    same blocks in the same order: a single sequence always has the identity table.
+    A reference is an occurrence in a block table; a pin keeps a block's content until it has been copied.
+
+    Free blocks are a stack with the lowest block on top. Tables release their blocks from the end, so that the next
+    table gets the same blocks in the same order: a single sequence without a prefix index always has the identity
+    table.
+
+    Idle blocks are evicted when no block is free, the one first that has been idle for longest. A table that has a
+    block has the blocks before it too, and releases them later. So a block is evicted before those that it follows.
+
+    Attributes:
+        index: what blocks hold that can be found.
+        idle: the idle blocks, in the order of eviction.
+        record_evictions: whether full blocks that are evicted are added to `evicted`.
+        version: counts the changes after which a block that was found may hold something else.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -18,22 +32,36 @@ class BlockPool:
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.references = [0] * num_blocks
         self.pins = [0] * num_blocks
+        self.index = PrefixIndex()
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.record_evictions = False
+        self.evicted: list[CachedBlock] = []
+        self.version = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that `take` can still return."""
-        return len(self.free_blocks)
+        return len(self.free_blocks) + len(self.idle)
 
     def take(self) -> int:
-        """Removes a block from the free list and gives it one reference; the caller has checked `num_free`."""
-        assert self.free_blocks, "take() on an empty pool: the caller must check num_free first"
-        block_id = self.free_blocks.pop()
+        """Gives a free block, or the idle block that is evicted next, one reference; the caller has checked `num_free`.
+
+        An evicted block keeps its content until the next step writes it.
+        """
+        assert self.num_free, "take() on an empty pool: the caller must check num_free first"
+        if self.free_blocks:
+            block_id = self.free_blocks.pop()
+        else:
+            block_id, _ = self.idle.popitem(last=False)
+            self.forget(block_id)
         self.references[block_id] = 1
+        self.version += 1
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Adds a reference to a block in use."""
-        assert self.references[block_id] > 0, f"block {block_id} is not in use and cannot be shared"
+        """Adds a reference to a block that is in use or in the index."""
+        assert self.references[block_id] > 0 or block_id in self.index.cached, f"block {block_id} is not in use"
+        self.idle.pop(block_id, None)
         self.references[block_id] += 1
 
     def release(self, block_id: int) -> None:
@@ -52,6 +80,18 @@ class BlockPool:
         self.pins[block_id] -= 1
         self._reclaim(block_id)
 
+    def forget(self, block_id: int) -> None:
+        """Removes a block from the index: the next step will write over what it holds."""
+        block = self.index.remove(block_id)
+        self.version += 1
+        if self.record_evictions:
+            self.evicted.append(block)
+
     def _reclaim(self, block_id: int) -> None:
-        if self.references[block_id] == 0 and self.pins[block_id] == 0:
+        if self.references[block_id] or self.pins[block_id]:
+            return
+        if block_id in self.index.cached:
+            self.idle[block_id] = None
+        else:
             self.free_blocks.append(block_id)
+            self.version += 1

@@ -1,45 +1,45 @@
 """The pager: which arena blocks hold which tokens of which sequence. Only bookkeeping; not thread-safe.
 
 A sequence is a length and a block table; token i is in slot `table[i // block_size] * block_size + i % block_size`.
-Forks share blocks, which have reference counts. A shared block is never written: before a sequence appends to a shared,
-partly filled last block, it gets its own copy of that block (copy-on-write).
+Sequences share blocks, which have reference counts. What others can read is never overwritten: before a sequence
+appends to a partly filled last block that others have, or that the prefix cache knows with more tokens, it gets its own
+copy of that block (copy-on-write).
 
 One step of the engine does this, in this order:
 
 1. `append_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
-2. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
-3. the step runs and writes K and V of every appended token into its slot.
+2. `take_evicted`: blocks that the prefix cache gave up still hold what they held; who wants it saves it now;
+3. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
+4. the step runs and writes K and V of every appended token into its slot;
+5. `commit`: when the step is certain to run, others may use what it writes.
 
 A sequence is *settled* when all its tokens are in the blocks of its own table. It is settled by `take_copies`, until it
-grows again. Only a settled sequence can be forked. So copies are independent: no block is both source and destination.
+grows again. Only settled tokens can be shared. So copies are independent: no block is both source and destination.
 
 `check_integrity` states the invariants.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, ArenaFullError
+from mlxr.runtime.cache.block_hashes import BlockHashes
+from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.integrity import check_blocks, check_index, check_sequence, equal
+from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
+from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 
-
-@dataclass
-class _Sequence:
-    length: int = 0
-    settled: int = 0
-    """Leading tokens whose K and V are in the table's blocks once all steps so far have run."""
-    blocks: list[int] = field(default_factory=list)
-    row: npt.NDArray[np.int32] | None = field(default=None, compare=False)
-    """Its row of `Pager.block_tables`, reused until `blocks` changes, which is less often than every step."""
+__all__ = ["Evicted", "Pager", "Prefix"]
 
 
 class Pager:
-    """Block tables of all sequences over one `BlockPool`.
+    """Block tables of all sequences over one `BlockPool`, and the prefix cache.
 
     Sequence ids count up and are never reused, so a stale id is always an error.
     """
@@ -53,6 +53,7 @@ class Pager:
         *,
         contiguous: bool = False,
         context: int | None = None,
+        record_evictions: bool = False,
     ) -> None:
         """Makes a pager with all blocks free.
 
@@ -63,6 +64,7 @@ class Pager:
             max_sequences: most sequences at once; 1 when contiguous.
             contiguous: whether block i of the only sequence is arena block i, as kernels without a block table assume.
             context: most tokens of a sequence; None: as many as the longest table has room for.
+            record_evictions: whether `take_evicted` tells which blocks the prefix cache gave up.
 
         Raises:
             ArenaError: a size below 1, a context beyond the longest table, or several contiguous sequences.
@@ -85,13 +87,21 @@ class Pager:
         if contiguous and max_sequences != 1:
             raise ArenaError(f"a contiguous arena holds 1 sequence, got max_sequences {max_sequences}; use mode paged")
         self._pool = BlockPool(num_blocks)
-        self._sequences: dict[int, _Sequence] = {}
+        self._pool.record_evictions = record_evictions
+        self._tables = np.zeros((max_sequences, max_blocks_per_sequence), dtype=np.int32)
+        self._free_rows = list(range(max_sequences - 1, -1, -1))
+        self._prefixes: PrefixCache | KeptSequence
+        if contiguous:
+            self._prefixes = KeptSequence(self._pool, block_size)
+        else:
+            self._prefixes = PrefixCache(self._pool, block_size, self._tables)
+        self._sequences: dict[int, BlockSequence] = {}
         self._next_id = 0
         self._copies: dict[int, int] = {}
         """Pending copies: the source of each destination. Sources are pinned."""
 
     @classmethod
-    def from_geometry(cls, geometry: ArenaGeometry) -> "Pager":
+    def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
         """The pager of a plan's arena."""
         return cls(
             geometry.num_blocks,
@@ -100,12 +110,30 @@ class Pager:
             geometry.max_sequences,
             contiguous=geometry.mode == "contiguous",
             context=geometry.context,
+            record_evictions=record_evictions,
         )
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence and no pending copy uses."""
+        """Blocks that no sequence and no pending copy uses; those that the prefix cache keeps are among them."""
         return self._pool.num_free
+
+    num_free = num_free_blocks
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that only the prefix cache uses: they are free, and can be found."""
+        return self._prefixes.num_idle
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences or pending copies use."""
+        return self.num_blocks - self._pool.num_free
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that several sequences use."""
+        return sum(count > 1 for count in self._pool.references)
 
     @property
     def num_sequences(self) -> int:
@@ -120,35 +148,75 @@ class Pager:
         """Blocks of a sequence in token order: ceil(length / block_size) of them."""
         return tuple(self._get(seq_id).blocks)
 
+    def blocks_of(self, seq_id: int) -> list[int]:
+        """Like `block_table`, as a list of its own."""
+        return list(self._get(seq_id).blocks)
+
     def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0."""
-        return np.stack([self._row(self._get(seq_id)) for seq_id in seq_ids])
+        return self._tables[[self._get(seq_id).row for seq_id in seq_ids]]
 
-    def _row(self, sequence: _Sequence) -> npt.NDArray[np.int32]:
-        if sequence.row is None:
-            sequence.row = np.zeros(self.max_blocks_per_sequence, dtype=np.int32)
-            sequence.row[: len(sequence.blocks)] = sequence.blocks
-        return sequence.row
+    def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
+        """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.
+
+        Changes nothing. The result is for an `add_sequence` that follows before blocks are taken or given back.
+
+        Args:
+            tokens: the prompt.
+            hashes: of the same tokens.
+            whole_blocks: whether only full blocks count.
+        """
+        return self._prefixes.find(tokens, hashes, whole_blocks)
 
     def can_add_sequence(self) -> bool:
         """Whether `add_sequence` would succeed."""
         return len(self._sequences) < self.max_sequences
 
-    def add_sequence(self) -> int:
-        """Adds an empty sequence and returns its id.
+    def add_sequence(self, prefix: Prefix | None = None) -> int:
+        """Adds a sequence and returns its id.
+
+        Args:
+            prefix: what the sequence begins with, found just now; None: it is empty.
 
         Raises:
-            ArenaError: there are `max_sequences` already.
+            ArenaError: there are `max_sequences` already, or blocks of the prefix may hold something else by now.
         """
         if not self.can_add_sequence():
             raise ArenaError(
                 f"the arena holds {len(self._sequences)} of {self.max_sequences} sequences; "
                 "free one, or compile the spec with a larger cache.max_sequences"
             )
+        if prefix and prefix.num_tokens and prefix.version != self._pool.version:
+            raise ArenaError("the arena's blocks have changed since this prefix was found; find it again")
         seq_id = self._next_id
         self._next_id += 1
-        self._sequences[seq_id] = _Sequence()
+        self._sequences[seq_id] = sequence = BlockSequence(self._free_rows.pop())
+        self._share(sequence, prefix or Prefix(0, ()))
         return seq_id
+
+    def commit(self, seq_id: int, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
+        """Tells the prefix cache that K and V of the first tokens are certainly in the arena.
+
+        Costs nothing to speak of until a block is full. It may replace blocks of the sequence by equal ones.
+
+        Args:
+            seq_id: the sequence.
+            tokens: its tokens. The list is kept: it may grow, but what it has must not change.
+            hashes: of the same tokens.
+            length: how many of the tokens; fewer than in an earlier call change nothing.
+
+        Raises:
+            ArenaError: unknown sequence, or a length beyond what the sequence has in its blocks; nothing has changed.
+        """
+        sequence = self._sequences.get(seq_id) or self._get(seq_id)
+        if length <= sequence.committed:
+            return
+        if not length <= min(sequence.settled, len(tokens)):
+            raise ArenaError(
+                f"cannot commit {length} tokens of sequence {seq_id}: it has {sequence.length}, of which "
+                f"{sequence.settled} are in its blocks, and {len(tokens)} were given; commit after take_copies()"
+            )
+        self._prefixes.commit(sequence, tokens, hashes, length)
 
     def can_append(self, seq_id: int, num_tokens: int) -> bool:
         """Whether `append` would succeed now.
@@ -186,13 +254,29 @@ class Pager:
             ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context; nothing has changed.
         """
         needed = self._num_blocks_needed(growths)
-        if needed > self._pool.num_free:
+        spare = self._pool.num_free - needed
+        if spare < 0:
             raise ArenaFullError(
                 f"appending {sum(n for _, n in growths)} tokens to {len(growths)} sequence(s) needs {needed} blocks of "
                 f"{self.block_size} tokens, {self._pool.num_free} of {self.num_blocks} are free; free or truncate a "
                 "sequence, or compile the spec with a larger cache.num_blocks or cache.memory_budget"
             )
-        return [self._grow(self._sequences[seq_id], num_tokens) for seq_id, num_tokens in growths]
+        pool, cached, size = self._pool, self._pool.index.cached, self.block_size
+        slots: list[list[int]] = []
+        for seq_id, num_tokens in growths:
+            sequence = self._sequences[seq_id]
+            if offset := sequence.length % size:
+                last = sequence.blocks[-1]
+                if pool.references[last] > 1:
+                    self._own_last_block(sequence)
+                elif last in cached and len(cached[last].tokens) > offset:
+                    if spare:
+                        spare -= 1
+                        self._own_last_block(sequence)
+                    else:  # nobody else needs it: rather forget what it holds than fail
+                        pool.forget(last)
+            slots.append(self._grow(sequence, num_tokens))
+        return slots
 
     def can_fork(self, seq_id: int) -> bool:
         """Whether `fork` would succeed now.
@@ -218,9 +302,10 @@ class Pager:
                 "fork it before it grows, or after take_copies() and the step that writes them"
             )
         fork_id = self.add_sequence()
-        for block_id in sequence.blocks:
-            self._pool.share(block_id)
-        self._sequences[fork_id] = _Sequence(sequence.length, sequence.settled, list(sequence.blocks))
+        fork = self._sequences[fork_id]
+        self._share(fork, Prefix(sequence.length, tuple(sequence.blocks)))
+        fork.num_cached = sequence.num_cached
+        fork.committed = fork.num_cached * self.block_size
         return fork_id
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -246,20 +331,41 @@ class Pager:
         sequence = self._get(seq_id)
         if not 0 <= length <= sequence.length:
             raise ArenaError(f"cannot truncate sequence {seq_id} to {length}, expected 0 to {sequence.length} tokens")
-        for _ in range(len(sequence.blocks) - self._num_blocks_of(length)):
+        self._prefixes.truncate(sequence, length)
+        for i in range(len(sequence.blocks) - 1, -(-length // self.block_size) - 1, -1):
             self._release(sequence.blocks.pop())
-            sequence.row = None
+            self._tables[sequence.row, i] = 0
         sequence.length = length
         sequence.settled = min(sequence.settled, length)
 
-    def free(self, seq_id: int) -> None:
-        """Forgets a sequence and releases its blocks.
+    def free(self, seq_id: int, tokens: Sequence[int] = (), hashes: BlockHashes | None = None, length: int = 0) -> None:
+        """Forgets a sequence and releases its blocks. What was committed stays findable until it is evicted.
+
+        Args:
+            seq_id: the sequence.
+            tokens: its tokens, to be committed first.
+            hashes: of the same tokens; None: nothing more is committed.
+            length: how many of the tokens are certainly in the arena.
 
         Raises:
-            ArenaError: unknown sequence.
+            ArenaError: as `commit`; nothing has changed.
         """
+        sequence = self._get(seq_id)
+        if hashes is not None:
+            self.commit(seq_id, tokens, hashes, length)
+        self._prefixes.keep_last_block(sequence)
         self.truncate(seq_id, 0)
+        self._free_rows.append(sequence.row)
         del self._sequences[seq_id]
+
+    def take_evicted(self) -> list[Evicted]:
+        """The full blocks that the prefix cache gave up since the last call, if `record_evictions`.
+
+        They hold what they held until the next step, its copies, or other writes.
+        """
+        evicted = [block for block in self._pool.evicted if len(block.tokens) == self.block_size]
+        self._pool.evicted.clear()
+        return evicted
 
     def check_integrity(self) -> None:
         """Checks every invariant of the pager.
@@ -267,48 +373,24 @@ class Pager:
         Raises:
             ArenaError: one does not hold; the message is the failed equation.
         """
-        pool = self._pool
-        occurrences = Counter(block_id for sequence in self._sequences.values() for block_id in sequence.blocks)
-        sources = Counter(self._copies.values())
-        for block_id in range(self.num_blocks):
-            _equal(f"references of block {block_id}", pool.references[block_id], "in tables", occurrences[block_id])
-            _equal(f"pins of block {block_id}", pool.pins[block_id], "copies from it", sources[block_id])
-        free, used = set(pool.free_blocks), set(occurrences) | set(sources)
-        _equal("length of the free list", len(pool.free_blocks), "distinct blocks in it", len(free))
-        _equal("blocks free and used", free & used, "none", set())
-        _equal("blocks neither free nor used", set(range(self.num_blocks)) - free - used, "none", set())
-        _equal("blocks out of range", (free | used) - set(range(self.num_blocks)), "none", set())
+        check_blocks(self._pool, self._sequences.values(), self._copies)
+        check_index(self._pool, self._sequences.values(), self.block_size)
         for seq_id, sequence in self._sequences.items():
-            self._check_sequence(f"sequence {seq_id}: ", sequence)
-        _equal("copy sources that are destinations", set(sources) & set(self._copies), "none", set())
-        for block_id in self._copies:
-            _equal(f"references of copy destination {block_id}", pool.references[block_id], "1", 1)
-        _ascending("number of sequences <= max_sequences", len(self._sequences), self.max_sequences)
+            who = f"sequence {seq_id}: "
+            check_sequence(who, sequence, self._pool, self.block_size, self.context)
+            unused = [0] * (self.max_blocks_per_sequence - len(sequence.blocks))
+            equal(who + "block table", self._tables[sequence.row].tolist(), "blocks", [*sequence.blocks, *unused])
+            if self.contiguous:
+                equal(who + "contiguous table", sequence.blocks, "identity", list(range(len(sequence.blocks))))
+        rows = [sequence.row for sequence in self._sequences.values()] + self._free_rows
+        equal("rows of block tables, used and free", sorted(rows), "all", list(range(self.max_sequences)))
 
-    def _check_sequence(self, who: str, sequence: _Sequence) -> None:
-        blocks, length, settled = sequence.blocks, sequence.length, sequence.settled
-        _equal(who + "blocks in the table", len(blocks), "distinct ones", len(set(blocks)))
-        _equal(who + "blocks in the table", len(blocks), "ceil(length / block_size)", self._num_blocks_of(length))
-        _ascending(who + "0 <= settled <= length <= context", 0, settled, length, self.context)
-        _ascending(who + "blocks in the table <= max_blocks_per_sequence", len(blocks), self.max_blocks_per_sequence)
-        if sequence.row is not None:
-            unused = [0] * (self.max_blocks_per_sequence - len(blocks))
-            _equal(who + "row of block tables", sequence.row.tolist(), "blocks", [*blocks, *unused])
-        if self.contiguous:
-            _equal(who + "contiguous table", blocks, "identity", list(range(len(blocks))))
-        if settled < length:  # the coming step writes these blocks
-            for block_id in blocks[settled // self.block_size :]:
-                _equal(f"{who}references of written block {block_id}", self._pool.references[block_id], "1", 1)
-
-    def _get(self, seq_id: int) -> _Sequence:
+    def _get(self, seq_id: int) -> BlockSequence:
         try:
             return self._sequences[seq_id]
         except KeyError:
             known = ", ".join(map(str, self._sequences)) or "none"
             raise ArenaError(f"unknown sequence {seq_id}, the arena holds: {known}") from None
-
-    def _num_blocks_of(self, length: int) -> int:
-        return -(-length // self.block_size)
 
     def _num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
         needed, size, references = 0, self.block_size, self._pool.references  # local: every step calls this twice
@@ -332,28 +414,32 @@ class Pager:
                 left[last] += 1
         return needed
 
-    def _grow(self, sequence: _Sequence, num_tokens: int) -> list[int]:
-        size = self.block_size
-        if sequence.length % size and self._pool.references[sequence.blocks[-1]] > 1:
-            self._own_last_block(sequence)
-        start, sequence.length = sequence.length, sequence.length + num_tokens
-        while len(sequence.blocks) * size < sequence.length:
-            sequence.blocks.append(self._pool.take())
-            sequence.row = None
+    def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:
+        self._prefixes.share(sequence, prefix)
+        self._tables[sequence.row, : len(sequence.blocks)] = sequence.blocks
+
+    def _grow(self, sequence: BlockSequence, num_tokens: int) -> list[int]:
+        size, blocks = self.block_size, sequence.blocks
+        start, stop = sequence.length, sequence.length + num_tokens
+        sequence.length = stop
+        while len(blocks) * size < stop:
+            self._tables[sequence.row, len(blocks)] = block_id = self._pool.take()
+            blocks.append(block_id)
+        if num_tokens == 1:
+            return [blocks[-1] * size + start % size]
         slots: list[int] = []
-        for i in range(start // size, len(sequence.blocks)):
-            first = sequence.blocks[i] * size
-            slots += range(first + max(0, start - i * size), first + min(size, sequence.length - i * size))
+        for i in range(start // size, len(blocks)):
+            first = blocks[i] * size
+            slots += range(first + max(0, start - i * size), first + min(size, stop - i * size))
         return slots
 
-    def _own_last_block(self, sequence: _Sequence) -> None:
+    def _own_last_block(self, sequence: BlockSequence) -> None:
         source = sequence.blocks[-1]
         destination = self._pool.take()
         self._pool.pin(source)
         self._pool.release(source)
         self._copies[destination] = source
-        sequence.blocks[-1] = destination
-        sequence.row = None
+        sequence.blocks[-1] = self._tables[sequence.row, len(sequence.blocks) - 1] = destination
         sequence.settled = sequence.length - sequence.length % self.block_size
 
     def _release(self, block_id: int) -> None:
@@ -361,13 +447,3 @@ class Pager:
         # A pending copy to a free block is dropped; else the block could become the source of another copy.
         if self._pool.references[block_id] == 0 and block_id in self._copies:
             self._pool.unpin(self._copies.pop(block_id))
-
-
-def _equal(what: str, left: object, equal_to: str, right: object) -> None:
-    if left != right:
-        raise ArenaError(f"arena integrity: {what} == {equal_to} does not hold: {left} != {right}")
-
-
-def _ascending(equation: str, *values: int) -> None:
-    if list(values) != sorted(values):
-        raise ArenaError(f"arena integrity: {equation} does not hold: {' <= '.join(map(str, values))}")

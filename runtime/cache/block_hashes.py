@@ -1,0 +1,68 @@
+"""Digests of blocks of tokens: equal digests mean equal K and V.
+
+K and V of a token depend on all tokens before it. So the digest of a block hashes the digest of the block before it
+(its parent) and its own tokens. The parent of the first block is a root digest, which names everything else that K and
+V depend on: weights, artifact, cache type, adapter. A salt in it keeps those who must not share blocks apart.
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+Digest = bytes
+"""16 bytes of BLAKE2b."""
+
+DIGEST_BYTES = 16
+
+
+def root_digest(*parts: str) -> Digest:
+    """The parent of a first block.
+
+    Args:
+        parts: what K and V depend on besides tokens, and a salt; always as many and in the same order.
+    """
+    root = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        root.update(len(data).to_bytes(8, "little") + data)
+    return root.digest()
+
+
+def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
+    """The digest of a block, which may be partly filled: its parent, then its token ids as little-endian int32."""
+    return blake2b(parent + struct.pack(f"<{len(tokens)}i", *tokens), digest_size=DIGEST_BYTES).digest()
+
+
+class BlockHashes:
+    """The digests of one list of tokens, which may grow but not change: each digest is computed once."""
+
+    def __init__(self, root: Digest, block_size: int) -> None:
+        """Makes the digests of an empty list.
+
+        Args:
+            root: the parent of the first block.
+            block_size: tokens of a block.
+        """
+        self.root = root
+        self.block_size = block_size
+        self._digests: list[Digest] = []
+
+    def of(self, tokens: Sequence[int], length: int) -> list[Digest]:
+        """The digests of the full blocks of `tokens[:length]`.
+
+        Args:
+            tokens: the list, the same one in each call or grown.
+            length: tokens of it that count.
+        """
+        assert 0 <= length <= len(tokens), f"length {length} of {len(tokens)} tokens"
+        size, digests = self.block_size, self._digests
+        num_blocks = length // size
+        parent = digests[-1] if digests else self.root
+        for start in range(len(digests) * size, num_blocks * size, size):
+            parent = block_digest(parent, tokens[start : start + size])
+            digests.append(parent)
+        return digests[:num_blocks]
+
+    def parent(self, num_blocks: int) -> Digest:
+        """The parent of the block after the first `num_blocks`, whose digests are computed."""
+        return self._digests[num_blocks - 1] if num_blocks else self.root

@@ -1,0 +1,68 @@
+"""The prefix cache of a contiguous arena: the tokens of the sequence that was freed last.
+
+The arena holds one sequence, whose tokens are always in the same slots. So what the last one left behind stays until
+the next one writes over it, and the next one takes what both have in common.
+"""
+
+from collections.abc import Sequence
+
+from mlxr.runtime.cache.block_hashes import BlockHashes
+from mlxr.runtime.cache.block_sequence import BlockSequence
+from mlxr.runtime.cache.blocks import BlockPool
+from mlxr.runtime.cache.prefix_cache import Prefix
+from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
+
+
+class KeptSequence:
+    """What `PrefixCache` is for a paged arena.
+
+    Mutable state: the kept tokens, whose K and V are in the arena's first slots, and the blocks that were given up.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        """Makes an empty cache.
+
+        Args:
+            pool: the arena's blocks; a table always gets the lowest ones.
+            block_size: tokens of a block.
+        """
+        self._pool, self._size = pool, block_size
+        self._tokens: list[int] = []
+        self._hashes: BlockHashes | None = None
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that only the cache uses."""
+        return max(0, -(-len(self._tokens) // self._size) - (self._pool.num_blocks - self._pool.num_free))
+
+    def find(self, tokens: Sequence[int], hashes: BlockHashes, whole_blocks: bool) -> Prefix:
+        """See `Pager.find_prefix`."""
+        is_kept = self._hashes is not None and self._hashes.root == hashes.root
+        count = num_common(self._tokens, tokens[:-1]) if is_kept else 0
+        if whole_blocks:
+            count -= count % self._size
+        return Prefix(count, tuple(range(-(-count // self._size))), self._pool.version)
+
+    def share(self, sequence: BlockSequence, prefix: Prefix) -> None:
+        """Gives an empty sequence the kept tokens of a prefix that was found just now; the others are lost."""
+        length, hashes = prefix.num_tokens, self._hashes
+        if hashes is not None and self._pool.record_evictions:
+            digests = hashes.of(self._tokens, len(self._tokens))
+            for i in range(length // self._size, len(digests)):
+                tokens = tuple(self._tokens[i * self._size : (i + 1) * self._size])
+                self._pool.evicted.append(CachedBlock(i, digests[i], hashes.parent(i), tokens))
+        self._tokens = sequence.tokens = self._tokens[:length]
+        sequence.blocks = [self._pool.take() for _ in prefix.blocks]
+        sequence.length = sequence.settled = sequence.committed = length
+
+    def commit(self, sequence: BlockSequence, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
+        """Notes the first `length` tokens; the caller has checked that they are settled."""
+        sequence.tokens, sequence.committed, self._hashes = tokens, length, hashes
+
+    def keep_last_block(self, sequence: BlockSequence) -> None:
+        """Keeps the tokens of a sequence that will be freed."""
+        self._tokens = list(sequence.tokens[: sequence.committed])
+
+    def truncate(self, sequence: BlockSequence, length: int) -> None:
+        """Forgets that tokens after the first `length` were committed."""
+        sequence.committed = min(sequence.committed, length)

@@ -1,0 +1,75 @@
+"""The index of the prefix cache: which arena block holds which tokens, after which tokens. Only bookkeeping."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mlxr.runtime.cache.block_hashes import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """What a block holds: K and V of some tokens, in its first slots. Other slots may hold anything."""
+
+    block_id: int
+    digest: Digest
+    """Of `parent` and `tokens`."""
+    parent: Digest
+    """The digest of the block before it, or the root."""
+    tokens: tuple[int, ...]
+    """At least one; as many as a block has slots if it is full."""
+
+
+@dataclass
+class PrefixIndex:
+    """The blocks that can be found by their content. No two of them have the same content."""
+
+    cached: dict[int, CachedBlock] = field(default_factory=dict)
+    """What each block in the index holds."""
+    block_of: dict[Digest, int] = field(default_factory=dict)
+    """The block of each content, by its digest."""
+    children: dict[tuple[Digest, int], list[int]] = field(default_factory=dict)
+    """Blocks by parent and first token: a block that begins as others do is found among these alone."""
+
+    def add(self, block: CachedBlock) -> None:
+        """Adds a block that is not in the index, with content that is not in it either."""
+        assert block.block_id not in self.cached, f"block {block.block_id} is in the index already"
+        assert block.digest not in self.block_of, f"what block {block.block_id} holds is in the index already"
+        self.cached[block.block_id] = block
+        self.block_of[block.digest] = block.block_id
+        self.children.setdefault((block.parent, block.tokens[0]), []).append(block.block_id)
+
+    def remove(self, block_id: int) -> CachedBlock:
+        """Removes a block and returns what it holds."""
+        block = self.cached.pop(block_id)
+        del self.block_of[block.digest]
+        key = block.parent, block.tokens[0]
+        self.children[key].remove(block_id)
+        if not self.children[key]:
+            del self.children[key]
+        return block
+
+    def longest(self, parent: Digest, tokens: Sequence[int]) -> tuple[int, int]:
+        """The block under a parent that has most of the first tokens in common with these.
+
+        Args:
+            parent: the digest of what comes before.
+            tokens: at least one.
+
+        Returns:
+            How many tokens, and the block's id; 0 and -1 if there is none.
+        """
+        return max(
+            (
+                (num_common(self.cached[block_id].tokens, tokens), block_id)
+                for block_id in self.children.get((parent, tokens[0]), ())
+            ),
+            default=(0, -1),
+        )
+
+
+def num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens two lists have in common."""
+    for count, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return count
+    return min(len(a), len(b))
