@@ -22,6 +22,8 @@ class SentencepieceStreamDecoder(StreamDecoder):
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
+        if not (self._at_start or self._pending) and (known := self._tokenizer.texts.get(token_id)) is not None:
+            return known  # nearly every token; the engine has a step's time for those of all its requests
         token_id = self._tokenizer.check_id(token_id)
         byte = self._tokenizer.byte_of(token_id)
         if byte is not None:

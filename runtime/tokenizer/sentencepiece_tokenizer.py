@@ -52,6 +52,8 @@ class SentencepieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"{source}: corrupt, or not a sentencepiece model{because}; get the file again"
             ) from error
+        self.texts: dict[int, str] = {}
+        """What `text_of` has returned so far."""
         super().__init__(source, size, required_size)
         bos_id = self._model.bos_id() if special.bos_id is None else special.bos_id
         eos_id = self._model.eos_id() if special.eos_id is None else special.eos_id
@@ -122,7 +124,8 @@ class SentencepieceTokenizer(Tokenizer):
 
     def text_of(self, token_id: int) -> str:
         """The text of a token that is neither control, unknown nor byte, anywhere but at the start of a text."""
-        return self._pieces[token_id].replace(_SPACE, " ")
+        text = self.texts[token_id] = self._pieces[token_id].replace(_SPACE, " ")
+        return text
 
     def _is_text(self, token_id: int) -> bool:
         return not (self.is_control(token_id) or self.is_unknown(token_id) or self._model.is_byte(token_id))

@@ -120,5 +120,5 @@ def test_the_work_of_a_token_does_not_grow():
     for count, token_id in enumerate(ids, 1):
         text.append(decoder.push(token_id))
         assert tokenizer.calls <= 5 * count, "a token is asked about once, by each of five questions"
-    assert tokenizer.calls >= 2 * len(ids)
+    assert tokenizer.calls >= 2 * len(set(ids)), "each is asked about once at least"
     assert "".join([*text, decoder.flush()]) == STORYTELLER.decode(ids)
