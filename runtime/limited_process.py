@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +56,7 @@ class LimitedProcess:
             )
         except OSError as error:
             raise ProcessEndedError(f"cannot start a process: {error.strerror or error}") from error
+        self._end = weakref.finalize(self, _end, self._process)
 
     @property
     def pid(self) -> int:
@@ -84,13 +87,8 @@ class LimitedProcess:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
-        process = self._process
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None, "both are pipes"
-            stream.close()
-        process.wait()
+        """Ends the process, as does dropping the last reference to it."""
+        self._end()
 
     def _send(self, question: bytes) -> None:
         assert self._process.stdin is not None, "it is a pipe"
@@ -125,3 +123,12 @@ class LimitedProcess:
         if code in (-signal.SIGSEGV, -signal.SIGBUS):
             raise ProcessEndedError("is nested too deeply")
         raise ProcessEndedError(f"ended its process ({code}), as by exceeding {self._memory_bytes >> 20} MiB of memory")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None, "both are pipes"
+        with suppress(BrokenPipeError):  # what it has not read
+            stream.close()
+    process.wait()

@@ -87,6 +87,3 @@ class ChatTemplate:
     def __exit__(self, *exception: object) -> None:
         """Closes it."""
         self.close()
-
-    def __del__(self) -> None:
-        self.close()

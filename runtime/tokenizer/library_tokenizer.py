@@ -87,11 +87,7 @@ class LibraryTokenizer(Tokenizer):
         return ByteStreamDecoder(self)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of text that a token stands for; none for a control token.
-
-        Raises:
-            TokenizerError: the id is outside the vocabulary.
-        """
+        """See `Tokenizer`."""
         return self._bytes(self.check_id(token_id))
 
     def _find_bytes(self, token_id: int) -> bytes:

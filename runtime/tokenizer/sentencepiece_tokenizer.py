@@ -110,6 +110,13 @@ class SentencepieceTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return self._pieces[self.check_id(token_id)]
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """See `Tokenizer`."""
+        byte = self.byte_of(self.check_id(token_id))
+        if byte is not None:
+            return bytes([byte])
+        return self.text_of(token_id).encode("utf-8") if self._is_text(token_id) else b""
+
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
         return bool(self._model.is_control(token_id))

@@ -126,6 +126,16 @@ class Tokenizer(ABC):
         """A decoder of one sequence, id by id."""
 
     @abstractmethod
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of text that a token stands for, anywhere but at the start of a text.
+
+        Control tokens and the unknown token of sentencepiece models have none.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+
+    @abstractmethod
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
 

@@ -1,0 +1,10 @@
+"""Constrained output: which tokens may come next, so that an answer follows a JSON schema or another grammar.
+
+A `ConstraintCompiler`, one for each model, makes a `Constraint` for each request that asks for one, with the library
+llguidance.
+"""
+
+from mlxr.runtime.engine.constraint.constraint import Constraint
+from mlxr.runtime.engine.constraint.constraint_compiler import ConstraintCompiler
+
+__all__ = ["Constraint", "ConstraintCompiler"]

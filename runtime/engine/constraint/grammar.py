@@ -1,0 +1,111 @@
+"""From the options of a request to a grammar as llguidance reads it, which checks its syntax."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.constraint.gbnf import gbnf_to_lark, is_gbnf
+from mlxr.runtime.engine.sampling import Sampling
+
+MOST_CHARACTERS = 1 << 20
+_JSON_OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
+"""White space is bounded, as in llama.cpp: small models fill whole answers with it. Unknown keywords are errors."""
+_OWN_KEY = "x-guidance"
+_SIGN = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
+# The lexemes of Lark, as llguidance has them, in which `<` or a name is not what it is elsewhere.
+_QUOTED = re.compile(
+    r'"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1F\x7F])*"|(?://|\#)[^\n]*|/(?:\\.|[^/\\])+/',
+)
+_SPECIAL = re.compile(r"<[^<>\s]+>")
+_OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar.
+
+    Attributes:
+        option: the option of `Sampling` that it comes from, for messages.
+        text: the grammar as llguidance reads it.
+    """
+
+    option: str
+    text: str
+
+
+def grammar_of(sampling: Sampling) -> Grammar | None:
+    """The grammar that a request's answer must follow; None if it may be anything.
+
+    Raises:
+        RequestError: it is too long, or not JSON, or has a part that is not supported.
+    """
+    if sampling.json_schema is not None:
+        return Grammar("json_schema", _of_schema(sampling.json_schema))
+    if sampling.regex is not None:
+        return Grammar("regex", _of_regex(_bounded("regex", sampling.regex)))
+    if sampling.choice is not None:
+        return Grammar("choice", _of_regex(_bounded("choice", _any_of(sampling.choice))))
+    if sampling.grammar is not None:
+        return Grammar("grammar", _of_lark(_bounded("grammar", sampling.grammar)))
+    return None
+
+
+def _of_schema(schema: dict[str, object] | str | bool) -> str:
+    if isinstance(schema, str):
+        try:
+            parsed = json.loads(_bounded("json_schema", schema))
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
+    else:
+        parsed = schema
+    if parsed is True:
+        parsed = {}
+    if not isinstance(parsed, dict):
+        raise RequestError(f"json_schema is {str(parsed)[:60]}, expected a JSON object, or true for any JSON")
+    if _OWN_KEY in parsed:
+        raise RequestError(f"json_schema has the key {_OWN_KEY}, which is not supported: leave it out")
+    try:
+        text = json.dumps(parsed | {_OWN_KEY: _JSON_OPTIONS}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
+    return f'{{"grammars":[{{"json_schema":{_bounded("json_schema", text)}}}]}}'
+
+
+def _of_regex(pattern: str) -> str:
+    from llguidance import LLMatcher  # noqa: PLC0415 (an optional back end)
+
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def _any_of(choices: Sequence[str]) -> str:
+    """A regular expression that matches the choices, and nothing else."""
+    return "|".join(_SIGN.sub(r"\\\g<0>", choice) for choice in choices)
+
+
+def _of_lark(text: str) -> str:
+    if is_gbnf(text):
+        text = gbnf_to_lark(text)
+    code = _QUOTED.sub('""', text)
+    if special := _SPECIAL.search(code):
+        raise RequestError(f"grammar names the token {special[0]}, but grammars only make text: spell it in quotes")
+    if option := _OPTION.search(code):
+        raise RequestError(
+            f"grammar has the option {option[1]}, which is not supported: use suffix or lazy, or an option of Sampling"
+        )
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _bounded(option: str, text: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise RequestError(f"{option} has {len(text)} characters, and at most {MOST_CHARACTERS} are read: shorten it")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{option} has half of a surrogate pair, which is no character: {error}") from error
+    return text
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -1,0 +1,50 @@
+"""Tries grammars, as the script of a `LimitedProcess`. It imports nothing of MLXR.
+
+llguidance has limits of its own, but some short grammars keep it busy for ever, and long chains of rules overflow the
+stack. What compiles here, with a small stack, certainly compiles in a thread of MLXR.
+
+Question: `{"grammar", "limits"}`; answer: `{"error"}`, which is empty if all is well.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import llguidance
+
+_MOST_FORCED_BYTES = 16 << 10
+_STACK_BYTES = 2 << 20
+"""A quarter of what threads have on Linux, an eighth of what those of Python have on macOS."""
+
+
+def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """The function that answers questions."""
+    tokenizer = llguidance.LLTokenizer("byte")
+
+    def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+        errors: list[str] = []
+
+        def attempt() -> None:
+            try:
+                errors.append(_error_of(tokenizer, question["grammar"], question["limits"]))
+            except BaseException as error:  # the library's own panics are no Exceptions
+                errors.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        return {"error": errors[0]}
+
+    threading.stack_size(_STACK_BYTES)
+    return answer
+
+
+def _error_of(tokenizer: llguidance.LLTokenizer, grammar: str, limits: Mapping[str, Any]) -> str:
+    """Why a grammar cannot be used. The first mask is made too, which finds grammars that no text matches."""
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**limits))
+    if not matcher.is_error():
+        forced = matcher.compute_ff_bytes()
+        if len(forced) > _MOST_FORCED_BYTES:
+            return f"all texts begin with the same {len(forced)} bytes, and at most {_MOST_FORCED_BYTES} are supported"
+        matcher.compute_bitmask()
+    return matcher.get_error()
