@@ -16,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.sampling import Row, Sampler, sample_rows
 from mlxr.runtime.engine.sampling.device_sampling import sample_tokens
-from mlxr.runtime.engine.sampling.sampler import Sampler, likeliest
+from mlxr.runtime.engine.sampling.rows import broken_logits
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host, Logits
 
@@ -65,7 +66,7 @@ class Samples:
         sampling = samplers[0].sampling
         uniforms = [] if sampling.temperature == 0 else [sampler.uniform() for sampler in samplers]
         self._tokens = sample_tokens(logits, sampling, uniforms)
-        # Nothing waits for this but `read`, which refuses broken logits as `Sampler.sample` does.
+        # Nothing waits for this but `read`, which refuses broken logits as `sample_rows` does.
         self._greatest = mx.max(logits, axis=-1)
         self._tokens_to_read = host.copy_to_read(self._tokens)
         host.start(self._tokens, self._tokens_to_read, self._greatest, host.arena.token)
@@ -87,10 +88,13 @@ class Samples:
         if not self._rows:
             return []
         if not self._host.pipelines:
-            logits = self._host.read(self._logits)
-            return [sampler.sample(logits[row]) for row, sampler in zip(self._rows, self._samplers, strict=True)]
+            rows = [Row(sampler, sampler.next_position) for sampler in self._samplers]
+            sampled = sample_rows(self._host.read(self._logits)[list(self._rows)], rows)
+            for error in filter(None, (row.error for row in sampled)):
+                raise error
+            return [row.token for row in sampled]
         tokens: list[int] = self._host.read(self._tokens_to_read).tolist()
-        if not np.isfinite(self._host.read(self._greatest)).all():
-            for row in self._host.read(self._logits):
-                likeliest(row)
+        broken = np.flatnonzero(~np.isfinite(self._host.read(self._greatest)))
+        if len(broken):
+            raise broken_logits(self._host.read(self._logits)[broken[0]])
         return tokens

@@ -11,7 +11,7 @@ import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.imported_model import import_model
-from mlxr.runtime.engine.sampling import Sampler
+from mlxr.runtime.engine.sampling import Row, Sampler, sample_rows
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr_tests.few import few
 from mlxr_tests.storyteller import BF16, GOLDEN, Q4_K_M, Q8_0, TOKENIZER, storyteller_spec
@@ -118,7 +118,9 @@ def test_the_answer_ends_at_an_end_of_sequence_token(storyteller: Storyteller) -
     after = model.logits(model.encode(prompt))[-1]
     # EOS is among the 30 likeliest tokens here; look for a seed that draws it.
     options = (mlxr.Sampling(temperature=100, top_k=30, seed=seed) for seed in range(500))
-    sampling = next(o for o in options if Sampler(o).sample(after) == model.tokenizer.eos_id)
+    sampling = next(
+        o for o in options if sample_rows(after[None], [Row(Sampler(o), 0)])[0].token == model.tokenizer.eos_id
+    )
     answer = model.generate(prompt, max_tokens=5, sampling=sampling)
     assert (answer.token_ids, answer.text, answer.finish_reason) == ([model.tokenizer.eos_id], "", "stop")
     on = model.start([prompt], max_tokens=5, sampling=sampling, ignore_eos=True).finish()[0]

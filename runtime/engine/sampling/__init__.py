@@ -5,7 +5,8 @@ chooses tokens for the rows of a whole batch. On hosts that pipeline, `device_sa
 """
 
 from mlxr.runtime.engine.sampling.options import Sampling
-from mlxr.runtime.engine.sampling.rows import Row, Sampled, sample_rows
+from mlxr.runtime.engine.sampling.row import Row, Sampled
+from mlxr.runtime.engine.sampling.rows import sample_rows
 from mlxr.runtime.engine.sampling.sampler import Sampler
 
 __all__ = ["Row", "Sampled", "Sampler", "Sampling", "sample_rows"]

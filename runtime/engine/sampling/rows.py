@@ -1,61 +1,152 @@
-"""Chooses a token for each row of logits of a step, on the CPU."""
+"""Chooses a token for each row of logits of a step, on the CPU.
 
+The order is that of vLLM: log probabilities are those of the logits as they come; then the mask of allowed tokens, the
+minimum length, the bias, the penalties; then the temperature, and the filters (`filters.py`).
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from mlxr.compiler.errors import HostError
-from mlxr.runtime.engine.sampling.sampler import Sampler
+from mlxr.compiler.errors import HostError, MlxrError, RequestError
+from mlxr.runtime.engine.sampling.adjustments import adjust, adjustments
+from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates, floor_of_filters, floor_of_top
+from mlxr.runtime.engine.sampling.draw import draw
+from mlxr.runtime.engine.sampling.filters import (
+    LEAST,
+    Doubles,
+    Filters,
+    Floats,
+    Indices,
+    Whole,
+    distance,
+    keep,
+    relative_weights,
+)
+from mlxr.runtime.engine.sampling.logprobs import token_logprobs
+from mlxr.runtime.engine.sampling.row import Row, Sampled, allowed
 
-
-class Row(NamedTuple):
-    """What is needed besides its logits to choose the token of a row.
-
-    Attributes:
-        sampler: of the request.
-        position: which token of the answer it is, from 0.
-        mask: the tokens that may come, a bit each, the lowest bit first: int32 [ceil(vocab / 32)]; None: all.
-        draft: tokens that this row takes as accepted, after those that `sampler` has accepted.
-    """
-
-    sampler: Sampler
-    position: int
-    mask: npt.NDArray[np.int32] | None = None
-    draft: Sequence[int] = ()
-
-
-class Sampled(NamedTuple):
-    """The token of a row.
-
-    Attributes:
-        token: its id.
-        logprob: its log probability by the logits as the model gave them; None where nobody asked.
-        top: ids and log probabilities of the most probable tokens, as many as were asked for.
-        error: why there is no token: the row has a NaN or +inf, or nothing but -inf. `token` is 0 then.
-    """
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    error: HostError | None = None
+NOTHING_ALLOWED = "the constraint allows only tokens to which the model gives no probability at all"
+_TOGETHER = 1 << 17
+"""Rows with so many logits are sampled together: more do not fit into a core's cache."""
+_FEW = 512
+"""So many tokens are tried where there is nothing but a top-p or a typical-p."""
 
 
-def sample_rows(logits: npt.NDArray[np.float32], rows: Sequence[Row]) -> list[Sampled]:
+def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
     """Chooses a token for each row. A row's result does not depend on the other rows.
 
     Args:
-        logits: [rows, vocab], f32; -inf for a token that must not come. It is not changed.
+        logits: [rows, vocab], f32; -inf for a token that must not come. They are not changed.
         rows: what belongs to each row.
     """
-    assert len(logits) == len(rows), f"{len(rows)} rows for logits of shape {logits.shape}"
-    return [_sample(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)]
+    assert logits.ndim == 2 and len(logits) == len(rows), f"{len(rows)} rows for logits of shape {logits.shape}"
+    alike = defaultdict(list)
+    for i, row in enumerate(rows):
+        alike[row.sampler.kind, row.is_plain].append(i)
+    sampled = [Sampled(0)] * len(rows)
+    for (kind, is_plain), group in alike.items():
+        count = len(rows) if kind.greedy and is_plain else max(1, _TOGETHER // logits.shape[1])
+        for start in range(0, len(group), count):
+            some = group[start : start + count]
+            is_range = some[-1] - some[0] == len(some) - 1  # then nothing is copied
+            part = logits[some[0] : some[-1] + 1] if is_range else logits[some]
+            for i, token in zip(some, _sample_alike(part, [rows[i] for i in some], is_plain), strict=True):
+                sampled[i] = token
+    asked = [i for i, row in enumerate(rows) if row.sampler.asks_logprobs and sampled[i].error is None]
+    if asked:
+        told = token_logprobs(
+            logits if len(asked) == len(rows) else logits[asked],
+            [sampled[i].token for i in asked],
+            [rows[i].sampler.sampling.logprobs or 0 for i in asked],
+        )
+        for i, (logprob, top) in zip(asked, told, strict=True):
+            sampled[i] = Sampled(sampled[i].token, logprob, top)
+    return sampled
 
 
-def _sample(logits: npt.NDArray[np.float32], row: Row) -> Sampled:
-    assert row.mask is None, "masks are not supported yet"
-    try:
-        return Sampled(row.sampler.choose(logits, row.position))
-    except HostError as error:
-        return Sampled(0, error=error)
+def _sample_alike(logits: Floats, rows: Sequence[Row], is_plain: bool) -> list[Sampled]:
+    """Chooses a token for each row; all rows have the same kind of options."""
+    errors: dict[int, MlxrError] = {}
+    tokens, greatest = _greatest(logits)
+    if not np.isfinite(greatest).all():
+        errors = {i: broken_logits(logits[i]) for i in _broken_rows(greatest)}
+        logits, greatest = logits.copy(), greatest.copy()
+        logits[list(errors)] = greatest[list(errors)] = 0
+    adjusted = logits
+    if not is_plain:
+        adjusted = _adjusted(logits, rows)
+        tokens, greatest = _greatest(adjusted)
+        for i in _broken_rows(greatest):
+            errors[i] = RequestError(NOTHING_ALLOWED)
+            adjusted[i] = greatest[i] = 0
+    if not rows[0].sampler.kind.greedy:
+        uniforms = np.array([[row.sampler.uniform(row.position)] for row in rows])
+        tokens = _draw(adjusted, greatest, Filters.of([row.sampler for row in rows]), uniforms)
+    sampled = [Sampled(token) for token in tokens.tolist()]
+    for i, error in errors.items():
+        sampled[i] = Sampled(0, error=error)
+    return sampled
+
+
+def _greatest(logits: Floats) -> tuple[Indices, Floats]:
+    """The first greatest logit of each row, or its first NaN: its id, [rows], and itself, [rows, 1]."""
+    tokens = logits.argmax(axis=1)
+    return tokens, logits[np.arange(len(logits)), tokens][:, None]
+
+
+def _broken_rows(greatest: Floats) -> list[int]:
+    return [int(i) for i in np.flatnonzero(~np.isfinite(greatest))]
+
+
+def broken_logits(logits: Floats) -> HostError:
+    """The error for a row of logits, [vocab], whose greatest one is not a finite number."""
+    token = int(logits.argmax())
+    what = {np.inf: "an infinite logit", -np.inf: "only -inf logits"}.get(float(logits[token]), "a NaN logit")
+    return HostError(
+        f"the model produced {what} (token {token} of {logits.size}); the weights do not fit the artifact, "
+        "or its activations overflow (try --activations f32, or activation_dtype f32 in the spec)"
+    )
+
+
+def _adjusted(logits: Floats, rows: Sequence[Row]) -> Floats:
+    """The logits after masks, biases and penalties."""
+    logits = logits.copy()
+    for i, row in enumerate(rows):
+        if row.mask is not None:
+            np.copyto(logits[i], -np.inf, where=~allowed(row.mask, logits.shape[1]))
+    adjust(logits, adjustments(rows, logits.shape[1]))
+    return logits
+
+
+def _draw(logits: Floats, greatest: Floats, filters: Filters, uniforms: Doubles) -> Indices:
+    """Draws a token of each row, whose greatest logit is finite."""
+    temperature, min_p, top_k, typical_p, top_p = filters
+    whole = None
+    if min_p is None and top_k is None:
+        weights = relative_weights(logits, greatest, temperature)
+        if typical_p is None and top_p is None:
+            return draw(weights, uniforms)
+        whole = Whole.of(weights, typical_p is not None)
+        values, least = (weights, LEAST) if typical_p is None else (-distance(weights, whole), LOWEST)
+        floor = np.maximum(floor_of_top(values, np.full((len(logits), 1), _FEW)), least)
+    else:
+        values, floor = logits, floor_of_filters(logits, greatest, filters)
+    tokens = np.full(len(logits), -1)
+    rows, ids = candidates(values, floor)
+    if len(rows):
+        few = filters if len(rows) == len(logits) else filters.take(rows)
+        if whole is None:
+            values = np.where(ids < 0, np.float32(-np.inf), logits[rows[:, None], ids])
+            kept, is_enough = keep(relative_weights(values, greatest[rows], few.temperature), few)
+        else:
+            values = np.where(ids < 0, np.float32(0), weights[rows[:, None], ids])
+            kept, is_enough = keep(values, few, whole.take(rows))
+        chosen = ids[np.arange(len(rows)), draw(kept, uniforms[rows])]
+        tokens[rows] = np.where(is_enough, chosen, -1)
+    for row in np.flatnonzero(tokens < 0):  # nearly any token may pass
+        only = np.array([row])
+        weights = relative_weights(logits[only], greatest[only], temperature[only])
+        tokens[only] = draw(keep(weights, filters.take(only))[0], uniforms[only])
+    return tokens
