@@ -1,12 +1,9 @@
-"""Where MLXR caches what it can make again: compiled artifacts, libraries of hosts, and blocks of KV caches."""
+"""Where MLXR caches what it can make again: compiled artifacts, and the libraries of hosts."""
 
 import os
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
-
-KV_FOLDER = "kv"
-"""The folder of the blocks of KV caches."""
 
 
 def cache_root() -> Path:

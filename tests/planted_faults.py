@@ -194,6 +194,16 @@ FAULTS = [
             "tests/runtime",
         ),
     ),
+    Fault(
+        "pager: what the prefix cache knows is overwritten",
+        "runtime/cache/pager.py",
+        "len(cached[last].tokens) > offset",
+        "len(cached[last].tokens) > offset + 1",
+        (
+            "tests/runtime/cache/test_prefix_cache.py",
+            "tests/runtime",
+        ),
+    ),
     # Loaders
     Fault(
         "tensor_rows: strides of a selection in the wrong order",

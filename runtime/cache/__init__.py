@@ -1,1 +1,1 @@
-"""The KV cache: the arena, its blocks, the pager that gives them to sequences, and prefix cache entries."""
+"""The KV cache: the arena, its blocks, the pager that gives them to sequences, and the prefix cache."""

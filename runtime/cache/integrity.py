@@ -1,10 +1,10 @@
 """The invariants of the pager, as checks that name the equation which does not hold. For tests and debugging."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from mlxr.compiler.errors import ArenaError
-from mlxr.runtime.cache.block_hashes import block_digest
+from mlxr.runtime.cache.block_hashes import Digest, block_digest
 from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.blocks import BlockPool
 
@@ -68,7 +68,7 @@ def check_index(pool: BlockPool, sequences: Collection[BlockSequence], block_siz
     index = pool.index
     of_digest = {block.digest: block_id for block_id, block in index.cached.items()}
     equal("cached blocks by digest", index.block_of, "digests of cached blocks", of_digest)
-    children: dict[tuple[bytes, int], list[int]] = {}
+    children: dict[tuple[Digest, int], list[int]] = {}
     for block_id, block in index.cached.items():
         who = f"cached block {block_id}: "
         equal(who + "id", block.block_id, "block", block_id)
@@ -89,6 +89,22 @@ def check_index(pool: BlockPool, sequences: Collection[BlockSequence], block_siz
         equal("parents of a sequence's cached blocks", parents[1:], "digests before them", digests[:-1])
         if sequence.parent is not None and digests:
             equal("digest before a sequence's last block", sequence.parent, "digest of its cached blocks", digests[-1])
+
+
+def check_open_sequences(
+    open_sequences: Mapping[Digest, Sequence[BlockSequence]], sequences: Collection[BlockSequence]
+) -> None:
+    """Checks that the sequences which can be found by their last block are those that say so.
+
+    Raises:
+        ArenaError: an equation does not hold.
+    """
+    rows = {parent: sorted(sequence.row for sequence in siblings) for parent, siblings in open_sequences.items()}
+    expected: dict[Digest, list[int]] = {}
+    for sequence in sorted(sequences, key=lambda sequence: sequence.row):
+        if sequence.parent is not None:
+            expected.setdefault(sequence.parent, []).append(sequence.row)
+    equal("rows of sequences by the digest before their last block", rows, "those that have a parent", expected)
 
 
 def equal(what: str, left: object, equal_to: str, right: object) -> None:

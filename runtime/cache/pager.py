@@ -8,7 +8,8 @@ copy of that block (copy-on-write).
 One step of the engine does this, in this order:
 
 1. `append_all` (through `Batch.build`): block tables grow, and each new token gets a slot;
-2. `take_evicted`: blocks that the prefix cache gave up still hold what they held; who wants it saves it now;
+2. `take_evicted`: blocks that the prefix cache gave up still hold what they held; who wants it saves it now. Then
+   blocks that were saved earlier may be written back into blocks that a sequence got;
 3. `take_copies`: the host copies these blocks, in any order, before any kernel of the step;
 4. the step runs and writes K and V of every appended token into its slot;
 5. `commit`: when the step is certain to run, others may use what it writes.
@@ -30,7 +31,7 @@ from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.blocks import BlockPool
-from mlxr.runtime.cache.integrity import check_blocks, check_index, check_sequence, equal
+from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
@@ -211,7 +212,7 @@ class Pager:
         sequence = self._sequences.get(seq_id) or self._get(seq_id)
         if length <= sequence.committed:
             return
-        if not length <= min(sequence.settled, len(tokens)):
+        if length > sequence.settled or length > len(tokens):
             raise ArenaError(
                 f"cannot commit {length} tokens of sequence {seq_id}: it has {sequence.length}, of which "
                 f"{sequence.settled} are in its blocks, and {len(tokens)} were given; commit after take_copies()"
@@ -375,6 +376,8 @@ class Pager:
         """
         check_blocks(self._pool, self._sequences.values(), self._copies)
         check_index(self._pool, self._sequences.values(), self.block_size)
+        if isinstance(self._prefixes, PrefixCache):
+            check_open_sequences(self._prefixes.open_sequences, self._sequences.values())
         for seq_id, sequence in self._sequences.items():
             who = f"sequence {seq_id}: "
             check_sequence(who, sequence, self._pool, self.block_size, self.context)

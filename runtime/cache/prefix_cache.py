@@ -120,12 +120,12 @@ class PrefixCache:
             sequence.parent = None
 
     def truncate(self, sequence: BlockSequence, length: int) -> None:
-        """Forgets that tokens after the first `length` were committed."""
+        """Forgets that tokens after the first `length`, and those of a partly filled last block, were committed."""
         if length < sequence.committed:
             self.close(sequence)
             self._pool.version += 1
-            sequence.committed = length
             sequence.num_cached = min(sequence.num_cached, length // self._size)
+            sequence.committed = sequence.num_cached * self._size
 
     def _register(self, sequence: BlockSequence, digest: Digest, hashes: BlockHashes) -> bool:
         """Puts the sequence's next full block into the index, or the index's block of this content into its table.
