@@ -1,9 +1,12 @@
-"""Where MLXR caches what it can make again: compiled artifacts, and the libraries of hosts."""
+"""Where MLXR caches what it can make again: compiled artifacts, libraries of hosts, and blocks of KV caches."""
 
 import os
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
+
+KV_FOLDER = "kv"
+"""The folder of the blocks of KV caches."""
 
 
 def cache_root() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
-from mlxr.runtime.cache_folder import cache_root
+from mlxr.runtime.cache_folder import KV_FOLDER, cache_root
 from mlxr.runtime.hosts.registry import hosts
 
 _ABOUT = (
@@ -55,7 +55,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def caches() -> dict[str, str]:
     """The folders of the cache: the name of each, and what is in it."""
     of_hosts = {host.name: host.cached for host in hosts().values() if host.cached}
-    return {"artifacts": "what specs and model files compile to"} | dict(sorted(of_hosts.items()))
+    ours = {"artifacts": "what specs and model files compile to", KV_FOLDER: "KV caches of prompts that were read"}
+    return ours | dict(sorted(of_hosts.items()))
 
 
 def run_list(args: argparse.Namespace) -> int:

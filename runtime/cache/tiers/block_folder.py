@@ -1,0 +1,158 @@
+"""The folder of the disk tier: which files are in it, how large they are, and in which order they were used.
+
+Each identity has a folder of its own within one root, and the limit is on all of them: blocks of models that nobody
+loads any more make room for others. Several processes may share a root. Files appear and vanish whole, so a file that
+another process has removed is only a miss; files that another process has added are found by the next scan.
+"""
+
+import os
+import re
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mlxr.runtime.cache.block_hashes import Digest
+
+_FOLDER = re.compile(r".+-[0-9a-f]{32}", re.DOTALL)
+_FILE = re.compile(r"[0-9a-f]{32}\.kv")
+_Place = tuple[str, str]
+"""Names of a file's folder and of the file."""
+_UNFINISHED = ".new-"
+_STALE_SECONDS = 60.0
+"""A file that is being written for longer belongs to a process that has died. (If not, its block is not kept.)"""
+_SCANS = 16
+"""Another scan when a sixteenth of the limit has been written: what other processes write counts too."""
+
+
+class BlockFolder:
+    """The files of one identity, and the sizes of all others in the root.
+
+    One thread writes and scans; any thread may do the rest. No lock is held during input or output. The order of use is
+    kept in memory. Each use also sets the file's time, so that the next start knows the order.
+    """
+
+    def __init__(self, root: Path, name: str, limit_bytes: int) -> None:
+        """Looks at what is there. It writes nothing, but removes what dead processes left half-written.
+
+        Args:
+            root: the folder of all identities. It may not exist.
+            name: of the identity's folder.
+            limit_bytes: most bytes of all files in the root.
+        """
+        self.path = root / name
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._root, self._name = root, name
+        self._sizes: OrderedDict[_Place, int] = OrderedDict()
+        self._unscanned_bytes = 0
+        self._lock = threading.Lock()
+        self.scan()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(folder == self._name for folder, _ in self._sizes)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return self._place(digest) in self._sizes
+
+    def file(self, digest: Digest) -> Path:
+        """The path of a block's file."""
+        return self.path / self._place(digest)[1]
+
+    def scan(self) -> None:
+        """Finds out again which files are in the root."""
+        files: list[tuple[int, _Place, int]] = []
+        for folder in _entries(self._root):
+            for entry in _entries(Path(folder)) if _FOLDER.fullmatch(folder.name) else ():
+                with suppress(OSError):  # it has just been removed
+                    status = entry.stat(follow_symlinks=False)
+                    if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        files.append((status.st_mtime_ns, (folder.name, entry.name), status.st_size))
+                    elif entry.name.startswith(_UNFINISHED) and status.st_mtime < time.time() - _STALE_SECONDS:
+                        Path(entry).unlink()
+        files.sort()
+        with self._lock:
+            self._sizes = OrderedDict((place, size) for _, place, size in files)
+            self.size_bytes = sum(self._sizes.values())
+            self._unscanned_bytes = 0
+
+    def use(self, digests: Sequence[Digest]) -> None:
+        """Makes these the most recently used blocks, the first one most of all: later ones are of no use without it."""
+        places = [place for digest in reversed(digests) if (place := self._place(digest)) in self._sizes]
+        now = time.time_ns() - len(places)
+        for age, place in enumerate(places):
+            with self._lock, suppress(KeyError):  # another thread has just removed it
+                self._sizes.move_to_end(place)
+            with suppress(OSError):
+                os.utime(self._root.joinpath(*place), ns=(now + age, now + age))
+
+    def write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
+        """Writes a block's file, which appears whole or not at all. Makes room for it first.
+
+        It is not forced to the disk: after a power cut a file may be damaged, and then its checksum is wrong.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        size = sum(map(len, parts))
+        self._make_room(size)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.path)
+        temporary, place = Path(name), self._place(digest)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for part in parts:
+                    file.write(part)
+            temporary.replace(self.file(digest))
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        self._forget(place)
+        with self._lock:
+            self._sizes[place] = size
+            self.size_bytes += size
+            self._unscanned_bytes += size
+
+    def forget(self, digest: Digest) -> None:
+        """Takes a block that cannot be read out of the index; the next scan may find it again."""
+        self._forget(self._place(digest))
+
+    def remove(self, digest: Digest) -> None:
+        """Removes a block's file, if it is there and can be removed; forgets it in any case."""
+        self._remove(self._place(digest))
+
+    def _make_room(self, size: int) -> None:
+        assert size <= self.limit_bytes, f"a block of {size} bytes, within {self.limit_bytes}"
+        if self._unscanned_bytes > self.limit_bytes // _SCANS:
+            self.scan()
+        while self.size_bytes + size > self.limit_bytes:
+            with self._lock:
+                oldest = next(iter(self._sizes), None)
+            if oldest is None:  # another thread has just removed the last one
+                return
+            self._remove(oldest)
+
+    def _place(self, digest: Digest) -> _Place:
+        return self._name, f"{digest.hex()}.kv"
+
+    def _remove(self, place: _Place) -> None:
+        self._forget(place)
+        with suppress(OSError):
+            self._root.joinpath(*place).unlink()
+
+    def _forget(self, place: _Place) -> None:
+        with self._lock:
+            self.size_bytes -= self._sizes.pop(place, 0)
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # it does not exist or cannot be read, or is a file
+        return []

@@ -1,0 +1,269 @@
+"""Both tiers: blocks that the arena evicts go to host memory, from there to disk, and come back by their digests.
+
+The thread that runs steps calls everything here. No call waits for the disk, except `save`, `flush` and `close`.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.prefix_index import CachedBlock
+from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.disk_tier import DiskTier
+from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Source, Tier
+from mlxr.runtime.cache.tiers.memory_tier import MemoryTier, give_memory_back
+from mlxr.runtime.cache.tiers.rates import Worth
+from mlxr.runtime.cache_folder import KV_FOLDER, cache_folder
+
+_READERS = 4
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """What the tiers hold, and what they have done since they were made.
+
+    Attributes:
+        memory_blocks, memory_bytes: in host memory.
+        disk_blocks: on disk, of this identity.
+        disk_bytes: on disk, of all identities in the root.
+        waiting_bytes: in host memory, waiting to be written.
+        memory_hits, disk_hits: blocks that were fetched.
+        written_blocks, written_bytes: to disk.
+        dropped_blocks: not written to disk, as its queue or the hour's limit was full.
+        damaged_blocks: files that were removed, as they were damaged or of something else.
+        disk_writes: whether the disk tier still writes.
+        memory_bytes_per_second, disk_bytes_per_second: how fast blocks are read.
+        computed_tokens_per_second: how fast they are computed.
+    """
+
+    memory_blocks: int
+    memory_bytes: int
+    disk_blocks: int
+    disk_bytes: int
+    waiting_bytes: int
+    memory_hits: int
+    disk_hits: int
+    written_blocks: int
+    written_bytes: int
+    dropped_blocks: int
+    damaged_blocks: int
+    disk_writes: bool
+    memory_bytes_per_second: int
+    disk_bytes_per_second: int
+    computed_tokens_per_second: int
+
+
+class BlockTiers:
+    """Blocks of one identity in host memory and on disk."""
+
+    def __init__(
+        self,
+        identity: BlockIdentity,
+        *,
+        memory_bytes: int,
+        disk_bytes: int,
+        folder: Path | None = None,
+        disk_bytes_per_hour: int,
+        warn: Callable[[str], None] = lambda text: print(f"warning: {text}", file=sys.stderr),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Looks at what is on disk.
+
+        Args:
+            identity: of the blocks.
+            memory_bytes: most bytes of K and V in host memory, besides a queue of 64 MiB at most; 0: no block.
+            disk_bytes: most bytes of all files in the folder, those of other identities too; 0: none is read or
+                written.
+            folder: of all identities; None: in MLXR's cache.
+            disk_bytes_per_hour: most bytes that are written within any hour, because disks wear out.
+            warn: is told, once, why nothing is written any more; perhaps by another thread.
+            clock: the time in seconds, for the hour's limit.
+
+        Raises:
+            MlxrError: there is no place for the cache.
+        """
+        self.identity = identity
+        self._lock = threading.Lock()
+        self._memory = MemoryTier(memory_bytes)
+        self._disk: DiskTier | None = None
+        if disk_bytes:
+            root = cache_folder(KV_FOLDER) if folder is None else folder
+            self._disk = DiskTier(root, identity, disk_bytes, disk_bytes_per_hour, warn, clock)
+        self._readers = ThreadPoolExecutor(_READERS, "mlxr-kv-reader")
+        self._worth = Worth(identity.block_bytes / identity.block_size)
+        self._hits = dict.fromkeys(TIERS, 0)
+
+    def count(self, digests: Sequence[Digest]) -> int:
+        """How many of the first blocks are here, without one missing between them. It reads no file."""
+        disk: DiskTier | tuple[()] = self._disk or ()
+        return sum(1 for _ in takewhile(lambda digest: digest in self._memory or digest in disk, digests))
+
+    def count_in_memory(self, digests: Sequence[Digest]) -> int:
+        """How many of the first blocks are in host memory, without one missing between them."""
+        return sum(1 for _ in takewhile(self._memory.__contains__, digests))
+
+    def fetch(self, digests: Sequence[Digest]) -> "Future[Bytes]":
+        """Starts to read blocks, which stay where they are.
+
+        Args:
+            digests: of the blocks, in the order of a sequence.
+
+        Returns:
+            [blocks, block_bytes]: the first blocks, up to one that is not here any more or is damaged. It cannot be
+            cancelled.
+        """
+        started = time.perf_counter()
+
+        def finish(tiers: Sequence[Tier]) -> None:
+            self._count_hits(tiers, time.perf_counter() - started)
+            with self._lock:
+                for digest in reversed(digests[: len(tiers)]):
+                    self._memory.use(digest)
+            if self._disk is not None:
+                self._disk.use(digests[: len(tiers)])
+
+        fetch = Fetch(digests, self.identity.block_bytes, self._find, finish)
+        fetch.start(self._readers)
+        return fetch.result
+
+    def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
+        """Takes blocks that the arena evicts. What does not fit in host memory goes to disk, in the background.
+
+        Args:
+            blocks: their names.
+            data: [blocks, block_bytes], which is copied.
+        """
+        if self._disk is None and not self._memory.limit_bytes:
+            return
+        leaving = []
+        for block, row in zip(blocks, data, strict=True):
+            with self._lock:
+                if block.digest in self._memory:
+                    self._memory.use(block.digest)
+                    continue
+            stored = StoredBlock(block.digest, block.parent, block.tokens, row.copy())
+            with self._lock:
+                leaving += self._memory.add(stored)
+        self._to_disk(leaving)
+
+    def save(self, blocks: Sequence[CachedBlock], data: Bytes) -> int:
+        """Writes blocks to disk, and waits for that.
+
+        Args:
+            blocks: their names, in the order of a sequence.
+            data: [blocks, block_bytes].
+
+        Returns:
+            How many of the first blocks are on disk now: fewer than all if the limits of size and of this hour, or the
+            disk itself, do not allow more.
+        """
+        rows = zip(blocks, data, strict=True)
+        return self._save([StoredBlock(block.digest, block.parent, block.tokens, row) for block, row in rows])
+
+    def flush(self) -> None:
+        """Waits until all blocks that have been given to the disk are written."""
+        if self._disk is not None:
+            self._disk.flush()
+
+    def close(self) -> None:
+        """Saves what is in host memory, as far as the limits allow, and ends the threads. Files stay."""
+        with self._lock:
+            blocks = self._memory.newest_first()
+        self._save(blocks)
+        with self._lock:
+            self._memory.shrink(self._memory.size_bytes)
+        self._readers.shutdown()
+        if self._disk is not None:
+            self._disk.close()
+
+    def shrink(self, size_bytes: int) -> int:
+        """Frees host memory: the least recently used blocks go to disk, as far as the queue takes them.
+
+        Args:
+            size_bytes: how many bytes are wanted.
+
+        Returns:
+            How many bytes of K and V have left.
+        """
+        with self._lock:
+            leaving = self._memory.shrink(size_bytes)
+        freed = sum(block.data.nbytes for block in leaving)
+        self._to_disk(leaving)
+        if leaving:
+            leaving.clear()
+            give_memory_back()
+        return freed
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Tells how long a step took that computed so many tokens of prompts."""
+        self._worth.computing.add(num_tokens, seconds)
+
+    def worth(self, num_tokens: int, from_disk: bool) -> bool:
+        """Whether fetching K and V of so many tokens takes less time than computing them, by what was measured.
+
+        Args:
+            num_tokens: of the blocks.
+            from_disk: whether any of them is not in host memory (`count_in_memory`).
+        """
+        return self._worth(num_tokens, from_disk)
+
+    def stats(self) -> TierStats:
+        """What there is, and what has been done."""
+        disk, reading = self._disk, self._worth.reading
+        return TierStats(
+            memory_blocks=len(self._memory),
+            memory_bytes=self._memory.size_bytes,
+            disk_blocks=len(disk.folder) if disk else 0,
+            disk_bytes=disk.folder.size_bytes if disk else 0,
+            waiting_bytes=disk.waiting_bytes if disk else 0,
+            memory_hits=self._hits["memory"],
+            disk_hits=self._hits["disk"],
+            written_blocks=disk.written_blocks if disk else 0,
+            written_bytes=disk.written_bytes if disk else 0,
+            dropped_blocks=disk.dropped_blocks if disk else 0,
+            damaged_blocks=disk.damaged_blocks if disk else 0,
+            disk_writes=disk.is_writing if disk else False,
+            memory_bytes_per_second=int(reading["memory"].per_second),
+            disk_bytes_per_second=int(reading["disk"].per_second),
+            computed_tokens_per_second=int(self._worth.computing.per_second),
+        )
+
+    def _to_disk(self, blocks: Sequence[StoredBlock]) -> None:
+        if self._disk is not None:
+            for block in blocks:
+                self._disk.add(block)
+
+    def _save(self, blocks: Sequence[StoredBlock]) -> int:
+        disk = self._disk
+        if disk is None:
+            return 0
+        blocks = blocks[: disk.most_blocks]  # of more, the last would remove the first
+        disk.use([block.digest for block in blocks])
+        added = [block.digest for block in takewhile(lambda block: disk.add(block, wait=True), blocks)]
+        disk.flush()
+        saved = list(takewhile(disk.folder.__contains__, added))
+        disk.use(saved)
+        return len(saved)
+
+    def _find(self, digest: Digest) -> Source | None:
+        if block := self._memory.get(digest):
+            return block.data, "memory"
+        data = self._disk.read(digest) if self._disk is not None else None
+        return None if data is None else (data, "disk")
+
+    def _count_hits(self, tiers: Sequence[Tier], seconds: float) -> None:
+        """Counts fetched blocks; the time is that of the slowest tier."""
+        if not tiers:
+            return
+        with self._lock:
+            for tier in TIERS:
+                self._hits[tier] += tiers.count(tier)
+            slowest: Tier = "disk" if "disk" in tiers else "memory"
+            self._worth.reading[slowest].add(tiers.count(slowest) * self.identity.block_bytes, seconds)

@@ -1,0 +1,184 @@
+"""Blocks in a folder on disk: written in the background, checked when they are read."""
+
+import errno
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlxr.compiler.artifact import size
+from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, decode, encode, most_file_bytes
+from mlxr.runtime.cache.tiers.block_folder import BlockFolder
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.write_limit import WriteLimit
+
+QUEUE_BYTES = 64 << 20
+"""Most bytes of blocks that wait to be written, unless it is one block alone. They are in host memory."""
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
+"""Errors of a write that concern one file only: something else has its name."""
+_SECONDS_TO_CLOSE = 60.0
+
+
+class DiskTier:
+    """Blocks of one identity on disk. Any thread may call it.
+
+    Attributes:
+        folder: the files.
+        is_writing: whether blocks are still written; false after the first error of the disk.
+        written_bytes, written_blocks: since the start.
+        dropped_blocks: blocks that were not written since the queue or the hour's limit was full.
+        damaged_blocks: files that were removed since they were damaged or of something else.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        identity: BlockIdentity,
+        limit_bytes: int,
+        bytes_per_hour: int,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Looks at what is there.
+
+        Args:
+            root: the folder of all identities.
+            identity: which blocks.
+            limit_bytes: most bytes of all files in the root.
+            bytes_per_hour: most bytes that are written within any hour.
+            warn: is told why nothing is written any more, once; called by the thread that writes.
+            clock: the time in seconds, for the hour's limit.
+        """
+        self.folder = BlockFolder(root, identity.folder_name, limit_bytes)
+        self.is_writing = True
+        self.written_bytes = self.written_blocks = self.dropped_blocks = self.damaged_blocks = 0
+        self._identity, self._warn = identity, warn
+        self._file_bytes = most_file_bytes(identity)
+        self._limit = WriteLimit(bytes_per_hour, clock)
+        self._waiting: OrderedDict[Digest, StoredBlock] = OrderedDict()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._waiting or digest in self.folder
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks the folder may have."""
+        return self.folder.limit_bytes // self._file_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """K and V that wait to be written."""
+        return self._waiting_bytes
+
+    def add(self, block: StoredBlock, *, wait: bool = False) -> bool:
+        """Gives a block to the thread that writes.
+
+        Args:
+            block: it stays in host memory until it is written.
+            wait: whether to wait for the disk: to see whether another process has removed the block meanwhile, and
+                for a place in the queue.
+
+        Returns:
+            Whether the block is on disk, or will be unless the disk fails.
+        """
+        if wait and block.digest not in self._waiting and not self.folder.file(block.digest).is_file():
+            self.folder.forget(block.digest)
+        if block.digest in self:
+            return True
+        size_bytes = block.data.nbytes
+        with self._changed:
+            while wait and self.is_writing and self._is_full(size_bytes):
+                self._changed.wait()
+            if not self.is_writing or self._closing:
+                return False
+            if not self.most_blocks or self._is_full(size_bytes) or not self._limit.take(self._file_bytes):
+                self.dropped_blocks += 1
+                return False
+            self._waiting[block.digest] = block
+            self._waiting_bytes += size_bytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="mlxr-kv-writer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return True
+
+    def read(self, digest: Digest) -> Bytes | None:
+        """K and V of a block: [block_bytes]; None if it is not here, or its file was damaged and is removed."""
+        if block := self._waiting.get(digest):
+            return block.data
+        path = self.folder.file(digest)
+        try:
+            with path.open("rb") as file:
+                content = file.read(self._file_bytes + 1)
+        except OSError:  # above all, another process has removed it
+            self.folder.forget(digest)
+            return None
+        data = decode(content, self._identity, digest)
+        if data is None:
+            with self._changed:
+                self.damaged_blocks += 1
+            self.folder.remove(digest)
+        return data
+
+    def use(self, digests: Sequence[Digest]) -> None:
+        """Makes these the most recently used blocks, the first one most of all."""
+        self.folder.use(digests)
+
+    def flush(self) -> None:
+        """Waits until nothing waits to be written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+
+    def close(self) -> None:
+        """Writes what waits, and ends the thread. A disk that hangs is given up after a minute."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_SECONDS_TO_CLOSE)
+
+    def _is_full(self, size_bytes: int) -> bool:
+        return bool(self._waiting) and self._waiting_bytes + size_bytes > QUEUE_BYTES
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                block = next(iter(self._waiting.values()))
+            error = self._write(block)
+            with self._changed:
+                done = [block] if error is None else list(self._waiting.values())
+                for one in done:
+                    del self._waiting[one.digest]
+                    self._waiting_bytes -= one.data.nbytes
+                self.is_writing = error is None
+                self._changed.notify_all()
+            if error is not None:
+                reason = getattr(error, "strerror", None) or error
+                folder, kept = self.folder.path.parent, size(self.folder.size_bytes)
+                self._warn(f"{folder}: {reason}; no more blocks of the KV cache are written there, {kept} of them are")
+                return
+
+    def _write(self, block: StoredBlock) -> Exception | None:
+        """Writes a block; returns the error after which nothing more should be written."""
+        try:
+            parts = encode(self._identity, block)
+            try:
+                self.folder.write(block.digest, parts)
+            except FileNotFoundError:  # somebody has just removed the folder
+                self.folder.write(block.digest, parts)
+        except OSError as error:
+            return None if error.errno in _IN_THE_WAY else error
+        except Exception as error:  # whatever it is: others wait for this thread, and must not wait for ever
+            return error
+        self.written_blocks += 1
+        self.written_bytes += sum(map(len, parts))
+        return None

@@ -1,0 +1,51 @@
+"""What tells blocks apart that have the same tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.hosts.reference.host import ReferenceHost
+from mlxr_tests.kv_blocks import chain, digests, make_tiers, other
+from mlxr_tests.specs import compiled, random_weights, small_spec
+
+
+def identity(host: str = "cpu", weights: str = "w", **changes: Any) -> BlockIdentity:
+    artifact = compiled(small_spec(**changes))
+    return BlockIdentity.of(artifact, weights, host, Arena(artifact.plan.arena))
+
+
+def test_each_cause_of_other_bytes_makes_another_identity() -> None:
+    identities = [
+        identity(),
+        identity(host="sim"),
+        identity(weights="v"),
+        identity(cache__dtype="f16"),
+        identity(cache__layout="layer"),
+        identity(cache__block_size=8),
+        identity(model__context=48),
+    ]
+    assert len({one.folder_name for one in identities}) == len(identities)
+    assert identity() == identity() and identity().folder_name == identities[0].folder_name
+
+
+def test_blocks_of_an_arena_come_back_through_tiers() -> None:
+    artifact = compiled(small_spec())
+    host = ReferenceHost(artifact, random_weights(artifact.plan), Arena(artifact.plan.arena))
+    own = BlockIdentity.of(artifact, "w", host.name, host.arena)
+    assert own.block_bytes == host.block_bytes == 2 * own.num_layers * own.block_size * own.num_kv_heads * 160
+    names, data = chain(3, identity=own)
+    host.write_blocks([4, 2, 7], data)
+    tiers = make_tiers(None, memory_blocks=3, identity=own)
+    tiers.put(names, host.read_blocks([4, 2, 7]))
+    host.write_blocks([9, 8, 3], tiers.fetch(digests(names)).result())
+    assert np.array_equal(host.read_blocks([9, 8, 3]), data)
+    tiers.close()
+
+
+@pytest.mark.parametrize("model", ["../../etc", "", "Größe/å:b", "x" * 300, "a b"])
+def test_names_of_folders_are_names(model: str) -> None:
+    folder = other(model=model).folder_name
+    assert folder.isascii() and "/" not in folder and not folder.startswith(".") and len(folder) <= 80
