@@ -16,6 +16,8 @@
         ArenaFullError        no free block is left
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
         PromptTooLongError    a prompt that leaves no token of the context for the answer
+        QueueFullError        too many requests wait already
+      EngineError             an engine that was closed, or that can no longer run
 
 The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.
 """
@@ -83,3 +85,11 @@ class RequestError(MlxrError):
 
 class PromptTooLongError(RequestError):
     """A prompt that leaves no token of the context for the answer."""
+
+
+class QueueFullError(RequestError):
+    """A request that is refused because too many wait already; it may succeed later."""
+
+
+class EngineError(MlxrError):
+    """An engine that was closed, or that can no longer run."""

@@ -221,9 +221,9 @@ FAULTS = [
     ),
     # Hosts
     Fault(
-        "pipeline: rows are chosen only where there are fewer of them",
-        "runtime/engine/pipeline.py",
-        "if list(rows) != list(range(len(logits))):",
+        "samples: rows are chosen only where there are fewer of them",
+        "runtime/engine/samples.py",
+        "if list(indices) != list(range(len(logits))):",
         "if len(rows) < 2:",
         (
             "tests/runtime/engine/test_pipeline.py",

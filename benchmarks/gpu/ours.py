@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -19,8 +20,11 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
+from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.make_requests import TERMS, RequestMaker
+from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.select import array_host
@@ -65,6 +69,8 @@ class Loaded:
         self.arena = FilledArena(self.plan.arena)
         self.pager = Pager.from_geometry(self.plan.arena)
         self.host = array_host(host)(artifact, weights, self.arena)
+        self._core = EngineCore(self.host, self.pager)
+        self._maker = RequestMaker(self.plan, self.plan.arena, None, ("random weights",))
 
     def hold(self, batch: int, tokens: int) -> list[int]:
         """Makes sequences of so many tokens, whose keys and values are the arena's random numbers."""
@@ -94,21 +100,24 @@ class Loaded:
             logits = self.step([seq_id], start, [tokens[start : start + step]])
         return logits
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], steps: int, kept: PrefixCacheEntry | None = None
-    ) -> Generation:
+    def generate(self, prompts: Sequence[Sequence[int]], steps: int) -> Generation:
         """Starts generating, greedily, `steps` tokens for each prompt."""
-        return Generation(
-            self.host,
-            self.pager,
-            None,
-            prompts,
-            max_tokens=steps,
-            sampling=Sampling(),
-            num_samples=1,
-            ignore_eos=True,
-            kept=kept,
-        )
+        events: deque[Event | BaseException] = deque()
+        return Generation(self._core, self._requests(prompts, steps, events.append), events)
+
+    def pretend_cached(self, prompt: Sequence[int]) -> None:
+        """Makes the arena's random numbers the keys and values of a prompt, as the prefix cache knows it."""
+        (request,) = self._requests([prompt], 1, list)
+        (seq_id,) = self.hold(1, len(prompt))
+        self.pager.free(seq_id, prompt, request.hashes, len(prompt))
+
+    def _requests(self, prompts: Sequence[Sequence[int]], steps: int, listener: Listener) -> list[Request]:
+        sampling = Sampling(max_tokens=steps)
+        return [
+            request
+            for number, prompt in enumerate(prompts)
+            for request in self._maker.make(number, prompt, sampling, listener, self._core.clock(), TERMS)
+        ]
 
 
 class Ours:
@@ -131,19 +140,8 @@ class Ours:
         artifact = compiled(document)
         with mock.patch.dict(os.environ, setting):
             self._loaded = Loaded(artifact, host, weights.as_read_by(host, artifact.plan.weights))
-        self._kept = self._held(row.tokens) if row.kind == "decode" and row.batch == 1 else None
         self._generation: Generation | None = None
         self._left = 0
-
-    def _held(self, tokens: int) -> PrefixCacheEntry:
-        """A prefix cache entry whose keys and values are the arena's random ones."""
-        self._prompt = random_tokens(tokens + 1, self._loaded.plan.vocab_size)
-        kept = PrefixCacheEntry(self._loaded.pager)
-        seq_id, _ = kept.begin(self._prompt)
-        self._loaded.pager.append_all([(seq_id, tokens)])
-        self._loaded.pager.take_copies()
-        kept.end(self._prompt[:-1])
-        return kept
 
     @property
     def planned_bytes(self) -> int:
@@ -170,13 +168,10 @@ class Ours:
     def _restart(self) -> None:
         self.close()
         batch, vocab = self._row.batch, self._loaded.plan.vocab_size
-        if self._kept is not None:
-            prompts = [self._prompt]
-        else:
-            prompts = [random_tokens(self._row.tokens, vocab, seed) for seed in range(batch)]
-        # Prompts of a batch are read one after the other, while those that have been read decode: room for both.
-        lead = -(-batch * self._row.tokens // self._loaded.plan.max_tokens) if self._kept is None else 0
-        self._generation = self._loaded.generate(prompts, GROWTH + lead, self._kept)
+        prompts = [random_tokens(self._row.tokens + 1, vocab, seed) for seed in range(batch)]
+        for prompt in prompts:
+            self._loaded.pretend_cached(prompt[:-1])
+        self._generation = self._loaded.generate(prompts, GROWTH + 1)
         started: set[int] = set()
         for event in self._generation:
             started.add(event.index)
@@ -195,13 +190,9 @@ class Ours:
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits after the last of a few tokens, read into an empty sequence: [vocab]."""
         self.close()
-        if self._kept is not None:
-            self._kept.clear()
         ids = self._loaded.hold(1, 0)
         logits = self._loaded.read_prompt(ids[0], tokens)[0]
         self._loaded.release(ids)
-        if self._kept is not None:
-            self._kept = self._held(self._row.tokens)
         return logits
 
     def close(self) -> None:

@@ -169,6 +169,11 @@ class Pager:
         """
         return self._prefixes.find(tokens, hashes, whole_blocks)
 
+    def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
+        """How many of the free blocks a new sequence with this prefix takes until it has so many tokens."""
+        idle = sum(not self._pool.references[block_id] for block_id in prefix.blocks)
+        return idle - (-length // self.block_size) - prefix.num_tokens // self.block_size
+
     def can_add_sequence(self) -> bool:
         """Whether `add_sequence` would succeed."""
         return len(self._sequences) < self.max_sequences

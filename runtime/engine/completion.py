@@ -1,26 +1,44 @@
-"""What a generation yields: an event for each token, and the completions that they add up to."""
+"""What a request yields: an event for each token, and the completion that they add up to."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "context"]
+FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
+"""Why an answer ended: `stop` at an end-of-sequence token or a stop string, `length` at max_tokens, `context` where the
+context was full before that, `cancelled` by its caller, `deadline` where its time was over."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """One generated token.
+class TokenLogprob(NamedTuple):
+    """How probable the model thought a token: natural logarithms, of the distribution before any sampling option.
 
     Attributes:
-        index: which answer: prompt number x num_samples + sample number.
-        text: the text that this token completes, as it continues the prompt; may be empty.
-        finish_reason: `stop` at an end-of-sequence token, `length` at max_tokens, `context` where the context was full
-            before that; None while the answer continues.
+        token_id: the token.
+        logprob: its log probability.
+        top: ids and log probabilities of the most probable tokens, the first ones first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Event:
+    """One generated token, or the end of an answer.
+
+    Attributes:
+        index: which answer: prompt number x n + sample number.
+        token_id: the token; None for an answer that ends without one (`cancelled`, `deadline`).
+        text: the text that becomes certain with it, as it continues the prompt; may be empty.
+        finish_reason: why the answer ends with this event; None while it continues.
+        logprob: the token's log probability and those of the most probable tokens, if the request asks for them.
     """
 
     index: int
-    token_id: int
+    token_id: int | None
     text: str
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | None = None
+    logprob: TokenLogprob | None = None
 
 
 @dataclass
@@ -29,7 +47,12 @@ class Completion:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: how many of them a prefix cache entry had in the arena, so that they were not computed again.
+        cached_tokens: how many of them the prefix cache had, so that they were not computed again.
+        token_ids: tokens of the answer.
+        text: the text of the answer.
+        finish_reason: why it ended; None while it continues.
+        logprobs: for each token of the answer, if the request asks for them.
+        prompt_logprobs: for each token of the prompt but the first, if the request asks for them.
     """
 
     prompt_tokens: int
@@ -37,3 +60,5 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

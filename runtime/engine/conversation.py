@@ -1,4 +1,7 @@
-"""A conversation: messages, the model's chat template, and a prefix cache entry that grows with them."""
+"""A conversation: messages, the model's chat template, and answers.
+
+Each prompt begins with the messages before it, whose K and V the prefix cache still has, unless others needed the room.
+"""
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
@@ -14,7 +17,7 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate, Message
 
 
 class Conversation:
-    """Messages to a model and its answers. Owns a sequence of the model's arena until `close`, not the template.
+    """Messages to a model and its answers. It does not own the template.
 
     The end of a `with` block closes it.
 
@@ -35,7 +38,6 @@ class Conversation:
         expect("template", template, ChatTemplate, "a ChatTemplate, as model.chat_template() gives it")
         expect("system", system, (str, type(None)), "text")
         self._model, self._template = model, template
-        self._prefix = model.keep()
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._opening)
         self.completion: Completion | None = None
@@ -67,7 +69,7 @@ class Conversation:
                 f"the conversation has {len(ids)} tokens with this message", context, "drop old turns, write less"
             )
         most = context if max_tokens is None else max_tokens
-        generation = self._model.start([ids], max_tokens=most, sampling=sampling, kept=self._prefix)
+        generation = self._model.start([ids], max_tokens=most, sampling=sampling)
         self._running, self.completion = generation, generation.completions[0]
         failed = False
         try:
@@ -136,11 +138,10 @@ class Conversation:
         self.messages = list(self._opening)
 
     def close(self) -> None:
-        """Frees the blocks of the arena; an answer that is being generated ends, and is not remembered."""
+        """Ends an answer that is being generated; it is not remembered."""
         if self._running is not None:
             self._running.close()
             self._running = None
-        self._prefix.clear()
 
     def __enter__(self) -> "Conversation":
         """Itself; leaving closes it."""

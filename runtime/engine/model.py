@@ -1,7 +1,9 @@
 """A loaded model: an artifact with weights, tokenizer, arena, pager and host, ready to generate."""
 
 import operator
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
@@ -10,14 +12,16 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, file_keys
 from mlxr.compiler.errors import RequestError, TokenizerError
-from mlxr.runtime.argument_types import PATH, described, expect
+from mlxr.runtime.argument_types import PATH, described, expect, whole_number
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.choose_arena import choose_arena
-from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.generation import Generation
-from mlxr.runtime.engine.pipeline import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
+from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
@@ -37,11 +41,12 @@ Prompt = str | Sequence[int]
 
 
 class Model:
-    """A model that generates text. Owns its arena and pager. Several threads must not use it at once.
+    """A model that generates text. Owns its arena and pager.
 
-    The end of a `with` block closes it.
+    Several threads must not use it at once; `mlxr.Engine` is for that. The end of a `with` block closes it.
 
     Attributes:
+        core: the loop that runs the steps of all generations.
         types: the element types of activations and cache on its host, each with its reason.
     """
 
@@ -101,6 +106,10 @@ class Model:
         self._notes = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
+        self.core = EngineCore(self.host, self.pager)
+        self._maker = RequestMaker(
+            plan, chosen.geometry, self.tokenizer, (artifact.spec.name, str(chosen.geometry.dtype))
+        )
 
     def _find_tokenizer(
         self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None
@@ -156,27 +165,22 @@ class Model:
         self,
         prompts: Sequence[Prompt],
         *,
-        max_tokens: int = 128,
+        max_tokens: int | None = None,
         sampling: Sampling | None = None,
-        num_samples: int = 1,
         ignore_eos: bool = False,
-        kept: PrefixCacheEntry | None = None,
     ) -> Generation:
-        """Starts generating for several prompts at once; iterate over the result for the tokens.
+        """Starts generating for any number of prompts; iterate over the result for the tokens.
 
         Args:
             prompts: texts or token ids.
-            max_tokens: most tokens to generate for each answer.
-            sampling: how tokens are chosen; None: greedily.
-            num_samples: answers to each prompt; they share its blocks of the arena.
-            ignore_eos: continue after an end-of-sequence token.
-            kept: an entry that `keep` returned, for a single prompt. The first tokens of the prompt are not computed
-                again as far as the entry has them.
+            max_tokens: most tokens of each answer; None: what `sampling` says.
+            sampling: how tokens are chosen and when answers end; None: greedily.
+            ignore_eos: continue after an end-of-sequence token, as `sampling.ignore_eos` does.
 
         Raises:
             TypeError: an argument of a wrong type.
             PromptTooLongError: a prompt that leaves no token of the context for the answer.
-            RequestError: too many sequences, or a bad option.
+            RequestError: no prompt, or a bad option.
         """
         self._check_open()
         if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
@@ -184,27 +188,41 @@ class Model:
                 f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one"
             )
         expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
-        prompts = list(prompts)
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
-        generation = Generation(
-            self.host,
-            self.pager,
-            self.tokenizer,
-            [self.encode(prompt) for prompt in prompts],
-            max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
-            num_samples=num_samples,
-            ignore_eos=ignore_eos,
-            kept=kept,
-        )
+        sampling = sampling or Sampling()
+        if max_tokens is not None:
+            sampling = replace(sampling, max_tokens=whole_number("max_tokens", max_tokens))
+        if ignore_eos:
+            sampling = replace(sampling, ignore_eos=True)
+        events: deque[Event | BaseException] = deque()
+        requests = self.make_requests(list(prompts), sampling, events.append)
+        generation = Generation(self.core, requests, events)
         self._running.add(generation)
         return generation
 
-    def keep(self) -> PrefixCacheEntry:
-        """A prefix cache entry for `start`: for prompts that continue the previous prompt and its answer."""
-        return PrefixCacheEntry(self.pager)
+    def make_requests(
+        self, prompts: Sequence[Prompt], sampling: Sampling, listener: Listener, terms: Terms = TERMS
+    ) -> list[Request]:
+        """Requests for the core; all that can be refused is refused here. Any thread may call it.
+
+        Args:
+            prompts: texts or token ids.
+            sampling: how tokens are chosen and when answers end.
+            listener: is told of events and errors.
+            terms: priority, deadline and the like.
+
+        Raises:
+            TypeError: a prompt of a wrong type.
+            PromptTooLongError: a prompt that leaves no token of the context for the answer.
+            RequestError: no prompt, or a bad option.
+        """
+        if not prompts:
+            raise RequestError("no prompt was given; give at least one")
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
+        ids = [self.encode(prompt) for prompt in prompts]
+        now, make = self.core.clock(), self._maker.make
+        return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms)]
 
     def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
         """The model's chat template.
@@ -219,11 +237,13 @@ class Model:
         """
         return load_chat_template(self._template_places, self.require_tokenizer(), file)
 
-    def stream(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Generation:
+    def stream(self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None) -> Generation:
         """The answer to one prompt; iterate over it for the tokens. See `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling)
 
-    def generate(self, prompt: Prompt, *, max_tokens: int = 128, sampling: Sampling | None = None) -> Completion:
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None
+    ) -> Completion:
         """The whole answer to one prompt; see `start`."""
         return self.start([prompt], max_tokens=max_tokens, sampling=sampling).finish()[0]
 
@@ -263,8 +283,9 @@ class Model:
         self._closed = True
         for generation in list(self._running):
             generation.end_with_model()
+        self.core.close()
         self.host.close()
-        del self.host, self.arena
+        del self.host, self.arena, self.core
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,8 +11,9 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import Plan, Program
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import Samples, launch_step
-from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host, Progress
 
@@ -94,7 +95,7 @@ def _decode(host: Host, pager: Pager, sequences: int, context: int) -> None:
         pager.append_all([(seq_id, context) for seq_id in ids])
         samples = _sample(host, pager, [BatchRequest(seq_id, [0], context) for seq_id in ids], _SAMPLINGS)
         after = [BatchRequest(seq_id, [0], context + 1) for seq_id in ids]
-        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens(range(len(ids))))
+        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens)
     finally:
         for seq_id in ids:
             pager.free(seq_id)
@@ -111,6 +112,6 @@ def _sample(
     logits = launch_step(host, pager, requests, tokens)
     rows = [row for row, request in enumerate(r for r in requests if r.rows == "last")]
     for sampling in samplings:
-        samples = Samples(host, logits, rows, [Sampler(sampling)] * len(rows))
-        host.read(host.copy_to_read(samples.tokens(range(len(rows)))) if rows else host.arena.token | 0)
+        samples = Samples(host, logits, rows, [Row(Sampler(sampling), 0)] * len(rows))
+        host.read(host.copy_to_read(samples.tokens) if rows else host.arena.token | 0)
     return samples

@@ -20,12 +20,14 @@ from mlxr.compiler.errors import (
     BudgetError,
     ChatTemplateError,
     ContextError,
+    EngineError,
     GraphError,
     HostError,
     KernelFault,
     MlxrError,
     PlanError,
     PromptTooLongError,
+    QueueFullError,
     RequestError,
     SpecError,
     TokenizerError,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.engine import Engine
     from mlxr.model_source import load
     from mlxr.runtime.engine.completion import Completion, Event
     from mlxr.runtime.engine.conversation import Conversation
@@ -59,6 +62,8 @@ __all__ = [
     "Completion",
     "ContextError",
     "Conversation",
+    "Engine",
+    "EngineError",
     "Event",
     "Generation",
     "GraphError",
@@ -69,6 +74,7 @@ __all__ = [
     "ModelSpec",
     "PlanError",
     "PromptTooLongError",
+    "QueueFullError",
     "RequestError",
     "Sampling",
     "SpecError",
@@ -86,6 +92,7 @@ _HOMES = {
     "ModelSpec": "mlxr.compiler.spec.model",
     "Completion": "mlxr.runtime.engine.completion",
     "Conversation": "mlxr.runtime.engine.conversation",
+    "Engine": "mlxr.engine",
     "Event": "mlxr.runtime.engine.completion",
     "Generation": "mlxr.runtime.engine.generation",
     "Model": "mlxr.runtime.engine.model",

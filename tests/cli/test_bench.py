@@ -180,7 +180,9 @@ def test_prompts_of_unseen_lengths(capsys: pytest.CaptureFixture[str], monkeypat
     assert shown["prompt_tokens"] is None
     assert len(lengths) == len(set(lengths)) == 6 and all(9 <= length <= 20 for length in lengths)
     warm_up, *_ = seen
-    assert warm_up not in lengths and seen == [warm_up, warm_up, *lengths, 1, 1, 1]
+    assert warm_up not in lengths and seen == [warm_up, warm_up, *lengths, 1, 1, 1, 1], (
+        "each first fills the prefix cache"
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -148,5 +148,5 @@ def test_a_generate_call_launches_every_kernel_of_the_bundled_artifact() -> None
         expected[label] = layers
     labels = {kernel.name: kernel.label for kernel in artifact.plan.first.kernels}
     assert {labels[name]: count for name, count in model.host.launches.items()} == expected
-    # One prompt asks for one row of logits; several rows are those of several sequences.
-    assert set(labels.values()) - {"logits_rows"} == set(expected)
+    # One prompt asks for one row of logits, and shares no block; several rows are those of several sequences.
+    assert set(labels.values()) - {"logits_rows", "copy_blocks"} == set(expected)

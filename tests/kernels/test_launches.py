@@ -9,6 +9,7 @@ import pytest
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.model_source import load
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.hosts.sim.host import SimHost
 from mlxr_tests.specs import compiled, random_weights, small_spec
 
@@ -41,13 +42,14 @@ def by_label(model):
 
 
 def test_every_kernel_is_launched_as_often_as_planned(model):
-    generation = model.start([list(range(9))], max_tokens=12, num_samples=2)
+    generation = model.start([list(range(11))], max_tokens=12, sampling=Sampling(n=2))
     answers = generation.finish()
     assert [len(a.token_ids) for a in answers] == [12, 12]
     assert set(model.host.launches) == {k.name for k in model.artifact.plan.first.kernels}
 
-    # The prompt: a chunk of 8, then one token alone; then 11 steps of both samples, at contexts of 10 to 20.
-    prefills, alone, both, long = 1, 1, 11, 4
+    # The prompt: chunks of 8 and 3. The second sample then reads the prompt's last token, beside the first one's next:
+    # 11 steps of both samples, at contexts of 12 to 22, and one of the second sample alone, at 22.
+    prefills, alone, both, long = 2, 1, 11, 7
     per_layer = {
         "qkv": alone,
         "qkv_rows": prefills + both,
@@ -64,25 +66,25 @@ def test_every_kernel_is_launched_as_often_as_planned(model):
         "down_rows": prefills + both,
     }
     expected = Counter({label: LAYERS * count for label, count in per_layer.items()})
-    expected |= {"embed": prefills + alone + both, "logits": alone, "logits_rows": both, "copy_blocks": 1}
+    expected |= {"embed": prefills + alone + both, "logits": 1 + alone, "logits_rows": both, "copy_blocks": 1}
     assert by_label(model) == expected
 
 
 def test_arena_token_counts_every_access(model):
     """Each access adds one to the token that it was given, so the sum proves one unbroken chain."""
-    model.start([list(range(9))], max_tokens=12, num_samples=2).finish()
+    model.start([list(range(11))], max_tokens=12, sampling=Sampling(n=2)).finish()
     launches = by_label(model)
     accesses = sum(
         launches[label] for label in ("rope_cache_write", "attend_prefill", "attend", "attend_partition", "copy_blocks")
     )
     assert np.array(model.arena.token).tolist() == [accesses] * 8
-    assert accesses == LAYERS * (2 * 1 + 12) + 1
+    assert accesses == LAYERS * (2 * 2 + 12) + 1
 
 
 def test_samples_equal_a_generation_alone(model):
     """Greedy samples of forked sequences agree with each other and with one sequence on the reference."""
     prompt = list(range(9))
-    first, second = model.start([prompt], max_tokens=12, num_samples=2).finish()
+    first, second = model.start([prompt], max_tokens=12, sampling=Sampling(n=2)).finish()
     assert first.token_ids == second.token_ids
     assert model.generate(prompt, max_tokens=12).token_ids == first.token_ids
 

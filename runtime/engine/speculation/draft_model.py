@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import launch_step
+from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.speculation.text import Text
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host

@@ -19,7 +19,6 @@ from mlxr.bench.traffic import cache_bytes, weight_bytes
 from mlxr.bench.workload import Workload
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.text.plural import counted
-from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.model import Model
 
 AGREEMENT = 0.05
@@ -121,7 +120,6 @@ def measure(model: Model, work: Workload) -> Measurement:
         rates = [sum(some) / running.first_tokens(some) for some in lengths.together]
     warm_up.repeat(lambda: statistics.median(running.decode(min(_WARM_UP_STEPS, work.decode_tokens))[0]))
     steps, launched = running.decode(work.decode_tokens)
-    running.close()
     plan, target, step = model.artifact.plan, model.types.target, statistics.median(steps)
     read = weight_bytes(model.artifact, target, work.batch)
     cached = cache_bytes(model.arena.geometry, work.batch * (work.start + work.decode_tokens // 2))
@@ -170,7 +168,6 @@ class _Running:
         self._model, self._work = model, work
         self._random = np.random.default_rng(work.seed)
         self._decoding: list[list[int]] = []
-        self._kept: PrefixCacheEntry | None = None
 
     def _prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         vocab = self._model.artifact.plan.vocab_size
@@ -192,7 +189,7 @@ class _Running:
     def decode(self, steps: int) -> tuple[list[float], int]:
         """The seconds of each of so many steps, from the end of the one before, and how many kernels they launched.
 
-        The prompts are the same each time. A single prompt stays in the arena, so that it is read only once.
+        The prompts are the same each time and stay in the prefix cache, so that all of them begin with the same step.
         """
         work, launches = self._work, self._model.host.launches
         # A pipeline launches the next step ahead, at the start and at the end: so one more token must be left to
@@ -200,9 +197,10 @@ class _Running:
         most = 1 + steps + 1 + work.lead(self._model.artifact.plan.max_tokens)
         if not self._decoding:
             self._decoding = self._prompts([work.start] * work.batch)
-            self._kept = self._model.keep() if work.batch == 1 else None
+            for prompt in self._decoding:
+                self._model.start([prompt], max_tokens=1).finish()
         waiting = set(range(work.batch))
-        generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True, kept=self._kept)
+        generation = self._model.start(self._decoding, max_tokens=most, ignore_eos=True)
         events = iter(generation)
         while waiting:
             waiting.discard(next(events).index)
@@ -216,8 +214,3 @@ class _Running:
         launched = sum(launches.values()) - launched
         generation.close()
         return seconds, launched
-
-    def close(self) -> None:
-        """Frees what stayed in the arena."""
-        if self._kept is not None:
-            self._kept.clear()

@@ -13,8 +13,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import Samples, launch_step
-from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 
@@ -100,7 +101,7 @@ class Sequences:
         start = time.perf_counter()
         samples = self._sample(self._tokens(self._count))
         for step in range(steps):
-            ids = samples.tokens(range(self._count))
+            ids = samples.tokens
             following = self._sample([0] * self._count, ids) if step + 1 < steps else None
             samples.read()
             now = time.perf_counter()
@@ -113,7 +114,7 @@ class Sequences:
     def _sample(self, tokens: list[int], ids: mx.array | None = None) -> Samples:
         """Launches a step and the choice of its most probable tokens."""
         logits = launch_step(self._host, self._pager, self._grow(tokens), ids)
-        return Samples(self._host, logits, range(self._count), [Sampler(Sampling())] * self._count)
+        return Samples(self._host, logits, range(self._count), [Row(Sampler(Sampling()), 0)] * self._count)
 
     def _grow(self, tokens: list[int]) -> list[BatchRequest]:
         """Makes room for one more token in each sequence."""

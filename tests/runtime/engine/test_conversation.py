@@ -9,10 +9,11 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ChatTemplateError, HostError, PromptTooLongError, RequestError
-from mlxr.runtime.cache.prefix_cache_entry import PrefixCacheEntry
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.conversation import Conversation
+from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.request import Request
 from mlxr_tests.storyteller import BF16, Q8_0, storyteller_spec
 
 TEMPLATE = """\
@@ -39,50 +40,54 @@ def nothing_is_kept(model: Model) -> Iterator[None]:
 
 
 def ids(count: int, start: int = 300) -> list[int]:
-    return [1, *range(start, start + count - 1)]
+    return list(range(start, start + count))
 
 
-def answer(model: Model, prompt: list[int], kept: PrefixCacheEntry | None = None) -> Completion:
-    return model.start([prompt], max_tokens=5, ignore_eos=True, kept=kept).finish()[0]
+def answer(model: Model, prompt: list[int]) -> Completion:
+    return model.start([prompt], max_tokens=5, ignore_eos=True).finish()[0]
 
 
 def test_what_a_prompt_begins_with_is_not_read_again(model: Model) -> None:
-    first = ids(20)
+    first = ids(20, 400)
     longer = [*first, *answer(model, first).token_ids, 700, 701]
     other = [*first[:13], 900, 901, 902]
-    alone = [answer(model, prompt).token_ids for prompt in (first, longer, other)]
-    kept = model.keep()
-    for prompt, expected, cached in zip((first, longer, other), alone, (0, 24, 13), strict=True):
-        again = answer(model, prompt, kept)
-        assert (again.token_ids, again.cached_tokens) == (expected, cached)
-        assert kept.tokens == [*prompt, *again.token_ids[:-1]], "the last token of an answer is not in the arena"
+    for prompt, cached in ((longer, 24), (other, 13)):
+        again = answer(model, prompt)
+        assert again.cached_tokens == cached, "the last token of an answer is not in the arena"
         model.pager.check_integrity()
-    kept.clear()
+        answer(model, ids(100, 2000))  # in a contiguous arena the prompt is forgotten now
+        sampling, terms = mlxr.Sampling(max_tokens=5, ignore_eos=True), Terms(salt=str(cached))
+        with_salt = model.make_requests([prompt], sampling, lambda news: None, terms)
+        run(model, with_salt)
+        assert with_salt[0].completion.cached_tokens == 0
+        assert with_salt[0].completion.token_ids == again.token_ids
+        answer(model, first)
+
+
+def run(model: Model, requests: list[Request]) -> None:
+    for request in requests:
+        model.core.add(request)
+    while model.core.step():
+        pass
 
 
 def test_the_same_prompt_again_reads_its_last_token(model: Model) -> None:
-    kept = model.keep()
-    answers = [model.start([ids(9)], max_tokens=3, ignore_eos=True, kept=kept).finish()[0] for _ in range(2)]
+    answers = [model.start([ids(9, 500)], max_tokens=3, ignore_eos=True).finish()[0] for _ in range(2)]
     assert [answer.cached_tokens for answer in answers] == [0, 8]
     assert answers[0].token_ids == answers[1].token_ids
-    kept.clear()
 
 
 def test_an_answer_that_is_broken_off_is_kept_as_far_as_it_came(model: Model) -> None:
-    kept = model.keep()
-    generation = model.start([ids(20)], max_tokens=30, ignore_eos=True, kept=kept)
+    generation = model.start([ids(20, 600)], max_tokens=30, ignore_eos=True)
     tokens = [next(iter(generation)).token_id for _ in range(4)]
-    with pytest.raises(RequestError, match="serves one answer of its own model at a time"):
-        model.start([ids(5)], kept=kept)
     generation.close()
-    assert kept.tokens == [*ids(20), *tokens[:3]]
     model.pager.check_integrity()
-    kept.clear()
+    again = answer(model, [*ids(20, 600), *(token for token in tokens if token is not None), 5])
+    assert again.cached_tokens == 23
 
 
 def test_a_step_that_fails_keeps_what_came_before(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = model.keep()
-    generation = model.start([ids(40)], max_tokens=5, kept=kept)
+    generation = model.start([ids(40, 800)], max_tokens=5)
     steps = []
     step = model.host.step
 
@@ -95,19 +100,9 @@ def test_a_step_that_fails_keeps_what_came_before(model: Model, monkeypatch: pyt
     monkeypatch.setattr(model.host, "step", fail)
     with pytest.raises(HostError, match="the step failed"):
         generation.finish()
-    assert kept.tokens == ids(40)[:16]
     monkeypatch.undo()
-    again = model.start([ids(40)], max_tokens=2, ignore_eos=True, kept=kept).finish()[0]
+    again = model.start([ids(40, 800)], max_tokens=2, ignore_eos=True).finish()[0]
     assert again.cached_tokens == 16
-    kept.clear()
-    assert again.token_ids == model.start([ids(40)], max_tokens=2, ignore_eos=True).finish()[0].token_ids
-
-
-def test_a_prefix_cache_entry_serves_one_prompt(model: Model) -> None:
-    kept = model.keep()
-    for prompts, samples in (([ids(3), ids(4)], 1), ([ids(3)], 2)):
-        with pytest.raises(RequestError, match="serves one answer"):
-            model.start(prompts, num_samples=samples, kept=kept)
 
 
 def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: Path) -> None:
@@ -152,11 +147,6 @@ def test_leaving_a_conversation_frees_its_sequence_at_once(model: Model, tmp_pat
             assert model.pager.num_sequences == 0
             assert list(pieces) == []
             assert talk.messages == [], "an answer that was cut off by the end of the conversation is not remembered"
-            talk = Conversation(model, template)
-            next(talk.ask("Who is it?"))
-            assert model.pager.num_sequences == 1
-            del talk
-            assert model.pager.num_sequences == 0
     finally:
         gc.enable()
 

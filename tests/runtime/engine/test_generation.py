@@ -53,7 +53,7 @@ def test_sequences_do_not_disturb_each_other(small: Model) -> None:
 
 def test_a_prompt_longer_than_a_step_is_cut_into_chunks(small: Model) -> None:
     small.host.launches.clear()
-    prompt = ids(40)
+    prompt = ids(40, 1200)
     answer = small.start([prompt], max_tokens=1, ignore_eos=True).finish()[0]
     assert launches(small, "embed") == 3, "40 tokens are three steps of at most 16"
     assert answer.token_ids == [int(np.argmax(small.logits(prompt)[-1]))]
@@ -61,17 +61,19 @@ def test_a_prompt_longer_than_a_step_is_cut_into_chunks(small: Model) -> None:
 
 def test_samples_share_the_prompt_and_differ(small: Model) -> None:
     small.host.launches.clear()
-    sampling = mlxr.Sampling(temperature=1.5, seed=5)
-    answers = small.start([ids(20)], max_tokens=8, num_samples=3, sampling=sampling, ignore_eos=True).finish()
+    sampling = mlxr.Sampling(temperature=1.5, seed=5, n=3)
+    answers = small.start([ids(20, 1300)], max_tokens=8, sampling=sampling, ignore_eos=True).finish()
     assert len({tuple(a.token_ids) for a in answers}) == 3
-    assert launches(small, "copy_blocks") == 1, "the shared, half-filled block is copied before the first write"
-    first = small.start([ids(20)], max_tokens=8, sampling=sampling, ignore_eos=True).finish()[0]
+    assert [a.cached_tokens for a in answers[1:]] == [19, 19], "the others wait for the first and read one token"
+    assert launches(small, "copy_blocks"), "the shared, half-filled block is copied before the first write"
+    sampling = mlxr.Sampling(temperature=1.5, seed=5)
+    first = small.start([ids(20, 1300)], max_tokens=8, sampling=sampling, ignore_eos=True).finish()[0]
     assert first.token_ids == answers[0].token_ids
 
 
 def test_greedy_samples_are_equal(small: Model) -> None:
     """Forked sequences read the same cache: a wrong copy would make them drift apart."""
-    answers = small.start([ids(21)], max_tokens=12, num_samples=3, ignore_eos=True).finish()
+    answers = small.start([ids(21)], max_tokens=12, sampling=mlxr.Sampling(n=3), ignore_eos=True).finish()
     alone = small.start([ids(21)], max_tokens=12, ignore_eos=True).finish()[0]
     assert [a.token_ids for a in answers] == [alone.token_ids] * 3
 
@@ -197,15 +199,37 @@ def test_a_step_that_fails_leaks_nothing(small: Model, monkeypatch: pytest.Monke
     monkeypatch.setattr(small.host, "step", fail)
     for _ in range(5):
         with pytest.raises(HostError, match="the step failed"):
-            small.start([ids(5)], max_tokens=4, num_samples=3).finish()
+            small.start([ids(5)], max_tokens=4, sampling=mlxr.Sampling(n=3)).finish()
 
 
-def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -> None:
-    with pytest.raises(ArenaFullError, match="block"):
-        # They come to 48 tokens, three blocks, each: all nine are taken, and every sequence wants a fourth.
-        small.start([ids(33), ids(33, 900), ids(33, 1500)], max_tokens=30, ignore_eos=True).finish()
-    # And the next request is served.
-    assert len(small.start([ids(50)], max_tokens=2, ignore_eos=True).finish()[0].token_ids) == 2
+def test_requests_that_need_more_blocks_than_there_are_take_turns(small: Model) -> None:
+    """They begin with two blocks each, and want four: twelve of nine."""
+    prompts, before = [ids(20, 350), ids(20, 950), ids(20, 1550)], small.core.stats().preemptions
+    together = small.start(prompts, max_tokens=44, ignore_eos=True).finish()
+    assert small.core.stats().preemptions > before
+    alone = [small.start([prompt], max_tokens=44, ignore_eos=True).finish()[0] for prompt in prompts]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+
+
+def test_a_request_that_can_get_no_more_blocks_is_an_error_and_no_other(small: Model) -> None:
+    """Somebody else, who uses the pager without the engine, has all blocks but three."""
+    other = small.pager.add_sequence()
+    small.pager.append(other, 33)
+    third = small.pager.add_sequence()
+    small.pager.append(third, 33)
+    try:
+        long, short = (
+            small.start([ids(20, start)], max_tokens=most, ignore_eos=True) for start, most in ((300, 99), (900, 4))
+        )
+        events = []
+        with pytest.raises(ArenaFullError, match="49 tokens of a request need 4 blocks of 16 tokens; 0 of 9 are free"):
+            for event in long:
+                events.append(event)
+        assert len(events) == len(long.completions[0].token_ids) == 29
+        assert len(short.finish()[0].token_ids) == 4
+    finally:
+        small.pager.free(other)
+        small.pager.free(third)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +241,6 @@ def test_a_full_arena_is_an_error_that_says_so_and_keeps_nothing(small: Model) -
         ([[1, 4096]], {}, "token id 4096 is outside the vocabulary of 4096"),
         ([[1, -1]], {}, "token id -1 is outside"),
         ([[1]], {"max_tokens": 0}, "max_tokens is 0"),
-        ([[1]], {"num_samples": 0}, "num_samples is 0"),
-        ([[1]] * 4, {}, "4 sequences .* do not fit: the artifact holds 3, 0 in use"),
-        ([[1], [1]], {"num_samples": 2}, "4 sequences .* do not fit"),
     ],
 )
 def test_bad_requests_are_refused(

@@ -20,8 +20,8 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.model_source import chip_of
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.engine.pipeline import Samples
-from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda import host as cuda_host
@@ -54,7 +54,7 @@ def test_the_cuda_host_gives_the_sim_hosts_tokens(monkeypatch: pytest.MonkeyPatc
     on_cuda = mlxr.load(artifact, TINY, host="auto")
     assert isinstance(on_cuda.host, CudaHost)
     prompts = [[1, 403, 27], [1, *range(300, 309)]]
-    options: dict[str, Any] = {"max_tokens": 6, "num_samples": 2, "sampling": mlxr.Sampling(temperature=0.5, seed=3)}
+    options: dict[str, Any] = {"max_tokens": 6, "sampling": mlxr.Sampling(temperature=0.5, seed=3, n=2)}
     got, expected = (model.start(prompts, **options).finish() for model in (on_cuda, on_sim))
     assert [a.token_ids for a in got] == [a.token_ids for a in expected]
     assert set(on_cuda.host.launches) == set(on_sim.host.launches)
@@ -122,9 +122,11 @@ def test_a_look_at_tokens_leaves_those_of_the_next_step_where_they_are(monkeypat
     monkeypatch.setattr(host, "copy_to_read", lambda tokens: looked.append(tokens | 0) or looked[-1])
     read = host.read
     monkeypatch.setattr(host, "read", lambda result: looked.append(result) or read(result))
-    draws = Samples(host, mx.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1], [Sampler(Sampling(), 0), Sampler(Sampling(), 1)])
-    assert draws.read() == [1, 0]
-    assert looked[1] is looked[0] and not any(one is draws.tokens([0, 1]) for one in looked)
+    draws = Samples(
+        host, mx.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1], [Row(Sampler(Sampling(), i), 0) for i in range(2)]
+    )
+    assert [sampled.token for sampled in draws.read()] == [1, 0]
+    assert looked[1] is looked[0] and not any(one is draws.tokens for one in looked)
 
 
 def with_and_without_traces(

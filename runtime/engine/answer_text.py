@@ -1,0 +1,56 @@
+"""The text of one answer: tokens are decoded as they come, and what may begin a stop string is held back."""
+
+from collections.abc import Sequence
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.stop_strings import StopStrings
+from mlxr.runtime.tokenizer.stream_decoder import StreamDecoder
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+
+_TAIL = 32
+"""Tokens of the prompt that the decoder sees. It remembers at most three bytes, and whether the text has begun."""
+
+
+class AnswerText:
+    """Decodes the tokens of an answer, so that its text continues that of the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], sampling: Sampling) -> None:
+        """Makes the decoder at the first token, when the first step has been launched and need not wait for it.
+
+        Args:
+            tokenizer: None: the answer has no text.
+            prompt: its ids.
+            sampling: has the texts that end the answer.
+        """
+        self._tokenizer, self._prompt = tokenizer, prompt[-_TAIL:]
+        self._stop = StopStrings(sampling.stop, sampling.include_stop) if sampling.stop else None
+        self._num_decodable = tokenizer.vocab_size if tokenizer else 0
+        self._decoder: StreamDecoder | None = None
+
+    def push(self, token: int, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that becomes certain with a token, and whether a stop string ends the answer.
+
+        Args:
+            token: its id.
+            may_stop: whether stop strings count yet.
+        """
+        if token >= self._num_decodable:  # a model's vocabulary may be larger than its tokenizer's
+            return "", False
+        text = (self._decoder or self._begin()).push(token)
+        return (text, False) if self._stop is None or not may_stop else self._stop.push(text)
+
+    def flush(self) -> str:
+        """The text that is left at the end of an answer."""
+        text = self._decoder.flush() if self._decoder else ""
+        if self._stop is None:
+            return text
+        certain, stopped = self._stop.push(text)
+        return certain if stopped else certain + self._stop.flush()
+
+    def _begin(self) -> StreamDecoder:
+        assert self._tokenizer is not None, "only a tokenizer has decodable ids"
+        decoder = self._decoder = self._tokenizer.stream_decoder()
+        for token in self._prompt:
+            if token < self._num_decodable:
+                decoder.push(token)
+        return decoder

@@ -1,0 +1,320 @@
+"""The engine's core: the one loop that runs steps. It owns host, pager and scheduler, and runs in one thread.
+
+A step: the scheduler chooses parts of requests, the host computes them, tokens are sampled, and each request takes its
+token and tells its listener. On hosts that pipeline, the next step is launched before the tokens of this one are read:
+it takes them where they are, on the device. Requests join and leave at each step there too.
+
+What the core promises: a request's failure ends that request; a step's failure ends the requests of that step; in both
+cases the others go on, and the blocks go back. An interruption (Ctrl-C) leaves it ready to go on: requests of the
+interrupted step compute it again.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
+from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.samples import Samples
+from mlxr.runtime.engine.sampling import Row, Sampled
+from mlxr.runtime.engine.scheduler import Part, Scheduler
+from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.hosts.batch import BatchRequest
+from mlxr.runtime.hosts.host import Host
+
+_LONGEST_WAIT = 0.1
+"""Seconds that the thread waits at most when all requests wait for something other than a step."""
+
+
+class _LaunchedStep:
+    """A step that has been launched, and what it will have computed when it ends."""
+
+    __slots__ = ("begin", "decoding", "ends", "parts", "prompt_tokens", "samples", "sequences")
+
+    def __init__(self, parts: list[Part], begin: float) -> None:
+        self.parts, self.begin = parts, begin
+        self.sequences = [part.request.seq_id for part in parts]
+        self.ends = [part.request.computed + part.num_tokens for part in parts]
+        self.decoding = sum(part.num_tokens == 1 for part in parts)
+        self.prompt_tokens = sum(part.num_tokens for part in parts) - self.decoding
+        self.samples: Samples
+
+    @property
+    def sampled(self) -> list[Request]:
+        """The requests whose next token it samples, in the order of `samples`."""
+        return [part.request for part in self.parts if part.samples]
+
+
+class EngineCore:
+    """Requests in, events out, one `step` at a time. Only one thread may use it.
+
+    Attributes:
+        scheduler: the requests.
+        wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
+    """
+
+    def __init__(self, host: Host, pager: Pager, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts without requests.
+
+        Args:
+            host: runs the steps.
+            pager: of the host's arena.
+            clock: seconds, for deadlines and the order of arrival.
+        """
+        self._host, self._pager, self.clock = host, pager, clock
+        self._times = StepTimes()
+        self.scheduler = Scheduler(host.plan, pager, self._times)
+        self.wake = threading.Event()
+        self._stats = CoreStats()
+        self._ahead: _LaunchedStep | None = None
+        self._next_deadline = float("inf")
+        self._last_end = 0.0
+
+    def add(self, request: Request) -> None:
+        """Takes a request."""
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
+        self.scheduler.add(request)
+
+    def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
+        """Ends a request, if it has not ended; its listener gets a last event."""
+        if not request.is_done:
+            self._remove(request)
+            self._tell(request, request.end(reason))
+
+    def drop(self, request: Request) -> None:
+        """Ends a request whose listener has gone: nobody is told."""
+        if not request.is_done:
+            request.completion.finish_reason = "cancelled"
+            self._remove(request)
+
+    def step(self) -> bool:
+        """Runs one step; its events go to the listeners.
+
+        Returns:
+            Whether there was one. If not, there are no requests, or all of them wait for what sets `wake`.
+        """
+        if self.clock() >= self._next_deadline:
+            self._end_overdue()
+        step, self._ahead = self._ahead, None
+        if step is None or all(part.request.is_done for part in step.parts):
+            step = self._launch(self._schedule())
+        if step is None:
+            return False
+        try:
+            if self._host.pipelines:
+                self._ahead = self._launch_ahead(step)
+            self._complete(step)
+        except BaseException:
+            self._forget(step)
+            raise
+        return True
+
+    def wait(self) -> None:
+        """Waits after a step that was none, until another may be one; without requests, until `wake` is set."""
+        has_requests = self.scheduler.running or self.scheduler.waiting
+        self.wake.wait(max(0.0, min(_LONGEST_WAIT, self._next_deadline - self.clock())) if has_requests else None)
+        self.wake.clear()
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends all requests with an error."""
+        self._ahead = None
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._fail(request, error)
+
+    def close(self) -> None:
+        """Drops all requests."""
+        self._ahead = None
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.drop(request)
+
+    def stats(self) -> CoreStats:
+        """The counters, and the state now."""
+        pager, scheduler = self._pager, self.scheduler
+        return replace(
+            self._stats,
+            preemptions=scheduler.preemptions,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=pager.num_blocks,
+            blocks_free=pager.num_free,
+            blocks_cached=pager.num_idle,
+            blocks_shared=pager.num_shared,
+        )
+
+    def _launch(self, parts: list[Part], before: _LaunchedStep | None = None) -> _LaunchedStep | None:
+        """Launches a step and the sampling of its tokens; None if there is nothing to compute or it failed.
+
+        Args:
+            parts: what the scheduler chose.
+            before: the step before, if its tokens have not been read.
+        """
+        if not parts:
+            return None
+        step = _LaunchedStep(parts, time.perf_counter())
+        requests = []
+        for part in parts:
+            request = part.request
+            assert request.seq_id is not None, "only a request with a sequence takes part in a step"
+            start = request.computed
+            tokens = request.tokens[start : start + part.num_tokens]
+            if len(tokens) < part.num_tokens:
+                tokens.append(0)  # it is on the device
+            requests.append(BatchRequest(request.seq_id, tokens, start, part.rows))
+        try:
+            on_device = None if before is None else _with_tokens_of(before, parts, requests)
+            logits = launch_step(self._host, self._pager, requests, on_device)
+            for part, end in zip(parts, step.ends, strict=True):
+                part.request.computed = end
+                part.request.in_flight += part.samples
+            step.samples = Samples(self._host, logits, *_rows(parts, step.ends))
+        except Exception as error:
+            self._fail_step(step, error)
+            return None
+        except BaseException:
+            self._forget(step)
+            raise
+        return step
+
+    def _launch_ahead(self, step: _LaunchedStep) -> _LaunchedStep | None:
+        """Launches the step after one whose tokens have not been read; None where these decide what it is."""
+        if any(part.request.needs_token for part in step.parts):
+            return None
+        return self._launch(self._schedule(), step)
+
+    def _schedule(self) -> list[Part]:
+        parts = self.scheduler.schedule()
+        while self.scheduler.failures:
+            self._fail(*self.scheduler.failures.pop())
+        return parts
+
+    def _complete(self, step: _LaunchedStep) -> None:
+        """Waits for a step and gives its tokens to their requests."""
+        try:
+            samples = step.samples.read()
+        except Exception as error:
+            self._fail_step(step, error)
+            return
+        now = time.perf_counter()
+        self._times.measured(step.decoding, step.prompt_tokens, now - max(step.begin, self._last_end))
+        self._last_end = now
+        stats, size = self._stats, self._pager.block_size
+        stats.steps += 1
+        stats.batch_sequences = len(step.parts)
+        stats.batch_tokens = step.decoding + step.prompt_tokens
+        stats.computed_tokens += stats.batch_tokens
+        stats.generated_tokens += len(samples)
+        tokens = iter(samples)
+        for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
+            request = part.request
+            sampled = next(tokens) if part.samples else None
+            if request.is_done:
+                continue
+            if seq_id is not None and request.seq_id == seq_id:
+                if request.unread or end // size != request.certain // size:
+                    self._pager.commit(seq_id, request.tokens, request.hashes, end)
+                request.certain = end
+                if request.unread:
+                    self.scheduler.has_computed(request)
+            if sampled is not None:
+                request.in_flight -= 1
+                self._accept(request, sampled)
+
+    def _accept(self, request: Request, sampled: Sampled) -> None:
+        if sampled.error is not None:
+            self._fail(request, sampled.error)
+            return
+        logprob = None
+        if sampled.logprob is not None:
+            logprob = TokenLogprob(sampled.token, sampled.logprob, sampled.top)
+        event = request.accept(sampled.token, logprob)
+        if event.finish_reason:
+            self._remove(request)
+        self._tell(request, event)
+
+    def _tell(self, request: Request, news: Event | BaseException) -> None:
+        try:
+            request.listener(news)
+        except Exception:
+            self.drop(request)
+
+    def _remove(self, request: Request) -> None:
+        request.is_done = True
+        self._stats.finished += 1
+        self.scheduler.remove(request)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if not request.is_done:
+            request.completion.finish_reason = "cancelled"
+            self._remove(request)
+            self._tell(request, error)
+
+    def _end_overdue(self) -> None:
+        now, self._next_deadline = self.clock(), float("inf")
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            if request.deadline is None:
+                continue
+            if request.deadline <= now:
+                self.cancel(request, "deadline")
+            else:
+                self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def _fail_step(self, step: _LaunchedStep, error: Exception) -> None:
+        """Ends the requests of a step that failed."""
+        self._stats.failed_steps += 1
+        for part in step.parts:
+            part.request.in_flight = 0
+            self._fail(part.request, error)
+        self._forget(step)
+
+    def _forget(self, step: _LaunchedStep) -> None:
+        """Forgets a step and the one launched after it: their requests compute them again."""
+        ahead, self._ahead = self._ahead, None
+        for part in (*step.parts, *(ahead.parts if ahead else ())):
+            part.request.in_flight = 0
+            if part.request.seq_id is not None:
+                self.scheduler.preempt(part.request, keep=False)
+
+
+def _rows(parts: list[Part], ends: list[int]) -> tuple[list[int], list[Row]]:
+    """Which rows of logits are sampled, and how."""
+    indices: list[int] = []
+    rows: list[Row] = []
+    index = 0
+    for part, end in zip(parts, ends, strict=True):
+        index += part.num_rows
+        if part.samples:
+            request = part.request
+            mask = None if request.constraint is None else request.constraint.mask()
+            indices.append(index - 1)
+            rows.append(Row(request.sampler, end - request.prompt_length, mask))
+    return indices, rows
+
+
+def _with_tokens_of(before: _LaunchedStep, parts: list[Part], requests: list[BatchRequest]) -> mx.array | None:
+    """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are."""
+    index = {request: i for i, request in enumerate(before.sampled)}
+    num_sampled = len(index)
+    known: list[int] = []
+    places: list[int] = []  # in the sampled tokens with the known ones after them
+    for part, request in zip(parts, requests, strict=True):
+        places += range(num_sampled + len(known), num_sampled + len(known) + len(request.tokens))
+        known += request.tokens
+        if part.samples and part.request.in_flight:
+            places[-1] = index[part.request]
+    unread = sum(place < num_sampled for place in places)
+    if not unread:
+        return None
+    tokens = before.samples.tokens
+    if unread < len(places):
+        tokens = mx.concatenate([tokens, mx.array(np.array(known, np.int32))])
+    elif places == list(range(num_sampled)):
+        return tokens
+    return tokens[mx.array(np.array(places, np.int32))]

@@ -1,0 +1,341 @@
+"""The engine: a model that answers many callers at once, from a thread of its own.
+
+The thread loads the model and runs the core's steps; nothing else touches the host. Callers are tasks of asyncio or
+other threads. They put messages into an inbox and get events from queues. If the thread can no longer go on, every
+caller gets an error, and `health` says so: no caller ever waits for an engine that is dead.
+"""
+
+import asyncio
+import queue
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from mlxr.compiler.errors import EngineError, QueueFullError
+from mlxr.runtime.argument_types import described, whole_number
+from mlxr.runtime.engine.completion import Completion, Event
+from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.make_requests import Terms
+from mlxr.runtime.engine.model import Model, Prompt
+from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.sampling.options import Sampling
+
+_T = TypeVar("_T")
+_News = Event | BaseException
+_Queue = queue.SimpleQueue[_News] | asyncio.Queue[_News]
+_MOST_FAILURES = 3
+"""Failures of the loop itself, one after another, after which the engine ends."""
+
+
+class _Call:
+    """One call of a `generate` function: its requests, and the queue that their events go to."""
+
+    def __init__(self, events: _Queue, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.requests: list[Request] = []
+        self.events, self.loop = events, loop
+
+    @property
+    def num_open(self) -> int:
+        """Answers that have not ended."""
+        return sum(request.completion.finish_reason is None for request in self.requests)
+
+
+class Engine:
+    """Answers any number of requests, `max_sequences` of them in each step.
+
+    All methods may be called from any thread. The end of a `with` block closes it.
+    """
+
+    def __init__(self, load: Callable[[], Model], *, max_waiting: int = 1024) -> None:
+        """Loads the model in the engine's thread, and waits for that.
+
+        Args:
+            load: loads it.
+            max_waiting: requests that may wait for a place; more are refused.
+
+        Raises:
+            MlxrError: whatever `load` raises.
+        """
+        self._max_waiting = whole_number("max_waiting", max_waiting)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._outbox: defaultdict[asyncio.AbstractEventLoop, list[tuple[_Queue, _News]]] = defaultdict(list)
+        self._calls: set[_Call] = set()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = self._has_ended = False
+        self._failure: BaseException | None = None
+        loaded: Future[Model] = Future()
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="mlxr-engine", daemon=True)
+        self._thread.start()
+        self._model = loaded.result()
+
+    @property
+    def model(self) -> Model:
+        """The model; its tokenizer, templates and plan may be used from any thread, nothing else."""
+        return self._model
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: Sampling | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+    ) -> AsyncGenerator[Event]:
+        """The events of one prompt's answers, as they come. Leaving the loop, or cancelling the task, cancels them.
+
+        Args:
+            prompt: text or token ids.
+            params: how tokens are chosen and when answers end; None: greedily.
+            priority: requests with a smaller number come first; 1 more is worth 10 seconds of waiting.
+            deadline: seconds from now after which an answer ends with the finish reason `deadline`.
+            adapter: a LoRA adapter; there are none yet, so it must be None.
+            salt: prompts share cached blocks only with prompts of the same salt.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            QueueFullError: too many requests wait.
+            RequestError: the prompt or an option cannot be served.
+            HostError: a step of the request failed.
+            EngineError: the engine was closed, or has failed.
+        """
+        loop = asyncio.get_running_loop()
+        call = _Call(asyncio.Queue(), loop)
+        terms = Terms(priority, deadline, adapter, salt)
+        await asyncio.to_thread(self._submit, call, [prompt], params, terms)
+        try:
+            remaining = len(call.requests)
+            while remaining:
+                event = await call.events.get()  # type: ignore[misc]
+                if isinstance(event, BaseException):
+                    raise event
+                remaining -= event.finish_reason is not None
+                yield event
+        finally:
+            self._leave(call)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: Sampling | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+    ) -> Generator[Event]:
+        """`generate` for threads: an ordinary iterator. Closing it cancels the request."""
+        call = _Call(queue.SimpleQueue())
+        self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
+        return self._events(call)
+
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        params: Sampling | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+    ) -> list[Completion]:
+        """The whole answers to any number of prompts: n for each, in their order.
+
+        Raises:
+            As `generate`; if a request fails, the others are cancelled.
+        """
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+            raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts")
+        call = _Call(queue.SimpleQueue())
+        self._submit(call, list(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
+        for _ in self._events(call):
+            pass
+        return [request.completion for request in call.requests]
+
+    def _events(self, call: _Call) -> Generator[Event]:
+        try:
+            remaining = len(call.requests)
+            while remaining:
+                event = call.events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                assert isinstance(event, Event), "threads have queues of their own kind"
+                remaining -= event.finish_reason is not None
+                yield event
+        finally:
+            self._leave(call)
+
+    def stats(self) -> CoreStats:
+        """What the engine has done so far, and what it holds now."""
+        return self._ask(self._model.core.stats)
+
+    def health(self) -> str | None:
+        """None while the engine answers; else why it does not."""
+        if self._failure is not None:
+            return f"the engine has failed: {self._failure}"
+        if self._closing:
+            return "the engine is closed"
+        return None if self._thread.is_alive() else "the engine's thread has ended"
+
+    def close(self) -> None:
+        """Cancels all requests, ends the thread and frees the model. Callers that wait get an error."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> "Engine":
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine of {self._model!r}: {self.health() or 'running'}>"
+
+    # What callers' threads do.
+
+    def _submit(
+        self, call: _Call, prompts: list[Prompt], params: Sampling | None, terms: Terms, *, bounded: bool = True
+    ) -> None:
+        """Makes a call's requests and sends them to the thread."""
+        self._check()
+        model, params = self._model, params or Sampling()
+        waiting = len(model.core.scheduler.waiting) + len(self._inbox)
+        if bounded and waiting + params.n > self._max_waiting:
+            raise QueueFullError(
+                f"{waiting} requests wait already, and at most {self._max_waiting} may: try again later, or make the "
+                "engine with a larger max_waiting"
+            )
+
+        def listen(news: _News) -> None:
+            self._deliver(call, news)
+
+        call.requests = model.make_requests(prompts, params, listen, terms)
+        self._send(lambda: self._begin(call))
+
+    def _leave(self, call: _Call) -> None:
+        """Cancels what is left of a call."""
+        if call.num_open:
+            with suppress(EngineError):
+                self._send(lambda: self._drop(call))
+
+    def _send(self, message: Callable[[], object]) -> None:
+        with self._lock:  # a message after the last one taken would never be answered
+            if self._has_ended:
+                raise EngineError(f"{self.health()}: make a new one")
+            self._inbox.append(message)
+        self._wake.set()
+
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        """What a function returns that runs in the thread, between steps."""
+        self._check()
+        answer: Future[_T] = Future()
+
+        def reply() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._send(reply)
+        return answer.result()
+
+    def _check(self) -> None:
+        if (reason := self.health()) is not None:
+            raise EngineError(f"{reason}: make a new one")
+
+    # What the engine's thread does.
+
+    def _run(self, load: Callable[[], Model], loaded: "Future[Model]") -> None:
+        try:
+            model = load()
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        model.core.wake = self._wake
+        self._model = model
+        loaded.set_result(model)
+        failures = 0
+        try:
+            while not self._closing:
+                try:
+                    self._turn(model)
+                    failures = 0
+                except Exception as error:
+                    failures += 1
+                    model.core.fail_all(error)
+                    if failures == _MOST_FAILURES:
+                        raise
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._end_all()
+            with suppress(Exception):
+                model.close()
+
+    def _turn(self, model: Model) -> None:
+        """Takes the messages, runs a step, and sends what it gave."""
+        while self._inbox:
+            self._inbox.popleft()()
+        has_run = model.core.step()
+        if self._outbox:
+            self._flush()
+        if not has_run and not self._inbox and not self._closing:
+            model.core.wait()
+
+    def _begin(self, call: _Call) -> None:
+        self._calls.add(call)
+        for request in call.requests:
+            self._model.core.add(request)
+
+    def _drop(self, call: _Call) -> None:
+        """Ends the requests of a call whose caller has gone."""
+        self._calls.discard(call)
+        for request in call.requests:
+            self._model.core.drop(request)
+
+    def _deliver(self, call: _Call, news: _News) -> None:
+        """Puts an event where its caller waits. Tasks get all events of a step at once: waking a loop is slow."""
+        if call.loop is None:
+            call.events.put(news)
+        else:
+            self._outbox[call.loop].append((call.events, news))
+        if isinstance(news, BaseException) or (news.finish_reason and not call.num_open):
+            self._calls.discard(call)
+
+    def _flush(self) -> None:
+        outbox = dict(self._outbox)
+        self._outbox.clear()
+        for loop, news in outbox.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, news)
+            except RuntimeError:  # the loop is closed: its callers have gone
+                for call in [call for call in self._calls if call.loop is loop]:
+                    self._drop(call)
+
+    def _end_all(self) -> None:
+        """Tells every caller that the engine has ended."""
+        failure = self._failure
+        reason = "the engine was closed before the answer ended" if failure is None else f"the engine failed: {failure}"
+        with self._lock:
+            self._has_ended = True
+        while self._inbox:
+            with suppress(Exception):
+                self._inbox.popleft()()
+        for call in list(self._calls):
+            self._deliver(call, EngineError(reason))
+        self._flush()
+
+
+def _put_all(news: list[tuple[Any, _News]]) -> None:
+    """Runs in an event loop."""
+    for events, event in news:
+        events.put_nowait(event)

@@ -1,0 +1,38 @@
+"""Launches a step: its sequences grow, shared blocks are copied, and the host runs it.
+
+On hosts that pipeline, the step and the sampling of its tokens (`Samples`) are lazy MLX graphs. The next step takes the
+sampled tokens where they are, on the device, and is launched before anyone has read them. Nothing else that it needs
+depends on them: positions, slots, context lengths, and the random numbers that choose tokens are known.
+
+To give up a launched step (its request has ended, or lost its blocks), it is enough to free or truncate the
+sequence. The step still runs and writes its slot, whose block may have a new owner by then. That is harmless. One
+thread launches all steps and copies, and each one binds the arena token that the one before it made. So the late write
+happens before everything that the new owner launches, and an owner writes a slot before it reads it.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.host import Host, Logits
+
+
+def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], tokens: mx.array | None = None) -> Logits:
+    """Grows the requests' sequences and launches the step; the logits are lazy on hosts that pipeline.
+
+    Args:
+        host: where it runs.
+        pager: of the host's arena.
+        requests: the sequences' parts of the step.
+        tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
+
+    Raises:
+        ArenaFullError: the arena cannot hold all requests; nothing has been appended.
+        HostError: the step cannot be launched, or failed.
+    """
+    batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
+    if copies := pager.take_copies():
+        host.copy_blocks(copies)
+    return host.step(batch)

@@ -1,0 +1,133 @@
+"""Requests from prompts and options: everything that can be refused is refused here, before a step is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact import ArenaGeometry, Plan
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.engine.answer_text import AnswerText
+from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
+from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.too_long import too_long
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the engine treats a request.
+
+    Attributes:
+        priority: requests with a smaller number come first, unless others have waited long.
+        deadline: seconds from now after which it ends; None: no limit.
+        adapter: the LoRA adapter that it uses; there are none yet.
+        salt: prompts share the prefix cache only with prompts of the same salt.
+    """
+
+    priority: int = 0
+    deadline: float | None = None
+    adapter: str | None = None
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks all of them."""
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise TypeError(f"priority is {self.priority!r}, expected a whole number; smaller ones come first")
+        if abs(self.priority) > 1_000_000:
+            raise RequestError(f"priority is {self.priority}, expected -1000000 to 1000000")
+        if self.deadline is not None and not (
+            isinstance(self.deadline, int | float) and not isinstance(self.deadline, bool)
+        ):
+            raise TypeError(f"deadline is {self.deadline!r}, expected a number of seconds from now, or None")
+        if self.deadline is not None and not 0 < self.deadline < float("inf"):
+            raise RequestError(f"deadline is {self.deadline}, expected a number of seconds greater than 0, or None")
+        if self.adapter is not None:
+            raise RequestError(f"adapter is {self.adapter!r}, but adapters are not supported: leave it out")
+        if not isinstance(self.salt, str):
+            raise TypeError(f"salt is {self.salt!r}, expected text")
+
+
+TERMS = Terms()
+"""The terms of a request without any."""
+
+
+class RequestMaker:
+    """Makes the requests of one model."""
+
+    def __init__(self, plan: Plan, arena: ArenaGeometry, tokenizer: Tokenizer | None, identity: Sequence[str]) -> None:
+        """Keeps what all requests share.
+
+        Args:
+            plan: of the model.
+            arena: its limits are those of a request.
+            tokenizer: None: answers have no text.
+            identity: what makes blocks of the cache differ between models: they go into every digest.
+        """
+        self._plan, self._arena, self._tokenizer = plan, arena, tokenizer
+        self._identity = tuple(identity)
+        self._eos_ids = frozenset() if tokenizer is None else frozenset(tokenizer.eos_ids)
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Refuses a prompt that can never be answered.
+
+        Raises:
+            PromptTooLongError: it leaves no token of the context for the answer.
+            RequestError: the arena cannot hold it even alone.
+        """
+        arena = self._arena
+        if len(prompt) >= arena.context:
+            raise too_long(f"the prompt has {len(prompt)} tokens", arena.context)
+        if len(prompt) > arena.num_blocks * arena.block_size:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, and the KV arena holds {arena.num_blocks * arena.block_size} in "
+                "all: shorten it, or compile the spec with a larger cache.num_blocks or cache.memory_budget"
+            )
+
+    def make(
+        self, number: int, prompt: Sequence[int], sampling: Sampling, listener: Listener, now: float, terms: Terms
+    ) -> list[Request]:
+        """The requests for one prompt: as many as samples.
+
+        Args:
+            number: of the prompt; its answers have the numbers from number x n on.
+            prompt: its token ids, of the vocabulary.
+            sampling: how tokens are chosen.
+            listener: is told of events and errors.
+            now: by the core's clock.
+            terms: priority, deadline and the like.
+
+        Raises:
+            PromptTooLongError: it leaves no token of the context for the answer.
+            RequestError: an option that contradicts others or the model.
+        """
+        self.check(prompt)
+        context, most = self._arena.context, sampling.max_tokens
+        max_length = context if most is None else min(context, len(prompt) + most)
+        stop_ids = frozenset() if sampling.ignore_eos else self._eos_ids
+        sampling.check_vocabulary(self._plan.vocab_size)
+        if sampling.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and the model has none: leave stop out")
+        order = now + SECONDS_PER_PRIORITY * terms.priority
+        deadline = None if terms.deadline is None else now + terms.deadline
+        root = root_digest(*self._identity, terms.adapter or "", terms.salt)
+        requests: list[Request] = []
+        for sample in range(sampling.n):
+            requests.append(
+                Request(
+                    index=number * sampling.n + sample,
+                    prompt_length=len(prompt),
+                    tokens=list(prompt),
+                    max_length=max_length,
+                    stop_ids=stop_ids,
+                    sampler=Sampler(sampling, sample, prompt, self._eos_ids),
+                    text=AnswerText(self._tokenizer, prompt, sampling),
+                    hashes=BlockHashes(root, self._arena.block_size),
+                    completion=Completion(len(prompt)),
+                    listener=listener,
+                    order=order,
+                    deadline=deadline,
+                    prompt_rows=sampling.prompt_logprobs is not None,
+                )
+            )
+        return requests

@@ -1,0 +1,136 @@
+"""A request: one answer that is to be generated, and how far it is.
+
+Its tokens are the prompt's and then the answer's. A step computes some that are known but not in the arena yet; when it
+has computed the last one, it samples the next. Prompts, answers, and what a preempted request computes again are all
+the same to the scheduler.
+"""
+
+from collections.abc import Callable, Collection, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.runtime.cache.block_hashes import BlockHashes
+from mlxr.runtime.engine.answer_text import AnswerText
+from mlxr.runtime.engine.completion import Completion, Event, FinishReason, TokenLogprob
+from mlxr.runtime.engine.sampling import Sampler
+
+SECONDS_PER_PRIORITY = 10.0
+"""How much later a request may have arrived and still overtake one whose priority number is greater by 1."""
+
+Listener = Callable[[Event | BaseException], object]
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One answer. The core changes all fields that are not the caller's own.
+
+    Attributes:
+        index: prompt number x n + sample number, for events.
+        prompt_length: tokens of the prompt.
+        tokens: the prompt's, then the answer's that are known.
+        max_length: tokens at which the answer ends.
+        stop_ids: ids that end it, and have no text.
+        sampler: chooses its tokens.
+        text: turns its tokens into text.
+        hashes: digests of its full blocks.
+        completion: what the caller sees of it.
+        listener: called with each event, or with the error that ends the request; from the thread that runs the steps.
+        order: requests with a smaller number come first: arrival plus `SECONDS_PER_PRIORITY` x priority.
+        deadline: when it ends at the latest, by the core's clock; None: no limit.
+        constraint: what its tokens must match; None: anything.
+        prompt_rows: whether it asks for the log probabilities of its prompt.
+        speculates: whether draft tokens may be tried.
+        seq_id: the pager's sequence; None while it waits.
+        computed: tokens whose K and V are in the arena, or in a launched step.
+        certain: tokens whose K and V are in the arena for certain: all steps that compute them have ended.
+        in_flight: tokens that launched steps sample, and that nobody has read: 0 or 1.
+        has_started: whether it was admitted before.
+        is_done: whether it has ended.
+        unread: what it is computing of its prompt and equal prompts wait for: for each block, the last ones first, the
+            number of tokens up to its end, and its key.
+        awaited: the key of a block that it waits for, while another request is computing it.
+        fetch: blocks of its prompt that are being read from a tier.
+        drafted: draft tokens for the next step.
+    """
+
+    index: int
+    prompt_length: int
+    tokens: list[int]
+    max_length: int
+    stop_ids: Collection[int]
+    sampler: Sampler
+    text: AnswerText
+    hashes: BlockHashes
+    completion: Completion
+    listener: Listener
+    order: float
+    deadline: float | None = None
+    constraint: Any = None
+    prompt_rows: bool = False
+    speculates: bool = False
+    seq_id: int | None = None
+    computed: int = 0
+    certain: int = 0
+    in_flight: int = 0
+    has_started: bool = False
+    is_done: bool = False
+    unread: list[tuple[int, Hashable]] = field(default_factory=list)
+    awaited: Hashable = None
+    fetch: "Future[npt.NDArray[np.uint8]] | None" = None
+    drafted: list[int] = field(default_factory=list)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the next step could compute; the last token of an answer is never computed."""
+        return min(len(self.tokens) + self.in_flight, self.max_length - 1) - self.computed
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether a token that is being sampled must be read before the next step can be launched."""
+        return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.speculates)
+
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> Event:
+        """Adds a sampled token. If it ends the answer, `completion.finish_reason` says why.
+
+        Args:
+            token: its id.
+            logprob: its log probability, if the request asks for it.
+        """
+        completion = self.completion
+        completion.token_ids.append(token)
+        self.tokens.append(token)
+        self.sampler.accept(token)
+        if logprob is not None:
+            completion.logprobs.append(logprob)
+        reason: FinishReason | None = None
+        if token in self.stop_ids:
+            reason, text = "stop", self.text.flush()  # such a token has no text
+        else:
+            text, stopped = self.text.push(token, len(completion.token_ids) >= self.sampler.sampling.min_tokens)
+            if stopped:
+                reason = "stop"
+            elif len(self.tokens) >= self.max_length:
+                reason = self.reason_at_length
+                text += self.text.flush()
+        if text:
+            completion.text += text
+        if reason:
+            completion.finish_reason = reason
+        return Event(self.index, token, text, reason, logprob)
+
+    @property
+    def reason_at_length(self) -> FinishReason:
+        """Why an answer of `max_length` tokens ends there."""
+        most = self.sampler.sampling.max_tokens
+        return "length" if most is not None and len(self.completion.token_ids) >= most else "context"
+
+    def end(self, reason: FinishReason) -> Event:
+        """Ends the answer without a further token; text that was held back comes with the event."""
+        text = self.text.flush()
+        self.completion.text += text
+        self.completion.finish_reason = reason
+        return Event(self.index, None, text, reason)

@@ -1,0 +1,73 @@
+"""`mlxr.Engine`: the engine of any model that `mlxr.load` can load."""
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.model_source import load
+from mlxr.runtime.argument_types import whole_number
+from mlxr.runtime.engine.engine import Engine as RunningEngine
+
+if TYPE_CHECKING:
+    from mlxr.runtime.hosts.host import Progress
+
+
+class Engine(RunningEngine):
+    """A model that answers many requests at once; see `mlxr.runtime.engine.engine`.
+
+    For example:
+
+        with mlxr.Engine("model.gguf", max_sequences=16) as engine:
+            for completion in engine.generate_all(["Once upon a time", "The fox said"]):
+                print(completion.text)
+    """
+
+    def __init__(
+        self,
+        model: "Artifact | ModelSpec | str | os.PathLike[str]",
+        weights: "str | Path | None" = None,
+        *,
+        max_sequences: int = 16,
+        max_waiting: int = 1024,
+        host: str = "auto",
+        tokenizer: "str | Path | None" = None,
+        threads: int | None = None,
+        changes: Changes = NO_CHANGES,
+        progress: "Progress | None" = None,
+    ) -> None:
+        """Loads the model.
+
+        Args:
+            model: what `mlxr.load` takes.
+            weights: as for `mlxr.load`.
+            max_sequences: requests that are computed in one step; others wait.
+            max_waiting: requests that may wait; more are refused with QueueFullError.
+            host: as for `mlxr.load`.
+            tokenizer: as for `mlxr.load`.
+            threads: as for `mlxr.load`.
+            changes: changes to the model's spec.
+            progress: as for `mlxr.load`.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            MlxrError: the model cannot be found, compiled or loaded; see `mlxr.load`.
+        """
+        whole_number("max_sequences", max_sequences)
+        super().__init__(
+            partial(
+                load,
+                model,
+                weights,
+                host=host,
+                tokenizer=tokenizer,
+                threads=threads,
+                changes=replace(changes, sequences=max(changes.sequences, max_sequences)),
+                progress=progress,
+            ),
+            max_waiting=max_waiting,
+        )
