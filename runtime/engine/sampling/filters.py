@@ -124,17 +124,16 @@ def block_sums(weights: Floats) -> Doubles:
     return np.asarray(weights.reshape(rows, size // BLOCK, BLOCK).sum(axis=2).cumsum(axis=1, dtype=np.float64))
 
 
-def keep(weights: Floats, filters: Filters, whole: Whole | None = None) -> tuple[Floats, Bools]:
-    """Filters tokens. Those left out must be ones that would not pass.
+def keep(weights: Floats, filters: Filters, whole: Whole | None) -> tuple[Floats, Bools]:
+    """Filters candidates.
 
     Args:
-        weights: [rows, n], by rising id.
+        weights: of the candidates, [rows, n], by rising id.
         filters: of the rows.
-        whole: what the rows' weights are when none are left out; None: none are left out that a min-p and top-k,
-            which come first, let pass.
+        whole: what all weights of the rows are; None: the candidates are all tokens that min-p and top-k let pass.
 
     Returns:
-        The weights, with 0 for tokens that do not pass; and whether there were enough tokens in the row, [rows].
+        The weights, with 0 for tokens that do not pass; and whether there were enough candidates, [rows].
     """
     if filters.min_p is not None:
         weights = np.where(weights >= filters.min_p, weights, _ZERO)

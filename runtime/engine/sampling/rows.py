@@ -25,6 +25,7 @@ from mlxr.runtime.engine.sampling.filters import (
     relative_weights,
 )
 from mlxr.runtime.engine.sampling.logprobs import token_logprobs
+from mlxr.runtime.engine.sampling.long_rows import keep_in_long_row
 from mlxr.runtime.engine.sampling.row import Row, Sampled, allowed
 
 NOTHING_ALLOWED = "the constraint allows only tokens to which the model gives no probability at all"
@@ -139,7 +140,7 @@ def _draw(logits: Floats, greatest: Floats, filters: Filters, uniforms: Doubles)
         few = filters if len(rows) == len(logits) else filters.take(rows)
         if whole is None:
             values = np.where(ids < 0, np.float32(-np.inf), logits[rows[:, None], ids])
-            kept, is_enough = keep(relative_weights(values, greatest[rows], few.temperature), few)
+            kept, is_enough = keep(relative_weights(values, greatest[rows], few.temperature), few, None)
         else:
             values = np.where(ids < 0, np.float32(0), weights[rows[:, None], ids])
             kept, is_enough = keep(values, few, whole.take(rows))
@@ -148,5 +149,5 @@ def _draw(logits: Floats, greatest: Floats, filters: Filters, uniforms: Doubles)
     for row in np.flatnonzero(tokens < 0):  # nearly any token may pass
         only = np.array([row])
         weights = relative_weights(logits[only], greatest[only], temperature[only])
-        tokens[only] = draw(keep(weights, filters.take(only))[0], uniforms[only])
+        tokens[only] = draw(keep_in_long_row(weights, filters.take(only)), uniforms[only])
     return tokens
