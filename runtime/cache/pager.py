@@ -170,9 +170,14 @@ class Pager:
         return self._prefixes.find(tokens, hashes, whole_blocks)
 
     def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
-        """How many of the free blocks a new sequence with this prefix takes until it has so many tokens."""
-        idle = sum(not self._pool.references[block_id] for block_id in prefix.blocks)
-        return idle - (-length // self.block_size) - prefix.num_tokens // self.block_size
+        """How many of the free blocks a new sequence with this prefix needs until it has so many tokens.
+
+        The prefix's idle blocks are among them, and a copy of its last block if that is partly filled and in use.
+        """
+        references, pins = self._pool.references, self._pool.pins
+        idle = sum(not references[block_id] and not pins[block_id] for block_id in prefix.blocks)
+        copies = prefix.num_tokens % self.block_size and references[prefix.blocks[-1]] > 0
+        return idle + copies + -(-length // self.block_size) - len(prefix.blocks)
 
     def can_add_sequence(self) -> bool:
         """Whether `add_sequence` would succeed."""

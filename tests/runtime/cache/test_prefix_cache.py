@@ -106,7 +106,9 @@ def test_a_full_arena_takes_over_what_nobody_else_needs():
     pager = make_pager(num_blocks=4, record_evictions=True)
     a, _ = start(pager, PROMPT)
     pager.free(a)
-    b = pager.add_sequence(pager.find_prefix([*PROMPT[:13], 8, 9], hashes()))
+    prefix = pager.find_prefix([*PROMPT[:13], 8, 9], hashes())
+    assert pager.blocks_to_begin(prefix, 16) == 4
+    b = pager.add_sequence(prefix)
     assert pager.num_free == 0 and pager.append(b, 2) == [13, 14]
     pager.check_integrity()
     assert pager.take_evicted() == [], "its block was partly filled"

@@ -66,12 +66,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             least = self.must_find(request.root, request.tokens[:-1])
             assert count >= (least - least % self.size if whole else least)
         if self.pager.can_add_sequence():
+            has_room = self.pager.blocks_to_begin(prefix, len(request.tokens)) <= self.pager.num_free
             seq_id = self.pager.add_sequence(prefix)
             if self.pager.contiguous:
                 self.left.clear()
             rest = request.tokens[count:]
             self.requests[seq_id] = Request(request.root, request.tokens[:count], self.size)
-            if self.pager.can_append(seq_id, len(rest)):
+            assert self.pager.can_append(seq_id, len(rest)) == (has_room and bool(rest))
+            if has_room and rest:
                 self.grow([(seq_id, rest)])
             if "commit" in then:
                 self.step()
