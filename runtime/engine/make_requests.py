@@ -120,7 +120,7 @@ class RequestMaker:
                     tokens=list(prompt),
                     max_length=max_length,
                     stop_ids=stop_ids,
-                    sampler=Sampler(sampling, sample, prompt, self._eos_ids),
+                    sampler=Sampler(sampling, sample, prompt, self._eos_ids, self._tokenizer),
                     text=AnswerText(self._tokenizer, prompt, sampling),
                     hashes=BlockHashes(root, self._arena.block_size),
                     completion=Completion(len(prompt)),

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling.adjustments import Adjustment, adjustments
-from mlxr.runtime.engine.sampling.options import Sampling
 from mlxr.runtime.engine.sampling.row import Row, Sampled
 from mlxr.runtime.engine.sampling.rows import NOTHING_ALLOWED, broken_logits
 from mlxr.runtime.engine.sampling.sampler import Sampler
@@ -99,22 +98,6 @@ def sample_on_device(logits: mx.array, rows: Sequence[Row]) -> DeviceSamples:
     asked = [i for i, row in enumerate(rows) if row.sampler.asks_logprobs]
     logprobs, top_ids = _logprobs(logits, tokens, rows, asked) if asked else (None, None)
     return DeviceSamples(rows, tokens, logits, mx.stack([first, greatest]), logprobs, top_ids)
-
-
-def sample_tokens(logits: mx.array, sampling: Sampling, uniforms: Sequence[float]) -> mx.array:
-    """Chooses a token of each row, [rows], int32, lazy; all rows have the same options.
-
-    Args:
-        logits: [rows, vocab], f32; -inf for a token that must not come. A row with a NaN or +inf, or nothing but -inf,
-            gives some id of the vocabulary.
-        sampling: the options of all rows; of these only the temperature and the filters count.
-        uniforms: a random number in [0, 1) for each row, which does not depend on the logits; none when greedy.
-    """
-    if sampling.is_greedy:
-        return _argmax(logits)
-    assert len(uniforms) == len(logits), f"{len(uniforms)} numbers for {len(logits)} rows"
-    samplers = [Sampler(sampling)] * len(uniforms)
-    return _draw(_filtered(logits, mx.max(logits, axis=-1, keepdims=True), samplers), uniforms)
 
 
 def _masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:

@@ -7,14 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling.dry import Dry, TokenBytes
-from mlxr.runtime.engine.sampling.options import CONSTRAINTS, Sampling
+from mlxr.runtime.engine.sampling.options import Sampling
 from mlxr.runtime.engine.sampling.seen_tokens import SeenTokens
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
 MIN_TEMPERATURE = 1e-30
 """The temperature used for smaller ones above 0, which f32 would round to 0; the result is greedy."""
-_OF_THE_ENGINE = ("logprobs", "prompt_logprobs", "stop", "include_stop", "n", "max_tokens", "min_tokens", "ignore_eos")
 _OF_ACCEPTED_TOKENS = ("repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier")
 _DEFAULT = Sampling()
 
@@ -54,26 +53,22 @@ class Sampler:
         self,
         sampling: Sampling,
         stream: int = 0,
-        prompt: Sequence[int] | None = None,
+        prompt: Sequence[int] = (),
         stop_ids: Collection[int] = (),
-        token_bytes: TokenBytes | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Reads the prompt; the random numbers are made when the first one is needed.
 
         Args:
             sampling: the options.
             stream: a number that differs between requests with the same seed, such as several answers to one prompt.
-            prompt: token ids of the prompt; None: the caller does not accept tokens, and does what `Generation` does.
+            prompt: token ids of the prompt.
             stop_ids: ids that end the answer, which `min_tokens` forbids.
-            token_bytes: the bytes that a token stands for; None without a tokenizer.
+            tokenizer: says where DRY's breakers are.
 
         Raises:
-            RequestError: an option that is not implemented, or one that needs a tokenizer.
+            RequestError: an option that needs a tokenizer.
         """
-        if prompt is None:
-            for name in (*_OF_ACCEPTED_TOKENS, *_OF_THE_ENGINE, *CONSTRAINTS):
-                if getattr(sampling, name) != getattr(_DEFAULT, name):
-                    raise RequestError(f"{name} is not supported yet: leave it out")
         self.sampling = sampling
         self.needs_tokens = any(getattr(sampling, name) != getattr(_DEFAULT, name) for name in _OF_ACCEPTED_TOKENS)
         self.is_plain = not (self.needs_tokens or sampling.logit_bias or sampling.min_tokens)
@@ -84,22 +79,13 @@ class Sampler:
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.intp)
         self._stream = stream
         self._numbers: list[float] = []
-        self._next_position = 0
         self._seen: SeenTokens | None = None
         if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
-            self._seen = SeenTokens(prompt or () if sampling.repetition_penalty != 1 else ())
-        self._dry = Dry(sampling, prompt or (), token_bytes) if sampling.dry_multiplier else None
+            self._seen = SeenTokens(prompt if sampling.repetition_penalty != 1 else ())
+        self._dry = Dry(sampling, prompt, _bytes_of(tokenizer)) if sampling.dry_multiplier else None
 
-    @property
-    def next_position(self) -> int:
-        """The position after the last one that had a random number, for callers that accept no tokens."""
-        return self._next_position
-
-    def uniform(self, position: int | None = None) -> float:
-        """A random number in [0, 1) for the answer's token `position` (0, 1, ...); None: `next_position`."""
-        if position is None:
-            position = self._next_position
-        self._next_position = position + 1
+    def uniform(self, position: int) -> float:
+        """A random number in [0, 1) for the answer's token `position` (0, 1, ...)."""
         while len(self._numbers) <= position:
             self._numbers.extend(self._generator.random(64).tolist())
         return self._numbers[position]
@@ -147,6 +133,13 @@ class Sampler:
     def _sparse(numbers: Mapping[int, float]) -> SparseNumbers:
         ids = np.fromiter(numbers, dtype=np.intp, count=len(numbers))
         return ids, np.fromiter(numbers.values(), dtype=np.float32, count=len(numbers))
+
+
+def _bytes_of(tokenizer: Tokenizer | None) -> TokenBytes | None:
+    """What gives the bytes of a token; a model's vocabulary may be larger than its tokenizer's."""
+    if tokenizer is None:
+        return None
+    return lambda token: tokenizer.bytes_of(token) if token < tokenizer.vocab_size else b""
 
 
 def _kind(sampling: Sampling) -> Kind:

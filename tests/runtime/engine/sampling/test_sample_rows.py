@@ -26,7 +26,7 @@ class Fixed(Sampler):
 
     number = 0.0
 
-    def uniform(self, position: int | None = None) -> float:
+    def uniform(self, position: int) -> float:
         return self.number
 
 

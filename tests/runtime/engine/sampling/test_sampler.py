@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.seen_tokens import SeenTokens
 
@@ -78,10 +77,3 @@ def test_the_answer_does_not_end_before_its_minimum(token_of_the_tokenizer_alone
     assert [sample_rows(LOGITS, [Row(sampler, position)])[0].token for position in range(4)] == [3, 3, 1, 1]
     only_the_end = np.array([0b10], dtype=np.int32)
     assert sample_rows(LOGITS, [Row(sampler, 0, only_the_end)])[0].token == 1, "the constraint comes first"
-
-
-def test_without_the_prompt_only_some_options_are_supported() -> None:
-    for options in (Sampling(repetition_penalty=1.1), Sampling(max_tokens=5), Sampling(regex="a")):
-        with pytest.raises(RequestError, match="is not supported yet: leave it out"):
-            Sampler(options)
-    Sampler(Sampling(temperature=1.0, typical_p=0.5, logit_bias={1: 1.0}))
