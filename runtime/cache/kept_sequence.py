@@ -35,6 +35,10 @@ class KeptSequence:
         """Blocks that only the cache uses."""
         return max(0, -(-len(self._tokens) // self._size) - (self._pool.num_blocks - self._pool.num_free))
 
+    def cached_blocks(self) -> list[CachedBlock]:
+        """The full blocks of the kept tokens."""
+        return self._blocks_from(0)
+
     def find(self, tokens: Sequence[int], hashes: BlockHashes, whole_blocks: bool) -> Prefix:
         """See `Pager.find_prefix`."""
         is_kept = self._hashes is not None and self._hashes.root == hashes.root
@@ -45,15 +49,23 @@ class KeptSequence:
 
     def share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         """Gives an empty sequence the kept tokens of a prefix that was found just now; the others are lost."""
-        length, hashes = prefix.num_tokens, self._hashes
-        if hashes is not None and self._pool.record_evictions:
-            digests = hashes.of(self._tokens, len(self._tokens))
-            for i in range(length // self._size, len(digests)):
-                tokens = tuple(self._tokens[i * self._size : (i + 1) * self._size])
-                self._pool.evicted.append(CachedBlock(i, digests[i], hashes.parent(i), tokens))
+        length = prefix.num_tokens
+        if self._pool.record_evictions:
+            self._pool.evicted += self._blocks_from(length // self._size)
         self._tokens = sequence.tokens = self._tokens[:length]
         sequence.blocks = [self._pool.take() for _ in prefix.blocks]
         sequence.length = sequence.settled = sequence.committed = length
+
+    def _blocks_from(self, first: int) -> list[CachedBlock]:
+        """The full blocks of the kept tokens, from the one of this number on."""
+        hashes, size = self._hashes, self._size
+        if hashes is None:
+            return []
+        digests = hashes.of(self._tokens, len(self._tokens))
+        return [
+            CachedBlock(i, digests[i], hashes.parent(i), tuple(self._tokens[i * size : (i + 1) * size]))
+            for i in range(first, len(digests))
+        ]
 
     def commit(self, sequence: BlockSequence, tokens: Sequence[int], hashes: BlockHashes, length: int) -> None:
         """Notes the first `length` tokens; the caller has checked that they are settled."""

@@ -378,6 +378,10 @@ class Pager:
         self._pool.evicted.clear()
         return evicted
 
+    def cached_blocks(self) -> list[Evicted]:
+        """The full blocks that can be found, each after the one that it follows."""
+        return [block for block in self._prefixes.cached_blocks() if len(block.tokens) == self.block_size]
+
     def check_integrity(self) -> None:
         """Checks every invariant of the pager.
 

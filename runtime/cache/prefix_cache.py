@@ -57,6 +57,20 @@ class PrefixCache:
         """Blocks that only the cache uses."""
         return len(self._pool.idle)
 
+    def cached_blocks(self) -> list[CachedBlock]:
+        """The blocks in the index, each after the one that it follows."""
+        cached, block_of = self._pool.index.cached, self._pool.index.block_of
+        ordered: dict[int, CachedBlock] = {}
+        for last in cached.values():
+            block, chain = last, list[CachedBlock]()
+            while block.block_id not in ordered:
+                chain.append(block)
+                if (parent := block_of.get(block.parent)) is None:
+                    break
+                block = cached[parent]
+            ordered |= {link.block_id: link for link in reversed(chain)}
+        return list(ordered.values())
+
     def find(self, tokens: Sequence[int], hashes: BlockHashes, whole_blocks: bool) -> Prefix:
         """See `Pager.find_prefix`."""
         most = max(len(tokens) - 1, 0)

@@ -12,12 +12,14 @@ interrupted step compute it again.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
@@ -26,8 +28,10 @@ from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.scheduler import Part, Scheduler
 from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
@@ -60,18 +64,28 @@ class EngineCore:
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
 
-    def __init__(self, host: Host, pager: Pager, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: Host,
+        pager: Pager,
+        tiers: BlockTiers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Starts without requests.
 
         Args:
             host: runs the steps.
             pager: of the host's arena.
+            tiers: where evicted blocks go; None: they are lost. The core closes them.
             clock: seconds, for deadlines and the order of arrival.
         """
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
-        self.scheduler = Scheduler(host.plan, pager, self._times)
         self.wake = threading.Event()
+        self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
+        self._save = None if self._link is None else self._link.save
+        self._watch = MemoryWatch()
+        self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
         self._ahead: _LaunchedStep | None = None
         self._next_deadline = float("inf")
@@ -103,6 +117,8 @@ class EngineCore:
         """
         if self.clock() >= self._next_deadline:
             self._end_overdue()
+        if scarce := self._watch.poll():
+            self._give_memory_back(scarce)
         step, self._ahead = self._ahead, None
         if step is None or all(part.request.is_done for part in step.parts):
             step = self._launch(self._schedule())
@@ -129,11 +145,33 @@ class EngineCore:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._fail(request, error)
 
+    @property
+    def is_memory_low(self) -> bool:
+        """Whether the machine lacks memory, so that nothing new should take any."""
+        return self._watch.is_low
+
+    def save(self) -> int:
+        """Writes the blocks that the prefix cache has to disk, so that they outlive the process.
+
+        Returns:
+            How many of them are on disk.
+
+        Raises:
+            RequestError: there is no disk tier.
+        """
+        if self._link is None:
+            raise RequestError("there are no tiers to save to: load the model with tiers=mlxr.TierSizes(disk_bytes=N)")
+        return self._link.save_all()
+
     def close(self) -> None:
-        """Drops all requests."""
+        """Drops all requests, and saves what the prefix cache has as far as the tiers take it."""
         self._ahead = None
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
+        if self._link is not None:
+            self._link.save_all()
+            self._link.tiers.close()
+            self._link = self._save = None
 
     def stats(self) -> CoreStats:
         """The counters, and the state now."""
@@ -141,6 +179,10 @@ class EngineCore:
         return replace(
             self._stats,
             preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            restored_tokens=self._link.restored_tokens if self._link else 0,
+            tiers=asdict(self._link.tiers.stats()) if self._link else None,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             blocks=pager.num_blocks,
@@ -148,6 +190,11 @@ class EngineCore:
             blocks_cached=pager.num_idle,
             blocks_shared=pager.num_shared,
         )
+
+    def _give_memory_back(self, size_bytes: int) -> None:
+        if self._link is not None:
+            self._link.is_paused = self._watch.is_low
+            self._link.tiers.shrink(size_bytes)
 
     def _launch(self, parts: list[Part], before: _LaunchedStep | None = None) -> _LaunchedStep | None:
         """Launches a step and the sampling of its tokens; None if there is nothing to compute or it failed.
@@ -170,7 +217,7 @@ class EngineCore:
             requests.append(BatchRequest(request.seq_id, tokens, start, part.rows))
         try:
             on_device = None if before is None else _with_tokens_of(before, parts, requests)
-            logits = launch_step(self._host, self._pager, requests, on_device)
+            logits = launch_step(self._host, self._pager, requests, on_device, self._save)
             for part, end in zip(parts, step.ends, strict=True):
                 part.request.computed = end
                 part.request.in_flight += part.samples
@@ -204,6 +251,8 @@ class EngineCore:
             return
         now = time.perf_counter()
         self._times.measured(step.decoding, step.prompt_tokens, now - max(step.begin, self._last_end))
+        if self._link and step.prompt_tokens and not step.decoding:
+            self._link.tiers.computed(step.prompt_tokens, now - max(step.begin, self._last_end))
         self._last_end = now
         stats, size = self._stats, self._pager.block_size
         stats.steps += 1

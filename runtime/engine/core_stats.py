@@ -27,7 +27,7 @@ class CoreStats:
         blocks_free: blocks that are not in use: `blocks_cached` and those without content.
         blocks_cached: blocks that are not in use, and whose content can be found again.
         blocks_shared: blocks that several sequences use.
-        tiers: bytes, blocks and hits of the memory and disk tiers; empty without them.
+        tiers: bytes, blocks and hits of the memory and disk tiers; None without them.
     """
 
     steps: int = 0
@@ -49,4 +49,4 @@ class CoreStats:
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_shared: int = 0
-    tiers: dict[str, int] | None = None
+    tiers: dict[str, int | bool] | None = None

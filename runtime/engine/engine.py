@@ -174,6 +174,18 @@ class Engine:
         """What the engine has done so far, and what it holds now."""
         return self._ask(self._model.core.stats)
 
+    def save(self) -> int:
+        """Writes the blocks that the prefix cache has to disk, so that they outlive the process.
+
+        Returns:
+            How many of them are on disk.
+
+        Raises:
+            RequestError: there is no disk tier.
+            EngineError: the engine was closed, or has failed.
+        """
+        return self._ask(self._model.core.save)
+
     def health(self) -> str | None:
         """None while the engine answers; else why it does not."""
         if self._failure is not None:
@@ -213,6 +225,10 @@ class Engine:
             raise QueueFullError(
                 f"{waiting} requests wait already, and at most {self._max_waiting} may: try again later, or make the "
                 "engine with a larger max_waiting"
+            )
+        if bounded and waiting and model.core.is_memory_low:
+            raise QueueFullError(
+                f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )
 
         def listen(news: _News) -> None:

@@ -10,16 +10,22 @@ thread launches all steps and copies, and each one binds the arena token that th
 happens before everything that the new owner launches, and an owner writes a slot before it reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.pager import Evicted, Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.host import Host, Logits
 
 
-def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], tokens: mx.array | None = None) -> Logits:
+def launch_step(
+    host: Host,
+    pager: Pager,
+    requests: Sequence[BatchRequest],
+    tokens: mx.array | None = None,
+    save: Callable[[Sequence[Evicted]], None] | None = None,
+) -> Logits:
     """Grows the requests' sequences and launches the step; the logits are lazy on hosts that pipeline.
 
     Args:
@@ -27,12 +33,17 @@ def launch_step(host: Host, pager: Pager, requests: Sequence[BatchRequest], toke
         pager: of the host's arena.
         requests: the sequences' parts of the step.
         tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
+        save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
+            lost.
 
     Raises:
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
         HostError: the step cannot be launched, or failed.
     """
     batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
+    evicted = pager.take_evicted()
+    if save is not None:
+        save(evicted)
     if copies := pager.take_copies():
         host.copy_blocks(copies)
     return host.step(batch)

@@ -15,6 +15,9 @@ from mlxr.compiler.errors import RequestError, TokenizerError
 from mlxr.runtime.argument_types import PATH, described, expect, whole_number
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
@@ -36,6 +39,7 @@ from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
+from mlxr.runtime.weights.weights_digest import weights_digest
 
 Prompt = str | Sequence[int]
 
@@ -58,7 +62,7 @@ class Model:
         host: str = "auto",
         tokenizer: str | Path | None = None,
         threads: int | None = None,
-        tier_memory: int = 0,
+        tiers: TierSizes = NO_TIERS,
         shrink_arena: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -71,7 +75,7 @@ class Model:
             tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: the one in or beside the
                 weights.
             threads: how many threads host cpu runs; None: one for each core that this process may use.
-            tier_memory: bytes of memory that the caller will use for blocks that do not fit into the arena.
+            tiers: how much to keep, in host memory and on disk, of what the arena has no room for.
             shrink_arena: whether the arena may have fewer blocks than the plan, if this machine lacks memory now; at
                 least a sequence of full context fits into it.
             progress: called as loading proceeds.
@@ -99,16 +103,29 @@ class Model:
         self._template_places.append(said if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.types = plan.programs[entry.target_among(plan.targets)].types
-        chosen = choose_arena(artifact, file, entry, threads=threads, tier_memory=tier_memory, shrink=shrink_arena)
+        chosen = choose_arena(
+            artifact, file, entry, threads=threads, tier_memory=tiers.memory_bytes, shrink=shrink_arena
+        )
         self.arena = Arena(chosen.geometry)
-        self.pager = Pager.from_geometry(chosen.geometry)
+        self.pager = Pager.from_geometry(chosen.geometry, record_evictions=bool(tiers))
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
         self._notes = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
-        self.core = EngineCore(self.host, self.pager)
+        self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
         self._maker = RequestMaker(
             plan, chosen.geometry, self.tokenizer, (artifact.spec.name, str(chosen.geometry.dtype))
+        )
+
+    def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:
+        if not sizes:
+            return None
+        return BlockTiers(
+            BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena),
+            memory_bytes=sizes.memory_bytes,
+            disk_bytes=sizes.disk_bytes,
+            folder=None if sizes.folder is None else Path(sizes.folder),
+            disk_bytes_per_hour=sizes.disk_bytes_per_hour,
         )
 
     def _find_tokenizer(

@@ -54,6 +54,7 @@ class Request:
             number of tokens up to its end, and its key.
         awaited: the key of a block that it waits for, while another request is computing it.
         fetch: blocks of its prompt that are being read from a tier.
+        fetched_from: the first block that `fetch` reads, counted from the start of the prompt.
         drafted: draft tokens for the next step.
     """
 
@@ -81,6 +82,7 @@ class Request:
     unread: list[tuple[int, Hashable]] = field(default_factory=list)
     awaited: Hashable = None
     fetch: "Future[npt.NDArray[np.uint8]] | None" = None
+    fetched_from: int = 0
     drafted: list[int] = field(default_factory=list)
 
     @property

@@ -76,6 +76,8 @@ class Scheduler:
         waiting: requests that have no sequence, in order.
         running: requests that have one, in the order of their admission.
         preemptions: how often a request gave its blocks back.
+        prompt_tokens: tokens of the prompts that were admitted.
+        cached_tokens: how many of these the arena or a tier had.
         failures: requests that cannot go on, each with its error; the core ends them.
     """
 
@@ -92,7 +94,7 @@ class Scheduler:
         self._being_read: dict[Hashable, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.preemptions = 0
+        self.preemptions = self.prompt_tokens = self.cached_tokens = 0
         self.failures: list[tuple[Request, MlxrError]] = []
 
     def add(self, request: Request) -> None:
@@ -245,17 +247,24 @@ class Scheduler:
         for request in self.waiting:
             if request.in_flight or request.awaited in self._being_read:
                 continue
-            prefix = _NO_PREFIX if request.prompt_rows else self._pager.find_prefix(request.tokens, request.hashes)
+            prefix = self._prefix_of(request)
             request.awaited = self._next_key(request, prefix.num_tokens)
             if request.awaited in self._being_read and not request.prompt_rows:
                 continue
-            if self._restorer is not None and self._restorer.fetches(request, prefix):
+            if self._restorer is not None and not request.prompt_rows and self._restorer.fetches(request, prefix):
                 continue
             if not self._has_room(request, prefix):
                 return None
             self._begin(request, prefix)
             return request
         return None
+
+    def _prefix_of(self, request: Request) -> Prefix:
+        """What the arena has of a request's tokens; only full blocks where blocks from a tier will follow."""
+        if request.prompt_rows:
+            return _NO_PREFIX  # the logits of all tokens of the prompt are wanted
+        is_fetched = request.fetch is not None and request.fetch.done()
+        return self._pager.find_prefix(request.tokens, request.hashes, whole_blocks=is_fetched)
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:
         """Whether there are blocks for all tokens of a request, beside what running ones still need."""
@@ -276,6 +285,8 @@ class Scheduler:
         if not request.has_started:
             request.has_started = True
             request.completion.cached_tokens = request.computed
+            self.prompt_tokens += request.prompt_length
+            self.cached_tokens += request.computed
         self._announce(request)
 
     def _announce(self, request: Request) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mlxr.compiler.spec.model import ModelSpec
     from mlxr.engine import Engine
     from mlxr.model_source import load
+    from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
     from mlxr.runtime.engine.completion import Completion, Event
     from mlxr.runtime.engine.conversation import Conversation
     from mlxr.runtime.engine.generation import Generation
@@ -78,6 +79,7 @@ __all__ = [
     "RequestError",
     "Sampling",
     "SpecError",
+    "TierSizes",
     "TokenizerError",
     "WeightsError",
     "__version__",
@@ -97,6 +99,7 @@ _HOMES = {
     "Generation": "mlxr.runtime.engine.generation",
     "Model": "mlxr.runtime.engine.model",
     "load": "mlxr.model_source",
+    "TierSizes": "mlxr.runtime.cache.tiers.tier_sizes",
     "Sampling": "mlxr.runtime.engine.sampling",
 }
 

@@ -11,6 +11,7 @@ from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.model_source import load
 from mlxr.runtime.argument_types import whole_number
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine import Engine as RunningEngine
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Engine(RunningEngine):
         tokenizer: "str | Path | None" = None,
         threads: int | None = None,
         changes: Changes = NO_CHANGES,
+        tiers: TierSizes = NO_TIERS,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -51,6 +53,7 @@ class Engine(RunningEngine):
             tokenizer: as for `mlxr.load`.
             threads: as for `mlxr.load`.
             changes: changes to the model's spec.
+            tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -67,6 +70,8 @@ class Engine(RunningEngine):
                 tokenizer=tokenizer,
                 threads=threads,
                 changes=replace(changes, sequences=max(changes.sequences, max_sequences)),
+                tiers=tiers,
+                shrink_arena=True,
                 progress=progress,
             ),
             max_waiting=max_waiting,

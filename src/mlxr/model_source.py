@@ -16,6 +16,7 @@ from mlxr.compiler.spec.load import dump_spec, load_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
 from mlxr.runtime.argument_types import PATH, expect, whole_number
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
@@ -35,7 +36,7 @@ def load(
     tokenizer: "str | Path | None" = None,
     threads: int | None = None,
     changes: Changes = NO_CHANGES,
-    tier_memory: int = 0,
+    tiers: TierSizes = NO_TIERS,
     shrink_arena: bool = False,
     progress: "Progress | None" = None,
 ) -> "Model":
@@ -50,7 +51,7 @@ def load(
             weights.
         threads: how many threads host cpu runs; None: one for each core that this process may use.
         changes: changes to the model's spec: context, sequences, types, memory of the cache.
-        tier_memory: bytes of memory that the caller will use for blocks that do not fit into the arena.
+        tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         progress: called with what is being loaded and how far it is.
 
@@ -99,7 +100,7 @@ def load(
             host=host,
             tokenizer=tokenizer,
             threads=threads,
-            tier_memory=tier_memory,
+            tiers=tiers,
             shrink_arena=shrink_arena,
             progress=progress,
         )

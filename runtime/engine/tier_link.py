@@ -1,0 +1,86 @@
+"""Connects the arena with the tiers: evicted blocks go there, and come back when a prompt needs them.
+
+A block is saved before the step that writes over it. A prompt whose blocks a tier has waits in the queue while they are
+read; then they are written into the arena before the next step.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from mlxr.runtime.cache.pager import Evicted, Pager, Prefix
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.engine.request import Request
+from mlxr.runtime.hosts.host import Host
+
+
+class TierLink:
+    """Moves blocks between one arena and its tiers.
+
+    Attributes:
+        tiers: where they go.
+        restored_tokens: tokens that came back.
+        is_paused: whether evicted blocks are dropped, because the machine lacks memory.
+    """
+
+    def __init__(self, host: Host, pager: Pager, tiers: BlockTiers, wake: threading.Event) -> None:
+        """Connects them.
+
+        Args:
+            host: reads and writes the arena.
+            pager: of the arena; it records evictions.
+            tiers: of blocks of this arena.
+            wake: is set when blocks have been read.
+        """
+        self._host, self._pager, self._wake = host, pager, wake
+        self.tiers = tiers
+        self.restored_tokens = 0
+        self.is_paused = False
+
+    def save(self, evicted: Sequence[Evicted]) -> None:
+        """Gives blocks to the tiers that the prefix cache has just given up, and that nothing has written over."""
+        if evicted and not self.is_paused:
+            self.tiers.put(evicted, self._host.read_blocks([block.block_id for block in evicted]))
+
+    def save_all(self) -> int:
+        """Writes all blocks that can be found in the arena to disk; returns how many of them are there now."""
+        cached = self._pager.cached_blocks()
+        if not cached:
+            return 0
+        return self.tiers.save(cached, self._host.read_blocks([block.block_id for block in cached]))
+
+    def fetches(self, request: Request, prefix: Prefix) -> bool:
+        """See `Restorer`."""
+        if request.fetch is not None:
+            return not request.fetch.done()
+        size, tokens = self._pager.block_size, request.tokens
+        first = prefix.num_tokens // size
+        digests = request.hashes.of(tokens, len(tokens) - 1)[first:]
+        count = self.tiers.count(digests)
+        num_tokens = (first + count) * size - prefix.num_tokens
+        from_disk = self.tiers.count_in_memory(digests) < count
+        if not count or not self.tiers.worth(num_tokens, from_disk):
+            return False
+        request.fetch, request.fetched_from = self.tiers.fetch(digests[:count]), first
+        request.fetch.add_done_callback(lambda _: self._wake.set())
+        return True
+
+    def restore(self, request: Request, prefix: Prefix) -> int:
+        """See `Restorer`."""
+        fetch, request.fetch = request.fetch, None
+        if fetch is None or request.seq_id is None:
+            return 0
+        size = self._pager.block_size
+        first = prefix.num_tokens // size
+        data = fetch.result()[first - request.fetched_from :]
+        # While the blocks were read, the arena may have lost blocks before them, or got some of them.
+        if first < request.fetched_from or not len(data) or prefix.num_tokens % size:
+            return 0
+        self._pager.append(request.seq_id, len(data) * size)
+        self.save(self._pager.take_evicted())
+        copies = self._pager.take_copies()
+        assert not copies, "a sequence that ends with a full block needs no copy"
+        blocks = self._pager.blocks_of(request.seq_id)[first : first + len(data)]
+        self._host.write_blocks(blocks, data)
+        self._pager.commit(request.seq_id, request.tokens, request.hashes, (first + len(data)) * size)
+        self.restored_tokens += len(data) * size
+        return len(data) * size
