@@ -11,7 +11,7 @@ interrupted step compute it again.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import mlx.core as mx
@@ -27,6 +27,7 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampled
 from mlxr.runtime.engine.scheduler import Part, Scheduler
+from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.batch import BatchRequest
@@ -40,7 +41,7 @@ _LONGEST_WAIT = 0.1
 class _LaunchedStep:
     """A step that has been launched, and what it will have computed when it ends."""
 
-    __slots__ = ("begin", "decoding", "ends", "parts", "prompt_tokens", "samples", "sequences")
+    __slots__ = ("begin", "decoding", "drafted", "ends", "parts", "prompt_tokens", "samples", "sequences")
 
     def __init__(self, parts: list[Part], begin: float) -> None:
         self.parts, self.begin = parts, begin
@@ -48,6 +49,7 @@ class _LaunchedStep:
         self.ends = [part.request.computed + part.num_tokens for part in parts]
         self.decoding = sum(part.num_tokens == 1 for part in parts)
         self.prompt_tokens = sum(part.num_tokens for part in parts) - self.decoding
+        self.drafted = sum(len(part.draft) for part in parts)
         self.samples: Samples
 
     @property
@@ -61,6 +63,7 @@ class EngineCore:
 
     Attributes:
         scheduler: the requests.
+        speculator: guesses tokens for the requests that are added from now on; None: nobody does.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
 
@@ -81,6 +84,7 @@ class EngineCore:
         """
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
+        self.speculator: Speculator | None = None
         self.wake = threading.Event()
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
@@ -95,6 +99,7 @@ class EngineCore:
         """Takes a request."""
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
+        request.speculates = self.speculator is not None and request.can_speculate
         self.scheduler.add(request)
 
     def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
@@ -214,7 +219,7 @@ class EngineCore:
             tokens = request.tokens[start : start + part.num_tokens]
             if len(tokens) < part.num_tokens:
                 tokens.append(0)  # it is on the device
-            requests.append(BatchRequest(request.seq_id, tokens, start, part.rows))
+            requests.append(BatchRequest(request.seq_id, [*tokens, *part.draft], start, part.rows))
         try:
             on_device = None if before is None else _with_tokens_of(before, parts, requests)
             logits = launch_step(self._host, self._pager, requests, on_device, self._save)
@@ -237,10 +242,25 @@ class EngineCore:
         return self._launch(self._schedule(), step)
 
     def _schedule(self) -> list[Part]:
+        if self.speculator is not None:
+            self._draft(self.speculator)
         parts = self.scheduler.schedule()
         while self.scheduler.failures:
             self._fail(*self.scheduler.failures.pop())
         return parts
+
+    def _draft(self, speculator: Speculator) -> None:
+        """Lets requests that decode and speculate have draft tokens in the next step."""
+        decoding = [request for request in self.scheduler.running if request.num_pending == 1]
+        requests = [request for request in decoding if request.speculates]
+        if not requests:
+            return
+        plan = self._host.plan
+        try:
+            speculator.draft(requests, len(decoding), min(plan.max_tokens, plan.max_rows) - len(decoding))
+        except Exception as error:
+            for request in requests:
+                self._fail(request, error)
 
     def _complete(self, step: _LaunchedStep) -> None:
         """Waits for a step and gives its tokens to their requests."""
@@ -250,20 +270,25 @@ class EngineCore:
             self._fail_step(step, error)
             return
         now = time.perf_counter()
-        self._times.measured(step.decoding, step.prompt_tokens, now - max(step.begin, self._last_end))
+        seconds, self._last_end = now - max(step.begin, self._last_end), now
+        if not step.drafted:
+            self._times.measured(step.decoding, step.prompt_tokens, seconds)
         if self._link and step.prompt_tokens and not step.decoding:
-            self._link.tiers.computed(step.prompt_tokens, now - max(step.begin, self._last_end))
-        self._last_end = now
+            self._link.tiers.computed(step.prompt_tokens, seconds)
+        if self.speculator is not None and not step.prompt_tokens:
+            self.speculator.costs.measured(step.decoding + step.drafted, seconds)
         stats, size = self._stats, self._pager.block_size
         stats.steps += 1
         stats.batch_sequences = len(step.parts)
-        stats.batch_tokens = step.decoding + step.prompt_tokens
+        stats.batch_tokens = step.decoding + step.prompt_tokens + step.drafted
         stats.computed_tokens += stats.batch_tokens
-        stats.generated_tokens += len(samples)
+        stats.generated_tokens += len(samples) - step.drafted
+        stats.draft_tokens += step.drafted
         tokens = iter(samples)
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request = part.request
             sampled = next(tokens) if part.samples else None
+            after_draft = [next(tokens) for _ in part.draft]
             if request.is_done:
                 continue
             if seq_id is not None and request.seq_id == seq_id:
@@ -275,6 +300,33 @@ class EngineCore:
             if sampled is not None:
                 request.in_flight -= 1
                 self._accept(request, sampled)
+                stats.speculating_parts += request.speculates
+                if part.draft:
+                    self._accept_draft(part, end, [sampled, *after_draft])
+
+    def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
+        """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.
+
+        Args:
+            part: the request's part of a step; it has been given the first sampled token.
+            end: tokens of the request that the step has computed, without draft tokens.
+            sampled: the token after the last of these, then those after each draft token.
+        """
+        request, size, first = part.request, self._pager.block_size, end
+        for draft, before, after in zip(part.draft, sampled, sampled[1:], strict=False):
+            if request.is_done or before.token != draft:
+                break
+            end += 1
+            request.computed = request.certain = end
+            self._stats.accepted_tokens += 1
+            self._stats.generated_tokens += 1
+            self._accept(request, after)
+        if request.is_done:
+            return
+        assert request.seq_id is not None, "only a step that was launched ahead takes sequences away"
+        self._pager.truncate(request.seq_id, end)
+        if end // size != first // size:
+            self._pager.commit(request.seq_id, request.tokens, request.hashes, end)
 
     def _accept(self, request: Request, sampled: Sampled) -> None:
         if sampled.error is not None:
@@ -298,6 +350,8 @@ class EngineCore:
         request.is_done = True
         self._stats.finished += 1
         self.scheduler.remove(request)
+        if self.speculator is not None:
+            self.speculator.end(request)
 
     def _fail(self, request: Request, error: Exception) -> None:
         if not request.is_done:
@@ -342,8 +396,10 @@ def _rows(parts: list[Part], ends: list[int]) -> tuple[list[int], list[Row]]:
         if part.samples:
             request = part.request
             mask = None if request.constraint is None else request.constraint.mask()
-            indices.append(index - 1)
-            rows.append(Row(request.sampler, end - request.prompt_length, mask))
+            first, position = index - 1 - len(part.draft), end - request.prompt_length
+            for i in range(1 + len(part.draft)):
+                indices.append(first + i)
+                rows.append(Row(request.sampler, position + i, mask))
     return indices, rows
 
 

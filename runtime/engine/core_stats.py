@@ -19,6 +19,7 @@ class CoreStats:
         preemptions: how often a request gave its blocks back to others.
         draft_tokens: draft tokens that were tried.
         accepted_tokens: draft tokens that were right.
+        speculating_parts: how often a request that speculates got its next token from a step, with a draft or without.
         batch_tokens: tokens of the newest step.
         batch_sequences: sequences of the newest step.
         running: requests that have a sequence.
@@ -41,6 +42,7 @@ class CoreStats:
     preemptions: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    speculating_parts: int = 0
     batch_tokens: int = 0
     batch_sequences: int = 0
     running: int = 0
@@ -50,3 +52,13 @@ class CoreStats:
     blocks_cached: int = 0
     blocks_shared: int = 0
     tiers: dict[str, int | bool] | None = None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over tried draft tokens; None before the first."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a step gave to a request that speculates, 1 without drafts; None before the first step."""
+        return 1 + self.accepted_tokens / self.speculating_parts if self.speculating_parts else None

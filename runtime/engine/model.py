@@ -26,6 +26,9 @@ from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.speculation.draft_model import DraftModel
+from mlxr.runtime.engine.speculation.same_vocabulary import check_same_vocabulary
+from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.engine.warm_up import warm_up
 from mlxr.runtime.hosts.batch import BatchRequest
@@ -92,6 +95,7 @@ class Model:
         expect("tokenizer", tokenizer, (*PATH, type(None)), "the path of a file or folder")
         self._running: WeakSet[Generation] = WeakSet()
         self._closed = False
+        self._draft: Model | None = None
         self.artifact = artifact
         plan = artifact.plan
         entry = check_host(host, plan.targets, threads)
@@ -241,6 +245,30 @@ class Model:
         now, make = self.core.clock(), self._maker.make
         return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms)]
 
+    def speculate(self, draft: "Model | None" = None) -> None:
+        """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
+
+        Requests do not speculate whose next choice depends on accepted tokens (penalties, constraints), nor those that
+        ask for `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead of one of a request
+        that speculates.
+
+        Args:
+            draft: a smaller model of the same vocabulary that guesses; from now on it belongs to this one. None: tokens
+                are guessed where the text repeats itself (prompt lookup).
+
+        Raises:
+            RequestError: the draft model has another vocabulary, or this model speculates already.
+        """
+        self._check_open()
+        if self.core.speculator is not None:
+            raise RequestError("the model speculates already: load it again to guess tokens in another way")
+        if draft is None:
+            self.core.speculator = Speculator()
+            return
+        check_same_vocabulary(self.artifact, self.tokenizer, draft.artifact, draft.tokenizer)
+        self.core.speculator = Speculator(DraftModel(draft.host, draft.pager, self.artifact.plan.vocab_size))
+        self._draft = draft
+
     def chat_template(self, file: str | Path | None = None) -> ChatTemplate:
         """The model's chat template.
 
@@ -302,6 +330,8 @@ class Model:
             generation.end_with_model()
         self.core.close()
         self.host.close()
+        if self._draft is not None:
+            self._draft.close()
         del self.host, self.arena, self.core
 
     def _check_open(self) -> None:

@@ -91,6 +91,11 @@ class Request:
         return min(len(self.tokens) + self.in_flight, self.max_length - 1) - self.computed
 
     @property
+    def can_speculate(self) -> bool:
+        """Whether its tokens depend on logits and positions alone, so that several can be sampled in a step."""
+        return not self.sampler.needs_tokens and self.constraint is None and not self.prompt_rows
+
+    @property
     def needs_token(self) -> bool:
         """Whether a token that is being sampled must be read before the next step can be launched."""
         return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.speculates)

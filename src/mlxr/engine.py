@@ -40,6 +40,8 @@ class Engine(RunningEngine):
         threads: int | None = None,
         changes: Changes = NO_CHANGES,
         tiers: TierSizes = NO_TIERS,
+        draft: "str | os.PathLike[str] | None" = None,
+        prompt_lookup: bool = False,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -54,6 +56,8 @@ class Engine(RunningEngine):
             threads: as for `mlxr.load`.
             changes: changes to the model's spec.
             tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
+            draft: as for `mlxr.load`.
+            prompt_lookup: as for `mlxr.load`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -72,6 +76,8 @@ class Engine(RunningEngine):
                 changes=replace(changes, sequences=max(changes.sequences, max_sequences)),
                 tiers=tiers,
                 shrink_arena=True,
+                draft=draft,
+                prompt_lookup=prompt_lookup,
                 progress=progress,
             ),
             max_waiting=max_waiting,

@@ -3,12 +3,13 @@
 import hashlib
 import os
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxr.compiler.artifact import Artifact, Chip, load_artifact
-from mlxr.compiler.errors import MlxrError, RequestError, WeightsError
+from mlxr.compiler.errors import ContextError, MlxrError, RequestError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
@@ -37,6 +38,8 @@ def load(
     threads: int | None = None,
     changes: Changes = NO_CHANGES,
     tiers: TierSizes = NO_TIERS,
+    draft: "str | os.PathLike[str] | None" = None,
+    prompt_lookup: bool = False,
     shrink_arena: bool = False,
     progress: "Progress | None" = None,
 ) -> "Model":
@@ -52,6 +55,9 @@ def load(
         threads: how many threads host cpu runs; None: one for each core that this process may use.
         changes: changes to the model's spec: context, sequences, types, memory of the cache.
         tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
+        draft: a smaller model of the same vocabulary, named like `model`. It guesses tokens, and a step of the model
+            checks several of them: the answers are the same, and come faster where most guesses are right.
+        prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         progress: called with what is being loaded and how far it is.
 
@@ -69,6 +75,9 @@ def load(
     expect("weights", weights, (*PATH, type(None)), "the path of a file or folder")
     expect("host", host, str, "a host's name")
     expect("changes", changes, Changes, "mlxr.Changes")
+    expect("draft", draft, (*PATH, type(None)), "a model's name or path")
+    if prompt_lookup and draft is not None:
+        raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
     if threads is not None:
         whole_number("threads", threads)
     where = resolve_host(host)
@@ -94,7 +103,7 @@ def load(
             )
         if not of_files:  # else the spec comes from these very weights
             check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-        return Model(
+        loaded = Model(
             artifact,
             chosen,
             host=host,
@@ -104,6 +113,25 @@ def load(
             shrink_arena=shrink_arena,
             progress=progress,
         )
+        if prompt_lookup or draft is not None:
+            try:
+                loaded.speculate(None if draft is None else _load_draft(draft, artifact, host, threads, progress))
+            except BaseException:
+                loaded.close()
+                raise
+        return loaded
+
+
+def _load_draft(
+    model: "str | os.PathLike[str]", artifact: Artifact, host: str, threads: int | None, progress: "Progress | None"
+) -> "Model":
+    """Loads a draft model with as many sequences as the model, and with its context or all that its own allows."""
+    arena = artifact.plan.arena
+    changes = Changes(needed_context=arena.context, sequences=arena.max_sequences)
+    try:
+        return load(model, host=host, threads=threads, changes=changes, progress=progress)
+    except ContextError:
+        return load(model, host=host, threads=threads, changes=replace(changes, needed_context=1), progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:

@@ -55,6 +55,24 @@ def test_one_token_has_no_decode_speed(capsys: pytest.CaptureFixture[str], artif
     assert json.loads(capsys.readouterr().out)["decode_tokens_per_second"] is None
 
 
+def test_speculation_gives_the_same_answer_and_says_what_was_accepted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["run", "storyteller", "--host", "cpu", "--compute", "exact", "--prompt", "The mouse", "--json"]
+    answers = []
+    for options in ([], ["--prompt-lookup"]):
+        assert main([*arguments, "--max-tokens", "150", *options]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    plain, speculating = answers
+    assert speculating["token_ids"] == plain["token_ids"]
+    assert plain["tokens_per_step"] is None and plain["acceptance_rate"] is None
+    assert speculating["accepted_tokens"] <= speculating["draft_tokens"] and speculating["tokens_per_step"] >= 1
+    assert main([*arguments[:-1], "--max-tokens", "9", "--prompt-lookup", "--stats"]) == 0
+    assert "draft tokens accepted" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--prompt-lookup", "--draft", "storyteller"])
+
+
 def test_the_bundled_model_runs_by_name_and_is_cached(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,11 +13,11 @@ time.
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.speculation.acceptance import Acceptance
 from mlxr.runtime.engine.speculation.draft_lengths import LEAST_GAIN, draft_lengths
 from mlxr.runtime.engine.speculation.draft_model import DraftModel
 from mlxr.runtime.engine.speculation.prompt_lookup import PromptLookup
-from mlxr.runtime.engine.speculation.speculation_stats import SpeculationStats
 from mlxr.runtime.engine.speculation.step_costs import StepCosts
 from mlxr.runtime.engine.speculation.text import Text
 
@@ -64,8 +64,7 @@ class Speculator:
     """Proposes drafts. Only the thread that runs the engine's steps may use it.
 
     Attributes:
-        costs: how long steps take; the engine tells it.
-        stats: counters; the engine counts.
+        costs: how long steps take; the core tells it.
     """
 
     def __init__(self, draft_model: DraftModel | None = None) -> None:
@@ -77,7 +76,22 @@ class Speculator:
         self._model = draft_model
         self._states: dict[Hashable, _State] = {}
         self.costs = StepCosts()
-        self.stats = SpeculationStats()
+
+    def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
+        """Sets `Request.drafted` of requests that speculate.
+
+        Args:
+            requests: those whose next token is in the next step.
+            tokens: that the step has anyway, these requests' and others'.
+            room: how many more it may have.
+
+        Raises:
+            HostError: a step of the draft model failed.
+        """
+        # After the last draft token comes one more, that of the step itself.
+        texts = [Text(request, request.tokens, request.max_length - len(request.tokens) - 1) for request in requests]
+        for request, draft in zip(requests, self.propose(texts, tokens, room), strict=True):
+            request.drafted = draft
 
     def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
         """A draft for each text, which may be empty.
@@ -90,9 +104,12 @@ class Speculator:
         Raises:
             HostError: a step of the draft model failed.
         """
-        states = [self._states.get(text.key) or self._begin(text.key) for text in texts]
-        for text, state in zip(texts, states, strict=True):
-            state.compare(text.tokens)
+        states = []
+        for text in texts:
+            state = self._states.get(text.key) or self._begin(text.key)
+            if state.guess:
+                state.compare(text.tokens)
+            states.append(state)
         if self._model is None:
             return self._look_up(texts, states, tokens, room)
         return self._ask(self._model, texts, states, tokens, room)
@@ -109,6 +126,8 @@ class Speculator:
 
     def _look_up(self, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int) -> list[list[int]]:
         guesses = [s.lookup.propose(t.tokens, MOST_DRAFTED) for t, s in zip(texts, states, strict=True)]
+        if not any(guesses):
+            return guesses
         chances = [
             state.acceptance.chances(min(len(guess), text.most))
             for text, state, guess in zip(texts, states, guesses, strict=True)

@@ -5,7 +5,7 @@ from statistics import median
 
 _SAMPLES = 9
 _LEAST = 3
-"""Fewer measurements are no median: one of them may have met a disturbance."""
+"""A median needs so many measurements: a single one may have met a disturbance."""
 _LIFETIME = 1000
 """Steps after which a measurement no longer counts: contexts grow, and other programs come and go."""
 _SLOPE = 0.05
@@ -28,12 +28,11 @@ class StepCosts:
         self._steps += 1
         if self._steps - self._last.get(tokens, 0) > _LIFETIME:
             self._seconds.pop(tokens, None)
-            self._medians.pop(tokens, None)
-        samples = self._seconds.setdefault(tokens, deque(maxlen=_SAMPLES))
+        if (samples := self._seconds.get(tokens)) is None:
+            samples = self._seconds[tokens] = deque(maxlen=_SAMPLES)
         samples.append(seconds)
         self._last[tokens] = self._steps
-        if len(samples) >= _LEAST:
-            self._medians[tokens] = median(samples)
+        self._medians.pop(tokens, None)
 
     def is_known(self, tokens: int) -> bool:
         """Whether the time of a step with so many tokens is known."""
@@ -59,9 +58,12 @@ class StepCosts:
 
     def _known(self, tokens: int) -> float | None:
         """The median for a number of tokens; None if it is not known, or was long ago."""
-        if self._steps - self._last.get(tokens, 0) > _LIFETIME:
+        samples = self._seconds.get(tokens)
+        if samples is None or len(samples) < _LEAST or self._steps - self._last[tokens] > _LIFETIME:
             return None
-        return self._medians.get(tokens)
+        if tokens not in self._medians:
+            self._medians[tokens] = median(samples)
+        return self._medians[tokens]
 
     @staticmethod
     def _interpolate(seconds: list[float], count: int, last: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
 from mlxr.runtime.engine.conversation import Conversation
@@ -27,6 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
+    add_speculation_arguments(parser)
     parser.add_argument(
         "--system", type=text_argument, metavar="TEXT", help="a system message to begin with, if the template takes one"
     )

@@ -90,7 +90,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     """Loads the model that the arguments name.
 
     Args:
-        args: those of `add_model_arguments`, and perhaps of `add_context_argument`.
+        args: those of `add_model_arguments`, perhaps of `add_context_argument` and `add_speculation_arguments`.
         needed: what the command itself needs; context, compute and types come from the arguments.
 
     Raises:
@@ -122,5 +122,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             tokenizer=args.tokenizer,
             threads=args.threads,
             changes=changes,
+            draft=getattr(args, "draft", None),
+            prompt_lookup=getattr(args, "prompt_lookup", False),
             progress=show,
         )

@@ -3,11 +3,13 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
 from mlxr.cli.streams import show_any_character
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Completion
@@ -22,6 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_model_arguments(parser)
     add_context_argument(parser)
+    add_speculation_arguments(parser)
     add_prompt_source(parser)
     add_prompt_arguments(parser)
     parser.add_argument(
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             context = f"the context of {model.artifact.plan.arena.context} tokens is full"
             print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
-        _print_stats(stats, str(model.types))
+        _print_stats(stats, [str(model.types), speculation_line(model.core.stats())])
     return 130 if interrupted else 0
 
 
@@ -81,6 +84,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
         "notes": list(model.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
         "decode_tokens_per_second": round(decoded / decode, 2) if decode and decoded > 0 else None,
+        **speculation_stats(model.core.stats()),
     }
 
 
@@ -92,7 +96,7 @@ def _launches(model: Model) -> dict[str, int]:
     return {name: counts[name] for name in [*order, *sorted(set(counts) - set(order))] if counts[name]}
 
 
-def _print_stats(stats: dict[str, object], types: str) -> None:
+def _print_stats(stats: dict[str, object], lines: Sequence[str | None]) -> None:
     def speed(key: str) -> str:
         return f"{stats[key]:.1f} tokens/s" if stats[key] is not None else "not measured"
 
@@ -103,7 +107,8 @@ def _print_stats(stats: dict[str, object], types: str) -> None:
         f"then {speed('decode_tokens_per_second')}; {sum(launches.values())} launches of {len(launches)} kernels",
         file=sys.stderr,
     )
-    print(f"  {types}", file=sys.stderr)
+    for line in filter(None, lines):
+        print(f"  {line}", file=sys.stderr)
     for name, count in launches.items():
         print(f"  {count:6}  {name}", file=sys.stderr)
     notes = stats["notes"]

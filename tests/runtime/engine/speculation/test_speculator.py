@@ -42,7 +42,6 @@ def speedup(speculator: Speculator, prompt: list[int], answer: list[int], model:
         tokens += rest[: accepted + 1]
         seconds += SECONDS[len(draft)] + 0.2 * ((model.asked if model else 0) - asked)
         speculator.costs.measured(1 + len(draft), SECONDS[len(draft)] * noise.uniform(0.95, 1.3))
-        speculator.stats.count(len(draft), accepted)
     return len(answer) / seconds
 
 
@@ -54,9 +53,6 @@ def text(count: int, seed: int = 0, vocab: int = 30_000) -> list[int]:
 def test_a_copy_is_made_in_few_steps() -> None:
     passage, speculator = text(100), Speculator()
     assert speedup(speculator, [*passage, *text(10, 1), *passage[:3]], [*passage[3:], *passage]) > 4
-    stats = speculator.stats
-    assert stats.acceptance_rate is not None and stats.acceptance_rate > 0.9
-    assert stats.tokens_per_step is not None and stats.tokens_per_step > 5
 
 
 @pytest.mark.parametrize("vocab", [30_000, 20, 5])

@@ -1,0 +1,180 @@
+"""Speculation against plain decoding: the same model, the same prompts, in one run.
+
+    python benchmarks/speculation.py [--rounds 7] [--tokens 300] [--compute exact]
+
+Each case loads a model twice by `mlxr.load`, once with speculation and otherwise with default options, and lets both
+answer the same prompt in turn. A figure is the median of its rounds: tokens per second after the first token. The
+answers must be equal.
+
+* A copying task. storyteller, greedily, comes to repeat its own sentences; a random model copies nothing. So the 100M
+  model is given an embedding and an output matrix by which each token has one successor, and attention and MLPs that
+  add nothing, at the same cost. Its answer copies a passage of 200 tokens from its prompt, over and over.
+* A text that cannot be guessed: storyteller at temperature 1.5, and the 100M model with random weights at temperature
+  1, whose tokens are as good as random.
+* A story at temperature 0.8, for what an ordinary text gains.
+* A draft model of 12M parameters with the same successors, for the copying 100M model.
+
+It writes the models that it makes to the cache folder, and benchmarks/speculation.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from peers.models import ROOT, SHAPES, Array, Shape, prepare, write_folder
+
+import mlxr
+from mlxr.runtime.cache_folder import cache_folder
+
+_PASSAGE = 200
+_SMALL = Shape("12m", 256, 2, 4, 2, 512, SHAPES["100m"].vocab, SHAPES["100m"].context)
+_TALE = (
+    "The first mouse ate the cheese.\nThe second mouse ate the bread.\nThe third mouse ate the corn.\n"
+    "The fourth mouse ate the butter.\nThe fifth mouse went home.\n\nThe first mouse ate"
+)
+
+
+class Case(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    model: str
+    prompt: str | list[int]
+    sampling: mlxr.Sampling
+    options: dict[str, Any]
+
+
+def main() -> int:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(description="Compare speculation with plain decoding on host cpu.")
+    parser.add_argument("--rounds", type=int, default=7, help="answers of each (7)")
+    parser.add_argument("--tokens", type=int, default=300, help="of each answer (300)")
+    parser.add_argument("--compute", choices=("fast", "exact"), default="fast", help="as `mlxr run --compute` (fast)")
+    parser.add_argument("--only", default="", metavar="WORD", help="only cases with this word in their name")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/speculation.json", metavar="FILE")
+    args = parser.parse_args()
+    rows = []
+    print(
+        f"load average {os.getloadavg()[0]:.1f}; {args.rounds} rounds of {args.tokens} tokens, compute {args.compute}"
+    )
+    print(f"{'':44} {'plain':>8} {'speculating':>12} {'ratio':>6} {'accepted':>9} {'per step':>9}")
+    for case in _cases():
+        if args.only in case.name:
+            rows.append(_measure(case, args))
+            args.output.write_text(json.dumps({"compute": args.compute, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _cases() -> Iterator[Case]:
+    cache = cache_folder("peer-models")
+    random_model = str(prepare("100m", "bf16", cache, _say).source)
+    copier, small = (str(_copier(shape, cache)) for shape in (SHAPES["100m"], _SMALL))
+    passage = [1000 + i for i in range(_PASSAGE)]
+    copied, chance = [*passage, passage[0]], np.random.default_rng(0)
+    unseen = [int(token) for token in chance.integers(300, 32000, 100)]
+    lookup, greedy = {"prompt_lookup": True}, mlxr.Sampling()
+    yield Case("storyteller q8_0, copying", "storyteller", _TALE, greedy, lookup)
+    yield Case("100m bf16, copying", copier, copied, greedy, lookup)
+    yield Case("100m bf16, copying, draft model", copier, copied, greedy, {"draft": small})
+    story = "Once upon a time"
+    yield Case("storyteller q8_0, story", "storyteller", story, mlxr.Sampling(temperature=0.8, seed=1), lookup)
+    yield Case(
+        "storyteller q8_0, cannot be guessed", "storyteller", story, mlxr.Sampling(temperature=1.5, seed=1), lookup
+    )
+    noise = mlxr.Sampling(temperature=1.0, seed=1)
+    yield Case("100m bf16, cannot be guessed", random_model, unseen, noise, lookup)
+    yield Case("100m bf16, cannot be guessed, draft model", random_model, unseen, noise, {"draft": small})
+
+
+def _measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    changes = mlxr.Changes(compute=args.compute)
+    plain_model = mlxr.load(case.model, host="cpu", changes=changes)
+    model = mlxr.load(case.model, host="cpu", changes=changes, **case.options)
+    speeds: dict[str, list[float]] = {"plain": [], "speculating": []}
+    with plain_model, model:
+        for round_number in range(args.rounds + 1):
+            answers = []
+            for name, chosen in (("plain", plain_model), ("speculating", model)):
+                tokens, speed = _answer(chosen, case, args.tokens)
+                answers.append(tokens)
+                if round_number:  # the first one warms up
+                    speeds[name].append(speed)
+            if answers[0] != answers[1]:
+                _say(f"warning: {case.name}: the answers differ from token {_common(*answers)} on")
+        stats = model.core.stats()
+        medians = {name: statistics.median(values) for name, values in speeds.items()}
+        ratio = statistics.median(b / a for a, b in zip(speeds["plain"], speeds["speculating"], strict=True))
+    row = {
+        "name": case.name,
+        **{name: round(value, 1) for name, value in medians.items()},
+        "ratio": round(ratio, 3),
+        "accepted": stats.acceptance_rate,
+        "per_step": stats.tokens_per_step,
+    }
+    accepted = "-" if row["accepted"] is None else f"{row['accepted']:.0%}"
+    print(
+        f"{case.name:44} {medians['plain']:8.1f} {medians['speculating']:12.1f} {ratio:6.2f} {accepted:>9} "
+        f"{row['per_step'] or 1:9.2f}",
+        flush=True,
+    )
+    return row
+
+
+def _answer(model: mlxr.Model, case: Case, count: int) -> tuple[list[int], float]:
+    """The tokens of an answer, and how many came in a second after the first one."""
+    generation = model.start([case.prompt], max_tokens=count, sampling=case.sampling, ignore_eos=True)
+    next(generation)
+    begin = time.perf_counter()
+    for _ in generation:
+        pass
+    seconds = time.perf_counter() - begin
+    tokens = generation.completions[0].token_ids
+    return tokens, (len(tokens) - 1) / seconds
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+
+
+def _copier(shape: Shape, cache: Path) -> Path:
+    """A folder with a model whose next token is the successor of the last one, in a cycle of 200 tokens."""
+    folder = cache / f"{shape.name}-copier"
+    if not (folder / "config.json").is_file():
+        _say(f"writing {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_folder(shape, folder, _copying_tensor)
+    return folder
+
+
+def _copying_tensor(name: str, dims: tuple[int, ...]) -> Array:
+    """A tensor's bf16 numbers as their 16 bits."""
+    if len(dims) == 1:
+        return np.full(dims, 0x3F80, np.uint16)
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return np.zeros(dims, np.uint16)
+    is_output = name == "lm_head.weight"
+    source = "model.embed_tokens.weight" if is_output else name
+    numbers = np.random.default_rng(zlib.crc32(source.encode())).standard_normal(dims, np.float32) * np.float32(0.02)
+    if is_output:
+        token = np.arange(dims[0])
+        successor = token // _PASSAGE * _PASSAGE + (token + 1) % _PASSAGE
+        output = np.empty_like(numbers)
+        output[successor] = numbers[token]
+        numbers = output
+    return (np.ascontiguousarray(numbers).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
