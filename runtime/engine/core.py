@@ -392,9 +392,9 @@ def _rows(parts: list[Part], ends: list[int]) -> tuple[list[int], list[Row]]:
     rows: list[Row] = []
     index = 0
     for part, end in zip(parts, ends, strict=True):
-        index += part.num_rows
+        request = part.request
+        index += part.num_rows if request.prompt_rows or part.draft else part.samples
         if part.samples:
-            request = part.request
             mask = None if request.constraint is None else request.constraint.mask()
             first, position = index - 1 - len(part.draft), end - request.prompt_length
             for i in range(1 + len(part.draft)):

@@ -114,17 +114,21 @@ class Scheduler:
         budget, rows = self._plan.max_tokens, self._plan.max_rows
         parts: list[Part] = []
         reading: list[Request] = []
-        for request in self.running:
-            pending = request.num_pending
+        most_blocks = 0  # no token needs more than one
+        for request in self.running:  # each statement here runs for each sequence of each step
+            pending = len(request.tokens) + request.in_flight
+            pending = (pending if pending < request.max_length else request.max_length - 1) - request.computed
             if pending == 1 and not request.prompt_rows and budget and rows:
                 draft = tuple(request.drafted[: min(budget, rows) - 1]) if request.drafted else ()
                 parts.append(Part(request, 1, True, draft))
                 budget -= 1 + len(draft)
                 rows -= 1 + len(draft)
+                most_blocks += 1 + len(draft)
             elif pending >= 1:
                 reading.append(request)
         if parts:
-            parts = self._with_blocks(parts)
+            if most_blocks > self._pager.num_free:
+                parts = self._with_blocks(parts)
             budget = min(budget, self._times.prompt_tokens(len(parts), budget, self._pager.block_size))
         for request in reading:
             if request.seq_id is not None and (part := self._chunk(request, budget, rows, parts)):

@@ -6,6 +6,7 @@ sequences keep the order of the requests.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -96,18 +97,25 @@ class Batch:
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
 
-        of_seq, starts = np.array(counts, np.int32), np.array([request.start for request in requests], np.int32)
-        query_start = np.zeros(len(requests) + 1, np.int32)
-        np.cumsum(of_seq, out=query_start[1:])
+        starts = np.array([request.start for request in requests], np.int32)
+        if max(counts) == 1:
+            positions, context_lens = starts, starts + 1
+            query_start, query_tiles = _layout_of_decode(len(counts))
+        else:
+            of_seq = np.array(counts, np.int32)
+            query_start = np.zeros(len(requests) + 1, np.int32)
+            np.cumsum(of_seq, out=query_start[1:])
+            positions = np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32)
+            context_lens, query_tiles = starts + of_seq, _query_tiles(query_start, query_tile)
         return cls(
             tokens=_int32s(r.tokens for r in requests) if tokens is None else tokens,
-            positions=np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32),
+            positions=positions,
             slots=_int32s(slots),
             query_start=query_start,
-            context_lens=starts + of_seq,
+            context_lens=context_lens,
             block_tables=pager.block_tables([request.seq_id for request in requests]),
             logit_rows=_logit_rows(requests, query_start),
-            query_tiles=_query_tiles(query_start, query_tile),
+            query_tiles=query_tiles,
             query_tile=query_tile,
         )
 
@@ -178,6 +186,13 @@ def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
     if rows == "none":
         return range(0)
     return range(stop - 1 if rows == "last" else start, stop)
+
+
+@cache
+def _layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array]:
+    """`query_start` and `query_tiles` of sequences with one token each."""
+    start = np.arange(num_seqs + 1, dtype=np.int32)
+    return start, np.stack([start[:-1], start[:-1]], axis=1)
 
 
 def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
