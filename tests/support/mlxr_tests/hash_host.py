@@ -1,0 +1,241 @@
+"""A host without a model: its logits are a hash of all tokens of a sequence, read from an arena of its own.
+
+A slot holds what K and V of a token depend on: a hash of this token and of all before it. So a wrong block table, a
+missing copy, a block that is found too early or restored wrongly shows as a wrong token. `answer_alone` computes what a
+request must get, without an engine.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.make_requests import RequestMaker, Terms
+from mlxr.runtime.engine.request import Listener, Request
+from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
+from mlxr.runtime.hosts.batch import Batch
+
+VOCAB = 32
+_FACTOR, _ADDEND = 6364136223846793005, 1442695040888963407
+
+
+def _after(state: int, token: int) -> int:
+    return ((state ^ token) * _FACTOR + _ADDEND) % 2**64
+
+
+def _logits(states: np.ndarray) -> np.ndarray:
+    """Logits after a token, from the slots of all tokens up to it: [vocab], f32."""
+    weights = np.arange(1, 2 * len(states) + 1, 2, dtype=np.uint64)
+    bits = (states * weights).sum(dtype=np.uint64) + np.arange(VOCAB, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (4 * ((bits ^ (bits >> np.uint64(27))) >> np.uint64(40)) / 2**24).astype(np.float32)
+
+
+def answer_alone(prompt: Sequence[int], sampling: Sampling, sample: int = 0, context: int = 10**9) -> list[int]:
+    """The tokens of an answer that no end-of-sequence token ends."""
+    sampler, states = Sampler(sampling, sample, prompt), [0]
+    for token in prompt:
+        states.append(_after(states[-1], token))
+    answer: list[int] = []
+    for position in range(min(sampling.max_tokens or context, context - len(prompt))):
+        logits = _logits(np.array(states[1:], np.uint64))
+        (sampled,) = sample_rows(logits[None], [Row(sampler, position, None)])
+        sampler.accept(sampled.token)
+        answer.append(sampled.token)
+        states.append(_after(states[-1], sampled.token))
+    return answer
+
+
+class HashHost:
+    """The part of a `Host` that an engine's core uses.
+
+    Attributes:
+        pipelines: whether it is taken for a host with lazy steps.
+        faults: what goes wrong with the coming steps: `launch`, `read`, or None; a failing step writes nonsense.
+        interruption: what the next step or read raises.
+        steps: tokens of each sequence of each step.
+    """
+
+    def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False) -> None:
+        self.plan: Any = SimpleNamespace(
+            arena=geometry, max_tokens=max_tokens, max_rows=max_tokens, query_tile=4, vocab_size=VOCAB
+        )
+        self.size = geometry.block_size
+        self.slots = np.zeros(geometry.num_blocks * self.size, np.uint64)
+        self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry)
+        self.pipelines = pipelines
+        self.faults: deque[str | None] = deque()
+        self.interruption: BaseException | None = None
+        self.steps: list[list[int]] = []
+        self._broken: list[Any] = []
+        self._breaks = False
+
+    def step(self, batch: Batch) -> Any:
+        self.interrupt()
+        fault = self.faults.popleft() if self.faults else None
+        self._breaks = fault == "read" and bool(batch.num_rows)
+        if fault is not None:
+            self.slots[batch.slots] = 13
+            if not self._breaks:
+                raise HostError("the step failed at its launch")
+        tokens, rows = np.array(batch.tokens).tolist(), []
+        assert len(set(batch.slots.tolist())) == len(tokens), "no slot is written twice"
+        self.steps.append(np.diff(batch.query_start).tolist())
+        for sequence, length in enumerate(batch.context_lens.tolist()):
+            begin, end = batch.query_start[sequence : sequence + 2].tolist()
+            blocks = batch.block_tables[sequence][: -(-length // self.size)]
+            slots = (blocks[:, None] * self.size + np.arange(self.size)).ravel()[:length]
+            for i in range(begin, end):
+                position = length - end + i
+                assert batch.slots[i] == slots[position] and batch.positions[i] == position
+                before = int(self.slots[slots[position - 1]]) if position else 0
+                self.slots[slots[position]] = _after(before, tokens[i]) if not self._breaks else 17
+            for row in batch.logit_rows.tolist():
+                if begin <= row < end:
+                    rows.append(_logits(self.slots[slots[: length - end + row + 1]]))
+        logits = np.array(rows, np.float32).reshape(-1, VOCAB)
+        if self.pipelines:
+            return mx.array(logits)
+        if self._breaks:
+            self._broken = [logits]
+        return logits
+
+    def start(self, *results: mx.array) -> None:
+        if self._breaks:
+            self._broken += results
+
+    def copy_to_read(self, result: mx.array) -> mx.array:
+        return result
+
+    def read(self, result: Any) -> np.ndarray:
+        self.interrupt()
+        if any(result is broken for broken in self._broken):
+            self._broken.clear()
+            raise HostError("the step failed on the device")
+        return np.array(result)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        blocks = self.slots.reshape(-1, self.size)
+        for source, target in copies:
+            blocks[target] = blocks[source]
+
+    @property
+    def block_bytes(self) -> int:
+        return 8 * self.size
+
+    def read_blocks(self, block_ids: Sequence[int]) -> np.ndarray:
+        return self.slots.reshape(-1, self.size)[list(block_ids)].view(np.uint8)
+
+    def write_blocks(self, block_ids: Sequence[int], data: np.ndarray) -> None:
+        self.slots.reshape(-1, self.size)[list(block_ids)] = data.view(np.uint64)
+
+    def interrupt(self) -> None:
+        """Raises what was planned."""
+        interruption, self.interruption = self.interruption, None
+        if interruption is not None:
+            raise interruption
+
+
+class HashEngine:
+    """A core with a HashHost, a pager and a clock that stands still.
+
+    Attributes:
+        now: what the clock says, in seconds.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_sequences: int = 4,
+        *,
+        context: int = 64,
+        max_tokens: int = 16,
+        pipelines: bool = False,
+    ) -> None:
+        self.geometry: Any = SimpleNamespace(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_sequences=max_sequences,
+            context=context,
+            max_blocks_per_sequence=-(-context // block_size),
+            mode="paged",
+        )
+        self.host = HashHost(self.geometry, max_tokens, pipelines=pipelines)
+        self.pager = Pager.from_geometry(self.geometry)
+        self.now = 0.0
+        self.core = EngineCore(self.host, self.pager, clock=lambda: self.now)  # type: ignore[arg-type]
+        self._maker = RequestMaker(self.host.plan, self.geometry, None, ("hash",))
+
+    def requests(
+        self, prompt: Sequence[int], sampling: Sampling, listener: Listener = lambda news: None, **terms: Any
+    ) -> list[Request]:
+        """Requests, not added yet."""
+        return self._maker.make(0, prompt, sampling, listener, self.now, Terms(**terms))
+
+    def add(self, prompt: Sequence[int], max_tokens: int = 8, **terms: Any) -> "Answer":
+        """Adds a greedy request."""
+        answer = Answer()
+        (answer.request,) = self.requests(prompt, Sampling(max_tokens=max_tokens), answer.listen, **terms)
+        self.core.add(answer.request)
+        return answer
+
+    def alone(self, request: Request) -> list[int]:
+        """What a request must get."""
+        prompt, sampling = request.tokens[: request.prompt_length], request.sampler.sampling
+        return answer_alone(prompt, sampling, request.index % sampling.n, self.geometry.context)
+
+    def run(self, most: int = 10_000) -> int:
+        """Runs steps until there is no request left; returns how many."""
+        for steps in range(most):
+            if not self.core.step() and not self.core.scheduler.running and not self.core.scheduler.waiting:
+                return steps
+            self.check()
+        raise AssertionError(f"there are requests after {most} steps")
+
+    def check(self) -> None:
+        """What holds between any two steps."""
+        self.pager.check_integrity()
+        scheduler = self.core.scheduler
+        assert all(request.seq_id is not None and not request.is_done for request in scheduler.running)
+        assert all(request.seq_id is None and not request.is_done for request in scheduler.waiting)
+        assert self.pager.num_sequences == len(scheduler.running)
+        assert all(request in scheduler.running for request in scheduler._being_read.values())
+
+    def check_empty(self) -> None:
+        """What holds when all requests have ended."""
+        self.check()
+        assert self.pager.num_sequences == 0 and self.pager.num_free == self.pager.num_blocks
+        assert not self.core.scheduler._being_read and not self.pager.take_copies()
+
+
+class Answer:
+    """A request and what its listener was told."""
+
+    request: Request
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.error: BaseException | None = None
+
+    def listen(self, news: Event | BaseException) -> None:
+        assert self.error is None and not (self.events and self.events[-1].finish_reason), "nothing comes after the end"
+        if isinstance(news, BaseException):
+            self.error = news
+        else:
+            self.events.append(news)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token_id for event in self.events if event.token_id is not None]
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.events[-1].finish_reason if self.events else None
