@@ -23,6 +23,7 @@ from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row, Sampled
@@ -31,7 +32,7 @@ from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.batch import BatchRequest
-from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
@@ -41,7 +42,7 @@ _LONGEST_WAIT = 0.1
 class _LaunchedStep:
     """A step that has been launched, and what it will have computed when it ends."""
 
-    __slots__ = ("begin", "decoding", "drafted", "ends", "parts", "prompt_tokens", "samples", "sequences")
+    __slots__ = ("begin", "decoding", "drafted", "ends", "logits", "parts", "prompt_tokens", "samples", "sequences")
 
     def __init__(self, parts: list[Part], begin: float) -> None:
         self.parts, self.begin = parts, begin
@@ -50,6 +51,7 @@ class _LaunchedStep:
         self.decoding = sum(part.num_tokens == 1 for part in parts)
         self.prompt_tokens = sum(part.num_tokens for part in parts) - self.decoding
         self.drafted = sum(len(part.draft) for part in parts)
+        self.logits: Logits | None = None  # where requests ask for those of their prompts
         self.samples: Samples
 
     @property
@@ -226,6 +228,8 @@ class EngineCore:
             for part, end in zip(parts, step.ends, strict=True):
                 part.request.computed = end
                 part.request.in_flight += part.samples
+            if any(part.request.prompt_rows for part in parts):
+                step.logits = logits
             step.samples = Samples(self._host, logits, *_rows(parts, step.ends))
         except Exception as error:
             self._fail_step(step, error)
@@ -266,6 +270,8 @@ class EngineCore:
         """Waits for a step and gives its tokens to their requests."""
         try:
             samples = step.samples.read()
+            if step.logits is not None:
+                add_prompt_logprobs(self._host.read(step.logits), step.parts, step.ends)
         except Exception as error:
             self._fail_step(step, error)
             return
@@ -295,6 +301,8 @@ class EngineCore:
                 if request.unread or end // size != request.certain // size:
                     self._pager.commit(seq_id, request.tokens, request.hashes, end)
                 request.certain = end
+                if request.prompt_rows and end >= request.prompt_length:
+                    request.prompt_rows = False
                 if request.unread:
                     self.scheduler.has_computed(request)
             if sampled is not None:

@@ -286,6 +286,8 @@ class Scheduler:
         self.running.append(request)
         if self._restorer is not None:
             request.computed = request.certain = prefix.num_tokens + self._restorer.restore(request, prefix)
+        if request.prompt_rows:
+            request.completion.prompt_logprobs.clear()
         if not request.has_started:
             request.has_started = True
             request.completion.cached_tokens = request.computed
