@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
-"""Why an answer ended: `stop` at an end-of-sequence token or a stop string, `length` at max_tokens, `context` where the
-context was full before that, `cancelled` by its caller, `deadline` where its time was over."""
+"""Why an answer ended: `stop` at an end-of-sequence token, at a stop string, or where a constraint allows nothing more,
+`length` at max_tokens, `context` where the context was full before that, `cancelled` by its caller, `deadline` where
+its time was over."""
 
 
 class TokenLogprob(NamedTuple):

@@ -17,10 +17,11 @@ from dataclasses import asdict, replace
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import MlxrError, RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
+from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
@@ -222,6 +223,8 @@ class EngineCore:
             if len(tokens) < part.num_tokens:
                 tokens.append(0)  # it is on the device
             requests.append(BatchRequest(request.seq_id, [*tokens, *part.draft], start, part.rows))
+            if request.constraint is not None and part.samples:
+                request.constraint.prepare()
         try:
             on_device = None if before is None else _with_tokens_of(before, parts, requests)
             logits = launch_step(self._host, self._pager, requests, on_device, self._save)
@@ -230,7 +233,10 @@ class EngineCore:
                 part.request.in_flight += part.samples
             if any(part.request.prompt_rows for part in parts):
                 step.logits = logits
-            step.samples = Samples(self._host, logits, *_rows(parts, step.ends))
+            if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
+                assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
+                self._host.start(logits, self._host.arena.token)  # it computes while masks are made
+            step.samples = Samples(self._host, logits, *self._rows(step))
         except Exception as error:
             self._fail_step(step, error)
             return None
@@ -343,10 +349,56 @@ class EngineCore:
         logprob = None
         if sampled.logprob is not None:
             logprob = TokenLogprob(sampled.token, sampled.logprob, sampled.top)
-        event = request.accept(sampled.token, logprob)
+        constraint = request.constraint
+        if constraint is None:
+            self._add_token(request, sampled.token, logprob)
+            return
+        try:
+            constraint.accept(sampled.token)
+            # Without a step, a token has no log probability.
+            forced = (
+                constraint.forced() if request.sampler.sampling.logprobs is None and not request.prompt_rows else []
+            )
+            is_complete = constraint.is_complete
+        except MlxrError as error:
+            self._fail(request, error)
+            return
+        tokens = [sampled.token, *forced]
+        for i, token in enumerate(tokens):
+            if not request.is_done:
+                self._add_token(request, token, logprob, is_complete and i == len(tokens) - 1)
+                self._stats.forced_tokens += i > 0
+                self._stats.generated_tokens += i > 0
+
+    def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
+        event = request.accept(token, logprob, is_complete)
         if event.finish_reason:
             self._remove(request)
         self._tell(request, event)
+
+    def _rows(self, step: _LaunchedStep) -> tuple[list[int], list[Row]]:
+        """Which rows of logits a step samples, and how."""
+        indices: list[int] = []
+        rows: list[Row] = []
+        index = 0
+        for part, end in zip(step.parts, step.ends, strict=True):
+            request = part.request
+            index += part.num_rows if request.prompt_rows or part.draft else part.samples
+            if part.samples:
+                mask = self._mask(request)
+                first, position = index - 1 - len(part.draft), end - request.prompt_length
+                for i in range(1 + len(part.draft)):
+                    indices.append(first + i)
+                    rows.append(Row(request.sampler, position + i, mask))
+        return indices, rows
+
+    def _mask(self, request: Request) -> Mask | None:
+        """The tokens that its constraint allows next. If there is no mask, the request ends with the error."""
+        try:
+            return None if request.constraint is None else request.constraint.mask()
+        except MlxrError as error:
+            self._fail(request, error)
+            return None
 
     def _tell(self, request: Request, news: Event | BaseException) -> None:
         try:
@@ -392,23 +444,8 @@ class EngineCore:
             part.request.in_flight = 0
             if part.request.seq_id is not None:
                 self.scheduler.preempt(part.request, keep=False)
-
-
-def _rows(parts: list[Part], ends: list[int]) -> tuple[list[int], list[Row]]:
-    """Which rows of logits are sampled, and how."""
-    indices: list[int] = []
-    rows: list[Row] = []
-    index = 0
-    for part, end in zip(parts, ends, strict=True):
-        request = part.request
-        index += part.num_rows if request.prompt_rows or part.draft else part.samples
-        if part.samples:
-            mask = None if request.constraint is None else request.constraint.mask()
-            first, position = index - 1 - len(part.draft), end - request.prompt_length
-            for i in range(1 + len(part.draft)):
-                indices.append(first + i)
-                rows.append(Row(request.sampler, position + i, mask))
-    return indices, rows
+            if part.request.constraint is not None:
+                part.request.constraint.truncate(len(part.request.completion.token_ids))  # it may be ahead
 
 
 def _with_tokens_of(before: _LaunchedStep, parts: list[Part], requests: list[BatchRequest]) -> mx.array | None:

@@ -15,6 +15,7 @@ class CoreStats:
         restored_tokens: how many of these came from a tier.
         computed_tokens: tokens that steps computed.
         generated_tokens: tokens of answers.
+        forced_tokens: how many of these a constraint left no choice for, so that no step sampled them.
         finished: answers that ended, cancelled ones included.
         preemptions: how often a request gave its blocks back to others.
         draft_tokens: draft tokens that were tried.
@@ -38,6 +39,7 @@ class CoreStats:
     restored_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    forced_tokens: int = 0
     finished: int = 0
     preemptions: int = 0
     draft_tokens: int = 0

@@ -8,6 +8,7 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.too_long import too_long
@@ -67,6 +68,7 @@ class RequestMaker:
         self._plan, self._arena, self._tokenizer = plan, arena, tokenizer
         self._identity = tuple(identity)
         self._eos_ids = frozenset() if tokenizer is None else frozenset(tokenizer.eos_ids)
+        self._constraints = ConstraintCompiler(tokenizer, plan.vocab_size, self._eos_ids)
 
     def check(self, prompt: Sequence[int]) -> None:
         """Refuses a prompt that can never be answered.
@@ -99,7 +101,7 @@ class RequestMaker:
 
         Raises:
             PromptTooLongError: it leaves no token of the context for the answer.
-            RequestError: an option that contradicts others or the model.
+            RequestError: an option that contradicts others or the model, or a constraint that cannot be used.
         """
         self.check(prompt)
         context, most = self._arena.context, sampling.max_tokens
@@ -127,7 +129,12 @@ class RequestMaker:
                     listener=listener,
                     order=order,
                     deadline=deadline,
+                    constraint=self._constraints.compile(sampling),
                     prompt_rows=sampling.prompt_logprobs is not None,
                 )
             )
         return requests
+
+    def close(self) -> None:
+        """Ends what constraints need; no request can be made afterwards."""
+        self._constraints.close()

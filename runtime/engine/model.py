@@ -329,6 +329,7 @@ class Model:
         for generation in list(self._running):
             generation.end_with_model()
         self.core.close()
+        self._maker.close()
         self.host.close()
         if self._draft is not None:
             self._draft.close()

@@ -8,7 +8,6 @@ the same to the scheduler.
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion, Event, FinishReason, TokenLogprob
+from mlxr.runtime.engine.constraint import Constraint
 from mlxr.runtime.engine.sampling import Sampler
 
 SECONDS_PER_PRIORITY = 10.0
@@ -70,7 +70,7 @@ class Request:
     listener: Listener
     order: float
     deadline: float | None = None
-    constraint: Any = None
+    constraint: Constraint | None = None
     prompt_rows: bool = False
     speculates: bool = False
     seq_id: int | None = None
@@ -100,12 +100,13 @@ class Request:
         """Whether a token that is being sampled must be read before the next step can be launched."""
         return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.speculates)
 
-    def accept(self, token: int, logprob: TokenLogprob | None = None) -> Event:
-        """Adds a sampled token. If it ends the answer, `completion.finish_reason` says why.
+    def accept(self, token: int, logprob: TokenLogprob | None = None, is_complete: bool = False) -> Event:
+        """Adds a token. If it ends the answer, `completion.finish_reason` says why.
 
         Args:
-            token: its id.
+            token: its id, which the constraint has accepted.
             logprob: its log probability, if the request asks for it.
+            is_complete: whether the constraint allows nothing after it.
         """
         completion = self.completion
         completion.token_ids.append(token)
@@ -120,8 +121,8 @@ class Request:
             text, stopped = self.text.push(token, len(completion.token_ids) >= self.sampler.sampling.min_tokens)
             if stopped:
                 reason = "stop"
-            elif len(self.tokens) >= self.max_length:
-                reason = self.reason_at_length
+            elif is_complete or len(self.tokens) >= self.max_length:
+                reason = "stop" if is_complete else self.reason_at_length
                 text += self.text.flush()
         if text:
             completion.text += text

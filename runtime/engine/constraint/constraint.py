@@ -44,6 +44,7 @@ class Constraint:
         self._option, self._renew, self._num_words, self._executor = option, renew, num_words, executor
         self._matcher = matcher
         self._tokens: list[int] = []
+        self._draft: list[int] = []
         self._pending: Future[list[Mask]] | None = None
 
     @property
@@ -54,13 +55,15 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def prepare(self, draft: Sequence[int] = ()) -> None:
-        """Starts making the next masks, unless that has been done since the last token.
+        """Starts making the next masks, unless that has been done since the last token, for the same draft.
 
         Args:
             draft: a guess of the next tokens.
         """
-        if self._pending is None:
-            self._pending = self._executor.submit(self._make_masks, list(draft))
+        if self._pending is None or list(draft) != self._draft:
+            self._settle()
+            self._draft = list(draft)
+            self._pending = self._executor.submit(self._make_masks, self._draft)
 
     def mask(self) -> Mask:
         """Which tokens may come next; end-of-sequence tokens among them exactly where the answer may end. It waits.
@@ -76,7 +79,8 @@ class Constraint:
         Raises:
             RequestError: as `mask`.
         """
-        self.prepare()
+        if self._pending is None:
+            self.prepare()
         assert self._pending is not None, "prepared"
         return self._pending.result()
 
@@ -107,11 +111,15 @@ class Constraint:
             self._tokens += tokens
         return tokens
 
-    def rollback(self, count: int) -> None:
-        """Takes back the newest tokens, such as those of a draft that was not accepted."""
-        self._settle()
-        assert 0 <= count <= len(self._tokens), f"{count} of {len(self._tokens)} tokens cannot be taken back"
-        self._take_back(count)
+    def truncate(self, length: int) -> None:
+        """Takes back the newest accepted tokens, until so many are left."""
+        if self._pending is not None:
+            self._pending.exception()
+        count = len(self._tokens) - length
+        assert 0 <= count <= len(self._tokens), f"{len(self._tokens)} tokens cannot be cut to {length}"
+        if count:
+            self._settle()
+            self._take_back(count)
 
     def _settle(self) -> None:
         """Takes the matcher back from the worker. What the worker has made is of no use after this."""

@@ -217,7 +217,7 @@ def test_forced_tokens_are_those_of_the_tokenizer() -> None:
 def test_tokens_can_be_taken_back_and_drafts_get_their_masks() -> None:
     kind, tokenizer, chance = "storyteller", tokenizer_of("storyteller"), random.Random(1)
     constraint = constraint_of(kind, json_schema=PERSON)
-    for _ in range(20):
+    for number in range(20):
         if constraint.is_complete:
             break
         before = constraint.mask()
@@ -227,9 +227,8 @@ def test_tokens_can_be_taken_back_and_drafts_get_their_masks() -> None:
             draft.append(chance.choice(tokens_of(masks[-1])))
             constraint.accept(draft[-1])
             masks.append(constraint.mask())
-        constraint.rollback(len(draft))
+        constraint.truncate(number)
         assert (constraint.mask() == before).all()
-        constraint.rollback(0)
         constraint.prepare([*draft, tokenizer.bos_id, 5])
         made = constraint.masks()
         assert len(made) <= len(masks) and all((a == b).all() for a, b in zip(made, masks, strict=False))
