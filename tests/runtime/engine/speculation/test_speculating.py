@@ -33,12 +33,15 @@ class Guesser(Speculator):
         return drafts
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("sim", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["cpu", "reference", pytest.param("sim", marks=pytest.mark.long)])
 def model(request: pytest.FixtureRequest) -> Model:
-    """640 tokens, a context of 64, steps of 16 tokens, 3 sequences, 8 blocks of 16."""
+    """640 tokens, a context of 64, steps of 16 tokens, 3 sequences, 8 blocks of 16. `reference` is told to pipeline."""
     cache = {"num_blocks": 8, "max_sequences": 3, "mode": "paged"}
     spec = tiny_spec(model={"context": 64}, cache=cache, prefill_chunk=16, compute="exact")
-    return mlxr.load(compile_spec(spec).artifact, TINY, host=request.param)
+    loaded = mlxr.load(compile_spec(spec).artifact, TINY, host=request.param)
+    if request.param == "reference":
+        setattr(loaded.host, "pipelines", True)  # noqa: B010 (of the class, as far as types go)
+    return loaded
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +158,19 @@ def test_samples_of_a_prompt_draw_by_their_own_numbers(model: Model) -> None:
     sampling = mlxr.Sampling(temperature=1.2, seed=3, n=3)
     plain = run(model, None, PROMPTS[:1], sampling, 20)
     assert same(run(model, noise, PROMPTS[:1], sampling, 20), plain)
+
+
+def test_beside_others_that_do_not_speculate(model: Model) -> None:
+    """The first prompt speculates, the second one does not because of its penalty; each has its tokens alone."""
+    penalty = mlxr.Sampling(frequency_penalty=0.5, temperature=0.8, seed=1)
+    plain = [run(model, None, [p], s)[0] for p, s in zip(PROMPTS, (SAMPLINGS[1], penalty), strict=False)]
+    model.core.speculator = Guesser(right(plain[:1], PROMPTS[:1], 2))
+    first, second = (
+        model.start([prompt], max_tokens=30, sampling=sampling, ignore_eos=True)
+        for prompt, sampling in zip(PROMPTS, (SAMPLINGS[1], penalty), strict=False)
+    )
+    next(first), next(second)
+    assert same([first.finish()[0], second.finish()[0]], plain)
 
 
 def test_who_does_not_speculate(model: Model) -> None:
