@@ -21,6 +21,7 @@ from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.metal import render
 from mlxr.compiler.text.byte_sizes import size
+from mlxr.runtime.cache.tiers import block_tiers
 from mlxr_tests.storyteller import BF16, GOLDEN, Q8_0, ROOT, TOKENIZER, storyteller_spec
 
 COMMAND = [sys.executable, "-m", "mlxr.cli"]
@@ -339,6 +340,24 @@ def test_ctrl_c_while_starting_is_no_crash(after: float) -> None:
             break  # else Python itself dropped the interrupt, which fell in a callback of its import system
     assert run.returncode == 130
     assert "Traceback" not in run.stderr
+
+
+def test_the_cache_outlives_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In another folder than the cache of what is compiled, which is slow to make again."""
+    monkeypatch.setattr(block_tiers, "cache_folder", lambda kind: tmp_path / kind)
+    arguments = ["run", "storyteller", "--host", "cpu", "--json", "--max-tokens", "3", "--kv-disk", "64MiB"]
+    arguments += ["--prompt", "Once upon a time there was a miller who had a very old mill and three young sons"]
+    answers = []
+    for _ in range(2):
+        assert main(arguments) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert [answer["cached_tokens"] for answer in answers] == [0, 16]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments[:-4], "--kv-memory", "much"])
+    assert "'much' is not a size; expected 0, or one such as 512MiB" in capsys.readouterr().err
 
 
 def test_a_mistake_in_a_template_names_the_template(

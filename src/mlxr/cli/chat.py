@@ -11,6 +11,7 @@ from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, 
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
+from mlxr.cli.tier_options import add_tier_arguments
 from mlxr.compiler.errors import ArenaError, ChatTemplateError, PromptTooLongError, RequestError
 from mlxr.runtime.engine.conversation import Conversation
 from mlxr.runtime.engine.sampling import Sampling
@@ -29,6 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model_arguments(parser)
     add_context_argument(parser)
     add_speculation_arguments(parser)
+    add_tier_arguments(parser)
     parser.add_argument(
         "--system", type=text_argument, metavar="TEXT", help="a system message to begin with, if the template takes one"
     )
@@ -55,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     show_any_character()
     refuse_other_bytes_than_text()
-    model = load_model(args)
-    with model.chat_template(args.template) as template:
+    with load_model(args) as model, model.chat_template(args.template) as template:
         template.start()
         if sys.stdin.isatty():
             print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from mlxr.cli.tier_options import tier_sizes
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
@@ -90,7 +91,8 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     """Loads the model that the arguments name.
 
     Args:
-        args: those of `add_model_arguments`, perhaps of `add_context_argument` and `add_speculation_arguments`.
+        args: those of `add_model_arguments`, perhaps of `add_context_argument`, `add_speculation_arguments` and
+            `add_tier_arguments`.
         needed: what the command itself needs; context, compute and types come from the arguments.
 
     Raises:
@@ -122,6 +124,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             tokenizer=args.tokenizer,
             threads=args.threads,
             changes=changes,
+            tiers=tier_sizes(args),
             draft=getattr(args, "draft", None),
             prompt_lookup=getattr(args, "prompt_lookup", False),
             progress=show,

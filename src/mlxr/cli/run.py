@@ -11,10 +11,12 @@ from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
 from mlxr.cli.streams import show_any_character
+from mlxr.cli.tier_options import add_tier_arguments, cache_line
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
+from mlxr.runtime.engine.sampling import Sampling
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,6 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model_arguments(parser)
     add_context_argument(parser)
     add_speculation_arguments(parser)
+    add_tier_arguments(parser)
     add_prompt_source(parser)
     add_prompt_arguments(parser)
     parser.add_argument(
@@ -45,7 +48,11 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     prompt = read_prompt(args)
     show_any_character()
-    model = load_model(args)
+    with load_model(args) as model:
+        return _generate(model, args, prompt, sampling)
+
+
+def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sampling) -> int:
     ids = prompt_ids(model, args, prompt)
     generation = model.start([ids], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
     interrupted = False
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
             context = f"the context of {model.artifact.plan.arena.context} tokens is full"
             print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
-        _print_stats(stats, [str(model.types), speculation_line(model.core.stats())])
+        core = model.core.stats()
+        _print_stats(stats, [str(model.types), speculation_line(core), cache_line(core)])
     return 130 if interrupted else 0
 
 
@@ -84,6 +92,7 @@ def _stats(model: Model, generation: Generation, completion: Completion) -> dict
         "notes": list(model.notes),
         "prefill_tokens_per_second": round(completion.prompt_tokens / prefill, 2) if prefill else None,
         "decode_tokens_per_second": round(decoded / decode, 2) if decode and decoded > 0 else None,
+        "cached_tokens": completion.cached_tokens,
         **speculation_stats(model.core.stats()),
     }
 
