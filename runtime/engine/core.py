@@ -12,6 +12,7 @@ interrupted step compute it again.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import mlx.core as mx
@@ -38,6 +39,8 @@ from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
+_WATCH_SECONDS = 1.0
+"""Seconds between two looks at the machine's memory while there are no requests, but tiers."""
 
 
 class _LaunchedStep:
@@ -125,8 +128,11 @@ class EngineCore:
         """
         if self.clock() >= self._next_deadline:
             self._end_overdue()
-        if scarce := self._watch.poll():
-            self._give_memory_back(scarce)
+        scarce_bytes = self._watch.poll()
+        if self._link is not None:
+            self._link.is_paused = self._watch.is_low
+            if scarce_bytes:
+                self._link.tiers.shrink(scarce_bytes)
         step, self._ahead = self._ahead, None
         if step is None or all(part.request.is_done for part in step.parts):
             step = self._launch(self._schedule())
@@ -143,15 +149,18 @@ class EngineCore:
 
     def wait(self) -> None:
         """Waits after a step that was none, until another may be one; without requests, until `wake` is set."""
-        has_requests = self.scheduler.running or self.scheduler.waiting
-        self.wake.wait(max(0.0, min(_LONGEST_WAIT, self._next_deadline - self.clock())) if has_requests else None)
+        longest = None if self._link is None else _WATCH_SECONDS
+        if self.scheduler.running or self.scheduler.waiting:
+            longest = max(0.0, min(_LONGEST_WAIT, self._next_deadline - self.clock()))
+        self.wake.wait(longest)
         self.wake.clear()
 
     def fail_all(self, error: Exception) -> None:
         """Ends all requests with an error."""
         self._ahead = None
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._fail(request, error)
+            with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
+                self._fail(request, error, keep=False)
 
     @property
     def is_memory_low(self) -> bool:
@@ -198,11 +207,6 @@ class EngineCore:
             blocks_cached=pager.num_idle,
             blocks_shared=pager.num_shared,
         )
-
-    def _give_memory_back(self, size_bytes: int) -> None:
-        if self._link is not None:
-            self._link.is_paused = self._watch.is_low
-            self._link.tiers.shrink(size_bytes)
 
     def _launch(self, parts: list[Part], before: _LaunchedStep | None = None) -> _LaunchedStep | None:
         """Launches a step and the sampling of its tokens; None if there is nothing to compute or it failed.
@@ -360,7 +364,7 @@ class EngineCore:
                 constraint.forced() if request.sampler.sampling.logprobs is None and not request.prompt_rows else []
             )
             is_complete = constraint.is_complete
-        except MlxrError as error:
+        except Exception as error:  # its own, like its text and sampler: nobody else's
             self._fail(request, error)
             return
         tokens = [sampled.token, *forced]
@@ -371,7 +375,11 @@ class EngineCore:
                 self._stats.generated_tokens += i > 0
 
     def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
-        event = request.accept(token, logprob, is_complete)
+        try:
+            event = request.accept(token, logprob, is_complete)
+        except Exception as error:
+            self._fail(request, error)
+            return
         if event.finish_reason:
             self._remove(request)
         self._tell(request, event)
@@ -406,18 +414,20 @@ class EngineCore:
         except Exception:
             self.drop(request)
 
-    def _remove(self, request: Request) -> None:
+    def _remove(self, request: Request, *, keep: bool = True) -> None:
         request.is_done = True
         self._stats.finished += 1
-        self.scheduler.remove(request)
+        self.scheduler.remove(request, keep=keep)
         if self.speculator is not None:
             self.speculator.end(request)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: Request, error: Exception, *, keep: bool = True) -> None:
         if not request.is_done:
             request.completion.finish_reason = "cancelled"
-            self._remove(request)
-            self._tell(request, error)
+            try:
+                self._remove(request, keep=keep)
+            finally:
+                self._tell(request, error)
 
     def _end_overdue(self) -> None:
         now, self._next_deadline = self.clock(), float("inf")
@@ -434,7 +444,7 @@ class EngineCore:
         self._stats.failed_steps += 1
         for part in step.parts:
             part.request.in_flight = 0
-            self._fail(part.request, error)
+            self._fail(part.request, error, keep=False)  # copies into its blocks may not have been made
         self._forget(step)
 
     def _forget(self, step: _LaunchedStep) -> None:

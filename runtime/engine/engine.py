@@ -9,7 +9,7 @@ import asyncio
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -31,16 +31,63 @@ _MOST_FAILURES = 3
 
 
 class _Call:
-    """One call of a `generate` function: its requests, and the queue that their events go to."""
+    """One call of a `generate` function: its requests, the queue that their events go to, and whether it was left."""
 
     def __init__(self, events: _Queue, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.requests: list[Request] = []
         self.events, self.loop = events, loop
+        self.was_left = False
 
     @property
     def num_open(self) -> int:
         """Answers that have not ended."""
         return sum(request.completion.finish_reason is None for request in self.requests)
+
+
+class Events(Iterator[Event]):
+    """The events of a call, for a thread. `close`, or the last reference to it, cancels what is left of the call."""
+
+    def __init__(self, call: _Call, leave: Callable[[_Call], None]) -> None:
+        """See `Engine.stream`.
+
+        Args:
+            call: whose events.
+            leave: cancels the call.
+        """
+        self._call, self._leave = call, leave
+        self._remaining = len(call.requests)
+
+    def __next__(self) -> Event:
+        """The next event.
+
+        Raises:
+            MlxrError: a request of the call has failed; the others are cancelled.
+        """
+        if not self._remaining:
+            raise StopIteration
+        event = self._call.events.get()
+        if isinstance(event, BaseException):
+            self.close()
+            raise event
+        assert isinstance(event, Event), "threads have queues of their own kind"
+        self._remaining -= event.finish_reason is not None
+        return event
+
+    def close(self) -> None:
+        """Cancels what is left."""
+        self._remaining = 0
+        self._leave(self._call)
+
+    def __enter__(self) -> "Events":
+        """Itself; leaving closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Engine:
@@ -107,8 +154,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         call = _Call(asyncio.Queue(), loop)
         terms = Terms(priority, deadline, adapter, salt)
-        await asyncio.to_thread(self._submit, call, [prompt], params, terms)
         try:
+            await asyncio.to_thread(self._submit, call, [prompt], params, terms)
             remaining = len(call.requests)
             while remaining:
                 event = await call.events.get()  # type: ignore[misc]
@@ -128,11 +175,11 @@ class Engine:
         deadline: float | None = None,
         adapter: str | None = None,
         salt: str = "",
-    ) -> Generator[Event]:
-        """`generate` for threads: an ordinary iterator. Closing it cancels the request."""
+    ) -> "Events":
+        """`generate` for threads: an ordinary iterator. Closing it, or forgetting it, cancels the request."""
         call = _Call(queue.SimpleQueue())
         self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
-        return self._events(call)
+        return Events(call, self._leave)
 
     def generate_all(
         self,
@@ -153,22 +200,10 @@ class Engine:
             raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts")
         call = _Call(queue.SimpleQueue())
         self._submit(call, list(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
-        for _ in self._events(call):
-            pass
+        with Events(call, self._leave) as events:
+            for _ in events:
+                pass
         return [request.completion for request in call.requests]
-
-    def _events(self, call: _Call) -> Generator[Event]:
-        try:
-            remaining = len(call.requests)
-            while remaining:
-                event = call.events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                assert isinstance(event, Event), "threads have queues of their own kind"
-                remaining -= event.finish_reason is not None
-                yield event
-        finally:
-            self._leave(call)
 
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""
@@ -238,10 +273,10 @@ class Engine:
         self._send(lambda: self._begin(call))
 
     def _leave(self, call: _Call) -> None:
-        """Cancels what is left of a call."""
-        if call.num_open:
-            with suppress(EngineError):
-                self._send(lambda: self._drop(call))
+        """Cancels what is left of a call, even if its requests have not been sent yet."""
+        call.was_left = True
+        if call.num_open:  # no lock and no waking: the garbage collector may call this anywhere
+            self._inbox.append(lambda: self._drop(call))
 
     def _send(self, message: Callable[[], object]) -> None:
         with self._lock:  # a message after the last one taken would never be answered
@@ -308,6 +343,8 @@ class Engine:
             model.core.wait()
 
     def _begin(self, call: _Call) -> None:
+        if call.was_left:
+            return
         self._calls.add(call)
         for request in call.requests:
             self._model.core.add(request)

@@ -24,6 +24,8 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.step_times import StepTimes
 
 _ORDER = attrgetter("order")
+_RANK = attrgetter("order", "seq_id")
+"""The order of running requests; of those that came together, the one first that was admitted first."""
 _NO_PREFIX = Prefix(0, ())
 
 
@@ -101,11 +103,11 @@ class Scheduler:
         """Puts a request into the queue."""
         insort(self.waiting, request, key=_ORDER)
 
-    def remove(self, request: Request) -> None:
-        """Takes a request out; its sequence, if it has one, goes back to the pager."""
+    def remove(self, request: Request, *, keep: bool = True) -> None:
+        """Takes a request out; its sequence, if it has one, goes back to the pager. See `preempt` for `keep`."""
         if request.seq_id is not None:
             self.running.remove(request)
-            self._give_back(request)
+            self._give_back(request, keep)
         elif request in self.waiting:
             self.waiting.remove(request)
 
@@ -177,7 +179,7 @@ class Scheduler:
         growths = [other.growth for other in chosen]
         while not self._pager.can_append_all([*growths, part.growth]):
             if not self._preempt_after(request, chosen):
-                if not chosen:
+                if len(self.running) == 1:
                     self._fail(request)
                 return None
         return part
@@ -188,7 +190,7 @@ class Scheduler:
             return decoding
         chosen: list[Part] = []
         growths: list[tuple[int, int]] = []
-        for with_draft in sorted(decoding, key=lambda part: part.request.order):
+        for with_draft in sorted(decoding, key=lambda part: _RANK(part.request)):
             part = with_draft._replace(draft=())
             while part.request.seq_id is not None:
                 if self._pager.can_append_all([*growths, part.growth]):
@@ -205,10 +207,10 @@ class Scheduler:
     def _preempt_after(self, request: Request, chosen: Sequence[Part]) -> bool:
         """Preempts the last running request that comes after one and is not in the step yet; False: there is none."""
         taken = {part.request for part in chosen}
-        after = [other for other in self.running if other.order > request.order and other not in taken]
+        after = [other for other in self.running if _RANK(other) > _RANK(request) and other not in taken]
         if not after:
             return False
-        self.preempt(max(after, key=_ORDER))
+        self.preempt(max(after, key=_RANK))
         return True
 
     def _give_back(self, request: Request, keep: bool = True) -> None:

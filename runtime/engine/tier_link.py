@@ -7,10 +7,17 @@ read; then they are written into the arena before the next step.
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.cache.pager import Evicted, Pager, Prefix
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.hosts.host import Host
+
+_MOST_FETCHES = 2
+"""Requests whose blocks are read at a time: what is read has no place in the arena yet, and no other limit."""
 
 
 class TierLink:
@@ -35,6 +42,7 @@ class TierLink:
         self.tiers = tiers
         self.restored_tokens = 0
         self.is_paused = False
+        self._fetching: list[Request] = []
 
     def save(self, evicted: Sequence[Evicted]) -> None:
         """Gives blocks to the tiers that the prefix cache has just given up, and that nothing has written over."""
@@ -60,6 +68,10 @@ class TierLink:
         from_disk = self.tiers.count_in_memory(digests) < count
         if not count or not self.tiers.worth(num_tokens, from_disk):
             return False
+        self._fetching = [other for other in self._fetching if other.fetch is not None and not other.is_done]
+        if len(self._fetching) >= _MOST_FETCHES:
+            return True  # its turn comes when one of these has begun
+        self._fetching.append(request)
         request.fetch, request.fetched_from = self.tiers.fetch(digests[:count]), first
         request.fetch.add_done_callback(lambda _: self._wake.set())
         return True
@@ -69,9 +81,17 @@ class TierLink:
         fetch, request.fetch = request.fetch, None
         if fetch is None or request.seq_id is None:
             return 0
+        try:
+            return self._restored(fetch.result(), request, prefix)
+        except (MlxrError, OSError, RuntimeError, MemoryError):  # what cannot be brought back is computed
+            self._pager.truncate(request.seq_id, prefix.num_tokens)
+            return 0
+
+    def _restored(self, data: npt.NDArray[np.uint8], request: Request, prefix: Prefix) -> int:
+        assert request.seq_id is not None, "it has just been admitted"
         size = self._pager.block_size
         first = prefix.num_tokens // size
-        data = fetch.result()[first - request.fetched_from :]
+        data = data[first - request.fetched_from :]
         # While the blocks were read, the arena may have lost blocks before them, or got some of them.
         if first < request.fetched_from or not len(data) or prefix.num_tokens % size:
             return 0

@@ -1,0 +1,237 @@
+"""Callers that go, requests that fail, and arenas that are full: each costs its own request, and no other."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mlxr
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.engine.completion import Completion
+from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.scheduler import Scheduler
+from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.memory.free_memory import FreeMemory
+from mlxr.runtime.memory.memory_watch import MemoryWatch
+from mlxr_tests.storyteller import TINY
+
+LONG = mlxr.Sampling(max_tokens=400, ignore_eos=True)
+SHORT = mlxr.Sampling(max_tokens=8, ignore_eos=True)
+PROMPT = [1, 20, 30, 40]
+TWO = mlxr.Changes(sequences=2, compute="exact", cache_dtype="f32")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[mlxr.Engine]:
+    with mlxr.Engine(TINY, max_sequences=4, host="cpu", threads=1) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(engine: mlxr.Engine) -> Iterator[None]:
+    yield
+    ended = time.monotonic() + 5
+    while (stats := engine.stats()).running + stats.waiting and time.monotonic() < ended:
+        time.sleep(0.01)
+    assert stats.running + stats.waiting == 0 and stats.blocks_free == stats.blocks
+
+
+@pytest.fixture
+def made(engine: mlxr.Engine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that the engine makes during a test."""
+    requests: list[Request] = []
+    make = engine.model.make_requests
+
+    def record(*arguments: Any) -> list[Request]:
+        requests.extend(new := make(*arguments))
+        return new
+
+    monkeypatch.setattr(engine.model, "make_requests", record)
+    return requests
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    ended = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < ended
+        time.sleep(0.005)
+
+
+def test_a_task_that_is_cancelled_while_its_request_is_sent(
+    engine: mlxr.Engine, made: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = engine._submit
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        time.sleep(0.1)
+        submit(*arguments, **options)
+
+    monkeypatch.setattr(engine, "_submit", slow)
+
+    async def ask() -> None:
+        async for _ in engine.generate(PROMPT, LONG):
+            pass
+
+    async def leave() -> None:
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while not made:
+            await asyncio.sleep(0.005)
+        stats = await asyncio.to_thread(engine.stats)  # its message comes after the request's
+        assert stats.running + stats.waiting == 0
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize("leave", [lambda events: events.close(), lambda events: None])
+def test_a_stream_that_nobody_reads_is_cancelled(engine: mlxr.Engine, made: list[Request], leave: Any) -> None:
+    leave(engine.stream(PROMPT, LONG))
+    wait_for(lambda: made and made[0].is_done)
+    assert made[0].completion.finish_reason == "cancelled"
+
+
+def test_a_request_whose_text_fails_leaves_the_others_alone(engine: mlxr.Engine, made: list[Request]) -> None:
+    other = engine.stream(PROMPT, LONG)
+    first = next(other)
+    assert first.token_id is not None
+
+    def fail(*_: Any) -> None:
+        raise ValueError("broken")
+
+    bad = engine.stream(PROMPT[:3], LONG)
+    next(bad)
+    made[1].text.push = fail  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="broken"):
+        list(bad)
+    assert len(list(other)) == 399
+
+
+def request(order: float, length: int, most: int = 100) -> Request:
+    sampler: Any = SimpleNamespace(needs_tokens=False)
+    text: Any = None
+    tokens = [int(order) * 100 + i for i in range(length)]
+    return Request(
+        0,
+        length,
+        tokens,
+        length + most,
+        (),
+        sampler,
+        text,
+        BlockHashes(root_digest(), 4),
+        Completion(length),
+        lambda news: None,
+        order,
+    )
+
+
+def scheduler(num_blocks: int, max_tokens: int = 64, max_rows: int = 64) -> Scheduler:
+    plan: Any = SimpleNamespace(max_tokens=max_tokens, max_rows=max_rows)
+    return Scheduler(plan, Pager(num_blocks, 4, num_blocks, 8), StepTimes())
+
+
+def run(chosen: Any, pager: Pager, read: bool = True) -> None:
+    """Does what the core does with a step: grows sequences, and samples."""
+    pager.append_all([part.growth for part in chosen])
+    pager.take_copies()
+    for part in chosen:
+        part.request.computed += part.num_tokens
+        part.request.certain = part.request.computed
+        part.request.in_flight += part.samples
+        if read and part.samples:
+            part.request.in_flight -= 1
+            part.request.tokens.append(7)
+
+
+def test_a_prompt_waits_for_blocks_that_a_request_before_it_will_give_back() -> None:
+    """The step before the last token of another request is read: that one has nothing to compute, but its blocks."""
+    queue = scheduler(num_blocks=10, max_tokens=6)
+    ending = request(0, 16, most=2)  # blocks 0 to 3, then one more
+    queue.add(ending)
+    for _ in range(4):
+        run(queue.schedule(), queue._pager)
+    reading = request(1, 12)
+    queue.add(reading)
+    assert ending.num_pending == 1
+    run(queue.schedule(), queue._pager, read=False)
+    assert ending.num_pending == 0 and reading in queue.running
+    while queue._pager.num_free:  # what else uses the arena
+        queue._pager.append(queue._pager.add_sequence(), 4)
+    assert queue.schedule() == []
+    assert queue.failures == []
+
+
+def test_tiers_shrink_while_memory_is_scarce_and_work_again_afterwards(tmp_path: Path) -> None:
+    now, free = [0.0], [1 << 40]
+    with mlxr.load(TINY, host="cpu", threads=1, changes=TWO, tiers=mlxr.TierSizes(memory_bytes=1 << 26)) as model:
+        model.core._watch = MemoryWatch(lambda: FreeMemory(free[0], 1 << 40), lambda: now[0])
+
+        def held(first: int) -> int:
+            """Bytes in the tier after prompts that push each other out of the arena."""
+            now[0] += 1.0
+            for prompt in range(first, first + 4):
+                model.generate([1, *range(prompt, prompt + 300)], max_tokens=2)
+            tiers = model.core.stats().tiers
+            assert tiers is not None
+            return int(tiers["memory_bytes"])
+
+        before = held(10)
+        free[0] = 1 << 30
+        assert before > 0 == held(20)
+        free[0] = 1 << 40
+        assert held(30) > 0
+
+
+@pytest.fixture
+def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are fetched although this model computes them as fast."""
+    monkeypatch.setattr(BlockTiers, "worth", lambda *_: True)
+
+
+@pytest.mark.usefixtures("always_worth")
+def test_blocks_that_cannot_be_brought_back_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mlxr.load(TINY, host="cpu", threads=1, changes=TWO, tiers=mlxr.TierSizes(memory_bytes=1 << 26)) as model:
+        prompts = [[1, *range(first, first + 300)] for first in (10, 20, 30, 40)]
+        answers = [model.generate(prompt, max_tokens=4).token_ids for prompt in prompts]
+
+        def fail(*_: Any) -> None:
+            raise HostError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.host, "write_blocks", fail)
+            assert model.generate(prompts[0], max_tokens=4).token_ids == answers[0]
+        model.pager.check_integrity()
+        assert model.core.stats().restored_tokens == 0
+        assert model.generate(prompts[1], max_tokens=4).token_ids == answers[1]
+        assert model.core.stats().restored_tokens > 0
+
+
+@pytest.mark.usefixtures("always_worth")
+def test_few_requests_that_wait_have_blocks_read_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read for a request is in host memory until it is admitted."""
+    with mlxr.load(TINY, host="cpu", threads=1, changes=TWO, tiers=mlxr.TierSizes(memory_bytes=1 << 26)) as model:
+        prompts = [[1, *range(first, first + 300)] for first in range(10, 130, 10)]
+        answers = [model.generate(prompt, max_tokens=4).token_ids for prompt in prompts]
+        most, fetch = 0, BlockTiers.fetch
+
+        def count(tiers: Any, digests: Any) -> Any:
+            nonlocal most
+            result = fetch(tiers, digests)
+            reading = [request for request in model.core.scheduler.waiting if request.fetch is not None]
+            most = max(most, len(reading) + 1)
+            return result
+
+        monkeypatch.setattr(BlockTiers, "fetch", count)
+        again = model.start(prompts, max_tokens=4).finish()
+        assert [answer.token_ids for answer in again] == answers
+        assert 1 <= most <= 2 and model.core.stats().restored_tokens > 0
