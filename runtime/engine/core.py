@@ -135,9 +135,10 @@ class EngineCore:
                 self._link.tiers.shrink(scarce_bytes)
         step, self._ahead = self._ahead, None
         if step is None or all(part.request.is_done for part in step.parts):
-            step = self._launch(self._schedule())
-        if step is None:
-            return False
+            parts = self._schedule()
+            step = self._launch(parts)
+            if step is None:
+                return bool(parts)  # it failed at once; others may go on
         try:
             if self._host.pipelines:
                 self._ahead = self._launch_ahead(step)
