@@ -7,6 +7,7 @@ makes the rest, so that every engine reads the same model in the form it prefers
 
 import json
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ class Files:
     """The bf16 Hugging Face folder."""
 
 
-def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None]) -> Files:
+def prepare(
+    model: str, format_name: str, cache: Path, say: Callable[[str], None], programs: Path | None = None
+) -> Files:
     """The files of a model in a format; written if they are not there.
 
     Args:
@@ -95,6 +98,7 @@ def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None
         format_name: one of FORMATS or MORE_FORMATS.
         cache: where random models are kept.
         say: called with what is being written.
+        programs: the folder of llama.cpp's programs; None: llama-cpp-python quantises.
     """
     if model == "storyteller":
         gguf = ROOT / "models/storyteller/storyteller-q8_0.gguf"
@@ -118,7 +122,7 @@ def prepare(model: str, format_name: str, cache: Path, say: Callable[[str], None
         if format_name in ("f16", "bf16"):
             _write_gguf(shape, format_name, staging)
         else:
-            _quantise(prepare(model, "bf16", cache, say).source, staging, format_name)
+            _quantise(prepare(model, "bf16", cache, say).source, staging, format_name, programs)
         staging.replace(gguf)
     return Files(model, format_name, gguf, folder)
 
@@ -296,7 +300,13 @@ def _quantise_folder(source: Path, target: Path) -> None:
     staging.replace(target)
 
 
-def _quantise(source: Path, target: Path, format_name: str) -> None:
+def _quantise(source: Path, target: Path, format_name: str, programs: Path | None) -> None:
+    if programs:
+        command = [programs / "llama-quantize", source, target, format_name.upper()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(map(str, command))} failed: {done.stderr[-500:]}")
+        return
     import llama_cpp
 
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)

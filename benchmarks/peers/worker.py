@@ -34,6 +34,10 @@ class Loader(ABC):
                 tokens of a sequence), and options that only one engine knows.
         """
 
+    def reply(self, what: str, details: dict[str, Any]) -> dict[str, Any]:
+        """Answers a request that only this kind of engine knows."""
+        raise NotImplementedError(f"{type(self).__name__} does not know {what}: {', '.join(details)}")
+
 
 class Engine(Loader):
     """An engine driven step by step, whatever its users call. Times are in seconds."""
@@ -154,7 +158,8 @@ def _answer(engine: Loader, request: dict[str, Any]) -> dict[str, Any]:
     if what == "gap":
         assert isinstance(engine, User), "asked of users only"
         return {"gap": engine.gap(request["prompt"], request["answer"])}
-    assert isinstance(engine, Engine), "what is left is asked of engines"
+    if not isinstance(engine, Engine):
+        return engine.reply(what, request)
     if what == "prefill":
         return {"seconds": engine.prefill(request["tokens"]), "tokens": request["tokens"]}
     if what == "decode":
