@@ -385,6 +385,25 @@ def test_many_small_generations_with_everything_at_once() -> None:
     assert wasted > 3, "ends must come unforeseen for this to mean anything"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "dry_multiplier": 2.0, "dry_breakers": ()},
+        {"min_tokens": 5, "logit_bias": {9: 4.0, 12: 3.0}, "typical_p": 0.9},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_options_that_change_logits(pair: Pair, options: dict[str, Any], temperature: float) -> None:
+    """Penalties need the tokens of the step before; bias, minimum length and filters do not."""
+    prompts, ends = [prompt(5), prompt(20, 40)], [9, 12, 17]
+    sampling = Sampling(temperature=temperature, seed=4, **options)
+    events = pair.events(prompts, ends, sampling=sampling)
+    plain = pair.events(prompts, ends, sampling=Sampling(temperature=temperature, seed=4))
+    assert [of(events, i) for i in range(2)] != [of(plain, i) for i in range(2)]
+    assert all(len(of(events, i)) > sampling.min_tokens for i in range(2)) or not sampling.min_tokens
+
+
 @pytest.mark.parametrize("host", ["cpu", "sim", "reference"])
 def test_every_host_takes_token_ids_that_are_on_the_device(host: str) -> None:
     model = mlxr.load(mlxr.compile("storyteller"), Q8_0, host=host)
