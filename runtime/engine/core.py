@@ -100,6 +100,8 @@ class EngineCore:
         self._ahead: _LaunchedStep | None = None
         self._next_deadline = float("inf")
         self._last_end = 0.0
+        self._is_stepping = False
+        self._dropped: list[Request] = []
 
     def add(self, request: Request) -> None:
         """Takes a request."""
@@ -115,8 +117,10 @@ class EngineCore:
             self._tell(request, request.end(reason))
 
     def drop(self, request: Request) -> None:
-        """Ends a request whose listener has gone: nobody is told."""
-        if not request.is_done:
+        """Ends a request whose listener has gone: nobody is told. The garbage collector may call it within a step."""
+        if self._is_stepping:
+            self._dropped.append(request)
+        elif not request.is_done:
             request.completion.finish_reason = "cancelled"
             self._remove(request)
 
@@ -126,6 +130,15 @@ class EngineCore:
         Returns:
             Whether there was one. If not, there are no requests, or all of them wait for what sets `wake`.
         """
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+            while self._dropped:
+                self.drop(self._dropped.pop())
+
+    def _step(self) -> bool:
         if self.clock() >= self._next_deadline:
             self._end_overdue()
         scarce_bytes = self._watch.poll()
@@ -413,7 +426,9 @@ class EngineCore:
         try:
             request.listener(news)
         except Exception:
-            self.drop(request)
+            if not request.is_done:
+                request.completion.finish_reason = "cancelled"
+                self._remove(request)
 
     def _remove(self, request: Request, *, keep: bool = True) -> None:
         request.is_done = True
@@ -423,6 +438,7 @@ class EngineCore:
             self.speculator.end(request)
 
     def _fail(self, request: Request, error: Exception, *, keep: bool = True) -> None:
+        self.wake.set()  # others may go on now
         if not request.is_done:
             request.completion.finish_reason = "cancelled"
             try:

@@ -40,11 +40,11 @@ class Request:
         completion: what the caller sees of it.
         listener: called with each event, or with the error that ends the request; from the thread that runs the steps.
         order: requests with a smaller number come first: arrival plus `SECONDS_PER_PRIORITY` x priority.
+        number: counts requests as they come to the scheduler; decides between those of the same order.
         deadline: when it ends at the latest, by the core's clock; None: no limit.
         constraint: what its tokens must match; None: anything.
         prompt_rows: whether it asks for the log probabilities of its prompt.
         speculates: whether draft tokens may be tried.
-        is_drafting: whether they are worth trying now.
         seq_id: the pager's sequence; None while it waits.
         computed: tokens whose K and V are in the arena, or in a launched step.
         certain: tokens whose K and V are in the arena for certain: all steps that compute them have ended.
@@ -70,11 +70,11 @@ class Request:
     completion: Completion
     listener: Listener
     order: float
+    number: int = 0
     deadline: float | None = None
     constraint: Constraint | None = None
     prompt_rows: bool = False
     speculates: bool = False
-    is_drafting: bool = False
     seq_id: int | None = None
     computed: int = 0
     certain: int = 0
@@ -100,7 +100,7 @@ class Request:
     @property
     def needs_token(self) -> bool:
         """Whether a token that is being sampled must be read before the next step can be launched."""
-        return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.is_drafting)
+        return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.speculates)
 
     def accept(self, token: int, logprob: TokenLogprob | None = None, is_complete: bool = False) -> Event:
         """Adds a token. If it ends the answer, `completion.finish_reason` says why.

@@ -23,9 +23,7 @@ from mlxr.runtime.cache.pager import Pager, Prefix
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.step_times import StepTimes
 
-_ORDER = attrgetter("order")
-_RANK = attrgetter("order", "seq_id")
-"""The order of running requests; of those that came together, the one first that was admitted first."""
+_ORDER = attrgetter("order", "number")
 _NO_PREFIX = Prefix(0, ())
 
 
@@ -96,11 +94,13 @@ class Scheduler:
         self._being_read: dict[Hashable, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.preemptions = self.prompt_tokens = self.cached_tokens = 0
+        self.preemptions = self.prompt_tokens = self.cached_tokens = self._added = 0
         self.failures: list[tuple[Request, MlxrError]] = []
 
     def add(self, request: Request) -> None:
         """Puts a request into the queue."""
+        self._added += 1
+        request.number = self._added
         insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request, *, keep: bool = True) -> None:
@@ -157,7 +157,7 @@ class Scheduler:
         self.preemptions += 1
         self.running.remove(request)
         self._give_back(request, keep)
-        self.add(request)
+        insort(self.waiting, request, key=_ORDER)
 
     def has_computed(self, request: Request) -> None:
         """Lets the requests go on that waited for the blocks which this one has computed by now."""
@@ -190,7 +190,7 @@ class Scheduler:
             return decoding
         chosen: list[Part] = []
         growths: list[tuple[int, int]] = []
-        for with_draft in sorted(decoding, key=lambda part: _RANK(part.request)):
+        for with_draft in sorted(decoding, key=lambda part: _ORDER(part.request)):
             part = with_draft._replace(draft=())
             while part.request.seq_id is not None:
                 if self._pager.can_append_all([*growths, part.growth]):
@@ -207,10 +207,10 @@ class Scheduler:
     def _preempt_after(self, request: Request, chosen: Sequence[Part]) -> bool:
         """Preempts the last running request that comes after one and is not in the step yet; False: there is none."""
         taken = {part.request for part in chosen}
-        after = [other for other in self.running if _RANK(other) > _RANK(request) and other not in taken]
+        after = [other for other in self.running if _ORDER(other) > _ORDER(request) and other not in taken]
         if not after:
             return False
-        self.preempt(max(after, key=_RANK))
+        self.preempt(max(after, key=_ORDER))
         return True
 
     def _give_back(self, request: Request, keep: bool = True) -> None:

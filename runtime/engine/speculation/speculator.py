@@ -78,10 +78,7 @@ class Speculator:
         self.costs = StepCosts()
 
     def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
-        """Sets `Request.drafted` and `Request.is_drafting` of requests that speculate.
-
-        A request whose newest token is still being computed gets no draft. But where its text before that token lets a
-        draft seem worth while, the next step waits for the token.
+        """Sets `Request.drafted` of requests that speculate.
 
         Args:
             requests: those whose next token is in the next step.
@@ -91,13 +88,10 @@ class Speculator:
         Raises:
             HostError: a step of the draft model failed.
         """
-        texts = []
-        for request in requests:
-            most = request.max_length - len(request.tokens) - 1  # after the last draft token comes one more
-            texts.append(Text(request, request.tokens, 0 if request.in_flight and self._model else most))
+        # After the last draft token comes one more, that of the step itself.
+        texts = [Text(request, request.tokens, request.max_length - len(request.tokens) - 1) for request in requests]
         for request, draft in zip(requests, self.propose(texts, tokens, room), strict=True):
-            request.is_drafting = bool(draft) if self._model is None else self._is_awake(request)
-            request.drafted = [] if request.in_flight else draft
+            request.drafted = draft
 
     def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
         """A draft for each text, which may be empty.
@@ -129,9 +123,6 @@ class Speculator:
     def _begin(self, key: Hashable) -> _State:
         self._states[key] = _State()
         return self._states[key]
-
-    def _is_awake(self, request: Request) -> bool:
-        return len(request.tokens) >= self._states[request].rests_until
 
     def _look_up(self, texts: Sequence[Text], states: Sequence[_State], tokens: int, room: int) -> list[list[int]]:
         guesses = [s.lookup.propose(t.tokens, MOST_DRAFTED) for t, s in zip(texts, states, strict=True)]

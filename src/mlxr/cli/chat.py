@@ -52,9 +52,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    sampling = sampling_of(args)
     if args.max_tokens is not None and args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
-    sampling = sampling_of(args)
     show_any_character()
     refuse_other_bytes_than_text()
     with load_model(args) as model, model.chat_template(args.template) as template:

@@ -43,9 +43,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    sampling = sampling_of(args)
     if args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
-    sampling = sampling_of(args)
     prompt = read_prompt(args)
     show_any_character()
     with load_model(args) as model:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sampling) -> int:
     ids = prompt_ids(model, args, prompt)
-    generation = model.start([ids], sampling=sampling)
+    generation = model.start([ids], max_tokens=args.max_tokens, sampling=sampling, ignore_eos=args.ignore_eos)
     interrupted = False
     if args.echo and not args.json:
         print(prompt, end="", flush=True)

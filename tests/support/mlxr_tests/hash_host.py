@@ -172,7 +172,14 @@ class HashEngine:
         self.pager = Pager.from_geometry(self.geometry)
         self.now = 0.0
         self.core = EngineCore(self.host, self.pager, clock=lambda: self.now)  # type: ignore[arg-type]
+        measured = self.core._times.measured
+        self.core._times.measured = lambda *counts: measured(*counts[:2], self.seconds(counts))  # type: ignore[method-assign]
         self._maker = RequestMaker(self.host.plan, self.geometry, None, ("hash",))
+
+    @staticmethod
+    def seconds(counts: Sequence[float]) -> float:
+        """The time that the core believes a step takes: 10 ms, and 1 ms for each token."""
+        return 0.01 + 0.001 * sum(counts[:2])
 
     def requests(
         self, prompt: Sequence[int], sampling: Sampling, listener: Listener = lambda news: None, **terms: Any

@@ -117,9 +117,8 @@ def test_right_guesses_save_steps(model: Model) -> None:
     for guess, steps in ((right(plain, PROMPTS[:1]), 6), (right(plain, PROMPTS[:1], 0), 30)):
         before = model.core.stats().steps
         run(model, guess, PROMPTS[:1], SAMPLINGS[0])
-        # One for the prompt, which gives the first token; then 6 tokens at a time for the other 29, or 1. A pipeline
-        # has launched a plain step before it knows the first token.
-        assert model.core.stats().steps - before == steps + (model.host.pipelines and steps < 30)
+        # One for the prompt, which gives the first token; then 6 tokens at a time for the other 29, or 1.
+        assert model.core.stats().steps - before == steps
 
 
 @pytest.mark.parametrize("prompt", [40, 58, 61, 62, 63])
@@ -172,17 +171,6 @@ def test_beside_others_that_do_not_speculate(model: Model) -> None:
     )
     next(first), next(second)
     assert same([first.finish()[0], second.finish()[0]], plain)
-
-
-def test_a_pipeline_goes_on_while_nothing_is_guessed(model: Model) -> None:
-    plain = run(model, None, PROMPTS[:1], SAMPLINGS[0])
-    for guess, ahead in ((lambda tokens, most: [], 29), (right(plain, PROMPTS[:1]), 1)):
-        generation = model.start(PROMPTS[:1], max_tokens=30, ignore_eos=True)
-        model.core.speculator, count = Guesser(guess), 0
-        for _ in generation:
-            count += model.core._ahead is not None
-        assert same(generation.completions, plain)
-        assert count == (ahead if model.host.pipelines else 0)
 
 
 def test_who_does_not_speculate(model: Model) -> None:

@@ -1,0 +1,262 @@
+"""The core with a host without a model: deadlines, order, shared prompts, chunks beside decoding, faults."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.engine.completion import Event
+from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.step_times import StepTimes
+from mlxr_tests.hash_host import Answer, HashEngine
+
+BOTH = pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
+
+
+def prompt(count: int, start: int = 3) -> list[int]:
+    return [(start + 7 * i + i * i // 5) % 31 for i in range(count)]
+
+
+def ends(answer: Answer, engine: HashEngine) -> None:
+    """Checks that an answer has ended, with the tokens that it has alone."""
+    assert answer.error is None and answer.finish_reason == "length"
+    assert answer.tokens == engine.alone(answer.request)
+
+
+@BOTH
+def test_a_deadline_ends_requests_that_wait_and_that_run(pipelines: bool) -> None:
+    engine = HashEngine(max_sequences=1, pipelines=pipelines)
+    running, waiting, other = (engine.add(prompt(9, i), 30, deadline=d) for i, d in enumerate((5.0, 4.0, None)))
+    for _ in range(3):
+        engine.core.step()
+    got = len(running.tokens)
+    assert got and not waiting.events
+    engine.now = 4.0
+    engine.core.step()
+    assert (waiting.finish_reason, waiting.events[-1].token_id, running.finish_reason) == ("deadline", None, None)
+    engine.now = 100.0
+    engine.core.step()
+    assert running.finish_reason == "deadline" and len(running.tokens) == got + 1
+    assert running.request.completion.finish_reason == "deadline"
+    assert not other.finish_reason
+    engine.run()
+    ends(other, engine)
+    engine.check_empty()
+
+
+def test_smaller_priorities_come_first_and_waiting_makes_up_for_it() -> None:
+    engine = HashEngine(max_sequences=1)
+    begun: list[int] = []
+    answers = []
+    arrivals = [(0.0, 1), (0.0, 0), (0.0, 0), (5.0, -1), (9.0, 1), (11.0, 0), (19.0, -1)]
+    for number, (seconds, priority) in enumerate(arrivals):
+        engine.now = seconds
+        answers.append(engine.add(prompt(5, number), 2, priority=priority))
+    while len(begun) < len(arrivals):
+        engine.core.step()
+        begun += [i for i, answer in enumerate(answers) if answer.events and i not in begun]
+    virtual = [seconds + 10 * priority for seconds, priority in arrivals]
+    assert begun == sorted(range(len(arrivals)), key=lambda i: virtual[i])
+    engine.run()
+
+
+@BOTH
+def test_an_endless_stream_of_preferred_requests_starves_nobody(pipelines: bool) -> None:
+    """Each step brings one more, a second later, than can be answered meanwhile."""
+    engine = HashEngine(12, 4, 2, context=40, pipelines=pipelines)
+    patient = engine.add(prompt(30), 8, priority=2)
+    for number in range(200):
+        engine.now += 1
+        engine.add(prompt(7, number), 8, priority=-1)
+        engine.core.step()
+        if patient.finish_reason:
+            break
+    ends(patient, engine)
+    assert engine.now < 160, "30 requests come before it; two take 9 steps"
+    assert len(engine.core.scheduler.waiting) > 5, "others must wait for this to mean anything"
+
+
+@BOTH
+@pytest.mark.parametrize("length", [40, 41])
+def test_a_prompt_is_computed_once_for_requests_that_come_together(pipelines: bool, length: int) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    answers = [engine.add(prompt(length), 4) for _ in range(3)]
+    longer = engine.add([*prompt(length), 5, 6, 7], 4)
+    engine.run()
+    for answer in (*answers, longer):
+        ends(answer, engine)
+    assert [answer.request.completion.cached_tokens for answer in answers] == [0, length - 1, length - 1]
+    assert longer.request.completion.cached_tokens == length
+    computed = engine.core.stats().computed_tokens
+    assert computed == length + 3 + 2 * (1 + 3) + 3 + 3
+
+
+@BOTH
+@pytest.mark.parametrize("fault", ["cancel", "preempt", "fail"])
+def test_others_go_on_when_the_one_that_reads_their_prompt_ends(pipelines: bool, fault: str) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    first, second, third = (engine.add(prompt(60), 4) for _ in range(3))
+    for _ in range(2):
+        engine.core.step()
+    assert 0 < first.request.certain < 60 and engine.core.stats().running == 1
+    if fault == "cancel":
+        engine.core.cancel(first.request)
+    elif fault == "preempt":
+        engine.core.scheduler.preempt(first.request)
+    else:
+        engine.host.faults.append("launch")
+    engine.run()
+    for answer in (second, third):
+        ends(answer, engine)
+    if fault == "preempt":
+        ends(first, engine)
+    elif fault == "fail":
+        assert isinstance(first.error, HostError)
+    assert second.request.completion.cached_tokens >= 32, "what the first has read"
+    assert third.request.completion.cached_tokens == 59
+    engine.check_empty()
+
+
+def test_samples_share_their_prompt() -> None:
+    engine = HashEngine()
+    answers = [Answer() for _ in range(3)]
+    requests = engine.requests(prompt(30), Sampling(temperature=1, seed=4, n=3, max_tokens=9))
+    for request, answer in zip(requests, answers, strict=True):
+        answer.request, request.listener = request, answer.listen
+        engine.core.add(request)
+    engine.run()
+    for answer in answers:
+        ends(answer, engine)
+    assert len({tuple(answer.tokens) for answer in answers}) == 3
+    assert engine.core.stats().computed_tokens == 30 + 2 * 1 + 3 * 8
+
+
+def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:
+    times = StepTimes()
+    assert times.prompt_tokens(0, 512, 16) == 512, "nobody waits"
+    assert times.prompt_tokens(4, 512, 16) == 64, "nothing is known yet"
+    for _ in range(50):
+        times.measured(4, 0, 0.010)
+        times.measured(0, 100, 0.050)
+    assert times.prompt_tokens(4, 512, 16) == 40, "20 ms, at 0.5 ms for a token"
+    assert times.prompt_tokens(3, 512, 16) == 40 and times.prompt_tokens(9, 30, 16) == 30
+    for _ in range(50):
+        times.measured(4, 40, 0.110)  # beside others, a token takes 2.5 ms
+    assert 16 <= times.prompt_tokens(4, 512, 16) <= 17, "never less than a block"
+
+
+@BOTH
+def test_streams_wait_for_a_long_prompt_three_steps_at_most(pipelines: bool) -> None:
+    """With a clock by which a step takes 10 ms and 1 ms for each token."""
+    engine = HashEngine(num_blocks=600, context=2000, max_tokens=512, pipelines=pipelines)
+
+    for i in range(3):
+        engine.add(prompt(5, i), 400)
+    engine.add(prompt(300), 2)
+    for _ in range(20):
+        engine.core.step()
+    before = len(engine.host.steps)
+    long = engine.add(prompt(1500, 9), 2)
+    while not long.finish_reason:
+        engine.core.step()
+    engine.core.step()
+    mixed = [step for step in engine.host.steps[before:] if max(step) > 1]
+    assert len(mixed) > 20 and all(step[:3] == [1, 1, 1] for step in mixed), "all streams go on in each step"
+    times = [0.01 + 0.001 * sum(step) for step in mixed[1:]]
+    assert max(times) <= 3 * 0.0131, "a decode step takes 13 ms"
+    assert max(times) > 2 * 0.013, "and the room is used"
+
+
+@BOTH
+@pytest.mark.parametrize("fault", ["launch", "read"])
+def test_a_step_that_fails_ends_its_requests_and_no_others(pipelines: bool, fault: str) -> None:
+    engine = HashEngine(max_sequences=2, pipelines=pipelines)
+    answers = [engine.add(prompt(6, i), 9) for i in range(4)]
+    engine.core.step()
+    engine.host.faults.append(fault)
+    engine.run()
+    for answer in answers[:2]:
+        assert isinstance(answer.error, HostError) and answer.request.is_done
+        assert answer.tokens == engine.alone(answer.request)[: len(answer.tokens)]
+    for answer in answers[2:]:
+        ends(answer, engine)
+    assert engine.core.stats().failed_steps == 1
+    engine.check_empty()
+    again = engine.add(prompt(6), 9)  # what the failed step wrote is not used
+    engine.run()
+    ends(again, engine)
+
+
+@BOTH
+def test_an_interruption_loses_nothing(pipelines: bool) -> None:
+    engine = HashEngine(max_sequences=2, pipelines=pipelines)
+    answers = [engine.add(prompt(6, i), 9) for i in range(3)]
+    for _ in range(4):
+        engine.core.step()
+        engine.host.interruption = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            engine.core.step()
+        engine.check()
+    engine.run()
+    for answer in answers:
+        ends(answer, engine)
+    engine.check_empty()
+
+
+@BOTH
+def test_a_listener_that_raises_ends_its_own_request_only(pipelines: bool) -> None:
+    engine = HashEngine(pipelines=pipelines)
+
+    def fail(news: object) -> None:
+        raise KeyError("mine")
+
+    (broken,) = engine.requests(prompt(7, 9), Sampling(max_tokens=20), fail)
+    others = [engine.add(prompt(6, i), 9) for i in range(2)]
+    engine.core.add(broken)
+    for _ in range(3):
+        engine.core.step()
+    assert broken.is_done and engine.core.stats().running == 2
+    engine.run()
+    for answer in others:
+        ends(answer, engine)
+    engine.check_empty()
+
+
+@BOTH
+def test_of_equal_requests_those_that_came_last_give_way(pipelines: bool) -> None:
+    """The prompts of one call have the same order."""
+    engine = HashEngine(10, 4, 3, context=40, pipelines=pipelines)
+    answers = [engine.add(prompt(8, 5 * i), 28) for i in range(5)]
+    ended: list[int] = []
+    while len(ended) < 5:
+        engine.core.step()
+        engine.check()
+        ended += [i for i, answer in enumerate(answers) if answer.finish_reason and i not in ended]
+    assert ended == list(range(5)) and engine.core.stats().preemptions
+    assert engine.core.stats().computed_tokens < 1.5 * 5 * 35, "little is computed again"
+    for answer in answers:
+        ends(answer, engine)
+
+
+@BOTH
+def test_a_generation_that_the_garbage_collector_ends_within_a_step(pipelines: bool) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    events: deque[Event | BaseException] = deque()
+    (request,) = engine.requests(prompt(7, 9), Sampling(max_tokens=20), events.append)
+    generations = [Generation(engine.core, [request], events)]
+    answer = engine.add(prompt(6), 9)
+    next(generations[0])
+    prompt_tokens = engine.core._times.prompt_tokens
+
+    def collect(*arguments: Any) -> int:
+        generations.clear()  # when the scheduler has chosen its request
+        return prompt_tokens(*arguments)
+
+    engine.core._times.prompt_tokens = collect  # type: ignore[method-assign]
+    engine.core.step()
+    assert request.is_done and request.seq_id is None
+    engine.run()
+    ends(answer, engine)
+    engine.check_empty()
