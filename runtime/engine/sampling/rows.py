@@ -43,12 +43,16 @@ def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
         rows: what belongs to each row.
     """
     assert logits.ndim == 2 and len(logits) == len(rows), f"{len(rows)} rows for logits of shape {logits.shape}"
+    if all(row.sampler.takes_greatest and row.mask is None for row in rows):
+        tokens, greatest = _greatest(logits)
+        if np.isfinite(greatest).all():
+            return [Sampled(token) for token in tokens.tolist()]
     alike = defaultdict(list)
     for i, row in enumerate(rows):
         alike[row.sampler.kind, row.is_plain].append(i)
     sampled = [Sampled(0)] * len(rows)
-    for (kind, is_plain), group in alike.items():
-        count = len(rows) if kind.greedy and is_plain else max(1, _TOGETHER // logits.shape[1])
+    count = max(1, _TOGETHER // logits.shape[1])
+    for (_, is_plain), group in alike.items():
         for start in range(0, len(group), count):
             some = group[start : start + count]
             is_range = some[-1] - some[0] == len(some) - 1  # then nothing is copied

@@ -46,6 +46,7 @@ class Sampler:
         kind: which filters it uses.
         filters: temperature, min_p, top_k, typical_p, top_p.
         asks_logprobs: whether to tell the log probabilities of its tokens.
+        takes_greatest: whether its token is that of the greatest logit, and nothing else is asked for.
         stop_ids: ids that end the answer.
     """
 
@@ -76,6 +77,7 @@ class Sampler:
         temperature = max(sampling.temperature, MIN_TEMPERATURE)
         self.filters = (temperature, sampling.min_p, sampling.top_k, sampling.typical_p, sampling.top_p)
         self.asks_logprobs = sampling.logprobs is not None
+        self.takes_greatest = self.kind.greedy and self.is_plain and not self.asks_logprobs
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.intp)
         self._stream = stream
         self._numbers: list[float] = []
