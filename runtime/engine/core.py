@@ -242,7 +242,7 @@ class EngineCore:
                 tokens.append(0)  # it is on the device
             requests.append(BatchRequest(request.seq_id, [*tokens, *part.draft], start, part.rows))
             if request.constraint is not None and part.samples:
-                request.constraint.prepare()
+                request.constraint.prepare(part.draft)
         try:
             on_device = None if before is None else _with_tokens_of(before, parts, requests)
             logits = launch_step(self._host, self._pager, requests, on_device, self._save)
@@ -335,6 +335,7 @@ class EngineCore:
                 stats.speculating_parts += request.speculates
                 if part.draft:
                     self._accept_draft(part, end, [sampled, *after_draft])
+                self._take_forced(request)
 
     def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
         """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.
@@ -367,26 +368,31 @@ class EngineCore:
         logprob = None
         if sampled.logprob is not None:
             logprob = TokenLogprob(sampled.token, sampled.logprob, sampled.top)
-        constraint = request.constraint
-        if constraint is None:
-            self._add_token(request, sampled.token, logprob)
+        is_complete = False
+        if request.constraint is not None:
+            try:
+                request.constraint.accept(sampled.token)
+                is_complete = request.constraint.is_complete
+            except MlxrError as error:
+                self._fail(request, error)
+                return
+        self._add_token(request, sampled.token, logprob, is_complete)
+
+    def _take_forced(self, request: Request) -> None:
+        """Gives a request the tokens that its constraint leaves no choice for. The next step computes all of them."""
+        if request.constraint is None or request.is_done or request.asks_logits:
             return
         try:
-            constraint.accept(sampled.token)
-            # Without a step, a token has no log probability.
-            forced = (
-                constraint.forced() if request.sampler.sampling.logprobs is None and not request.prompt_rows else []
-            )
-            is_complete = constraint.is_complete
-        except Exception as error:  # its own, like its text and sampler: nobody else's
+            tokens = request.constraint.forced()
+            is_complete = request.constraint.is_complete
+        except MlxrError as error:
             self._fail(request, error)
             return
-        tokens = [sampled.token, *forced]
         for i, token in enumerate(tokens):
             if not request.is_done:
-                self._add_token(request, token, logprob, is_complete and i == len(tokens) - 1)
-                self._stats.forced_tokens += i > 0
-                self._stats.generated_tokens += i > 0
+                self._stats.forced_tokens += 1
+                self._stats.generated_tokens += 1
+                self._add_token(request, token, None, is_complete and i == len(tokens) - 1)
 
     def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
         try:
@@ -407,20 +413,23 @@ class EngineCore:
             request = part.request
             index += part.num_rows if request.prompt_rows or part.draft else part.samples
             if part.samples:
-                mask = self._mask(request)
+                masks = self._masks(request)
                 first, position = index - 1 - len(part.draft), end - request.prompt_length
                 for i in range(1 + len(part.draft)):
                     indices.append(first + i)
-                    rows.append(Row(request.sampler, position + i, mask))
+                    rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
         return indices, rows
 
-    def _mask(self, request: Request) -> Mask | None:
-        """The tokens that its constraint allows next. If there is no mask, the request ends with the error."""
+    def _masks(self, request: Request) -> Sequence[Mask | None]:
+        """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.
+
+        If there are no masks, the request ends with the error.
+        """
         try:
-            return None if request.constraint is None else request.constraint.mask()
+            return [None] if request.constraint is None else request.constraint.masks()
         except MlxrError as error:
             self._fail(request, error)
-            return None
+            return [None]
 
     def _tell(self, request: Request, news: Event | BaseException) -> None:
         try:

@@ -248,8 +248,8 @@ class Model:
     def speculate(self, draft: "Model | None" = None) -> None:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
 
-        Requests do not speculate whose next choice depends on accepted tokens (penalties, constraints), nor those that
-        ask for `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead of one of a request
+        Requests do not speculate whose next choice depends on accepted tokens (penalties), nor those that ask for
+        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead of one of a request
         that speculates.
 
         Args:

@@ -95,7 +95,12 @@ class Request:
     @property
     def can_speculate(self) -> bool:
         """Whether its tokens depend on logits and positions alone, so that several can be sampled in a step."""
-        return not self.sampler.needs_tokens and self.constraint is None and not self.prompt_rows
+        return not self.sampler.needs_tokens and not self.prompt_rows
+
+    @property
+    def asks_logits(self) -> bool:
+        """Whether it is told how probable tokens are, which only a step that samples them knows."""
+        return self.sampler.sampling.logprobs is not None or self.prompt_rows
 
     @property
     def needs_token(self) -> bool:

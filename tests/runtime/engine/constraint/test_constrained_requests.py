@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,9 @@ from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.constraint import Constraint
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr_tests.storyteller import Q8_0, storyteller_spec
+from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.speculation.text import Text
+from mlxr_tests.storyteller import Q8_0, ROOT, storyteller_spec
 
 SCHEMA = {
     "type": "object",
@@ -44,7 +46,7 @@ def sampled(seed: int, **options: Any) -> Sampling:
 
 
 MIXED = [
-    ("Once upon a time", sampled(1)),
+    ("Once upon a time", sampled(8)),
     ("Her name was", sampled(2, json_schema=SCHEMA)),
     ("The dog and the cat", Sampling(max_tokens=25)),
     ("He said:", sampled(3, regex=LONG)),
@@ -187,6 +189,42 @@ def test_an_interruption_leaves_the_constraint_where_the_answer_is(
     assert request.completion == expected and calls > 3
 
 
+class Guesser(Speculator):
+    """Guesses what answers were before; every third draft is wrong at its second token."""
+
+    def __init__(self, model: Model, answers: Sequence[Completion]) -> None:
+        super().__init__()
+        prompts = [tuple(model.encode(prompt)) for prompt, _ in MIXED]
+        self._texts = {prompt: [*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)}
+        self._drafts = 0
+
+    def propose(self, texts: Sequence[Text], tokens: int, room: int) -> list[list[int]]:
+        drafts = []
+        for text in texts:
+            known = self._texts[tuple(text.tokens[: text.key.prompt_length])]
+            draft = known[len(text.tokens) : len(text.tokens) + min(text.most, room, 4)]
+            self._drafts += 1
+            if self._drafts % 3 == 0:
+                draft[1:2] = [5] * len(draft[1:2])
+            room -= len(draft)
+            drafts.append(draft)
+        return drafts
+
+
+def test_constrained_requests_speculate_with_the_mask_of_each_place(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = together(model, MIXED)
+    monkeypatch.setattr(model.core, "speculator", Guesser(model, answers))
+    before = model.core.stats()
+    again = together(model, MIXED)
+    after = model.core.stats()
+    assert [answer.token_ids for answer in again] == [answer.token_ids for answer in answers]
+    assert after.accepted_tokens - before.accepted_tokens > 20
+    assert after.draft_tokens - before.draft_tokens > after.accepted_tokens - before.accepted_tokens
+    assert after.forced_tokens > before.forced_tokens
+
+
 def test_hosts_that_pipeline_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [("Once upon a time", sampled(1, min_tokens=9)), *MIXED[3:5]]
     prompts = [(prompt, replace(sampling, max_tokens=9)) for prompt, sampling in prompts]
@@ -195,3 +233,12 @@ def test_hosts_that_pipeline_give_the_same_tokens(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(type(reference.host), "pipelines", True)
         assert [a.token_ids for a in together(reference, prompts)] == [a.token_ids for a in expected]
     assert expected[2].text in MIXED[4][1].choice
+
+
+def test_the_examples_of_the_document_can_be_used(model: Model) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/CONSTRAINTS.md").read_text(), re.DOTALL)
+    seen: list[Sampling] = []
+    exec(code.replace("mlxr.Sampling(", "see("), {"see": lambda **options: seen.append(Sampling(**options))})
+    assert len(seen) == 4
+    for sampling in seen:
+        assert model.generate("She said", sampling=replace(sampling, max_tokens=20)).text
