@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 import mlx.core as mx
-import numpy as np
 
 from mlxr.compiler.errors import MlxrError, RequestError
 from mlxr.runtime.cache.pager import Pager
@@ -25,43 +24,23 @@ from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
+from mlxr.runtime.engine.launched_step import LaunchedStep, with_tokens_of
 from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
-from mlxr.runtime.engine.sampling import Row, Sampled
+from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Part, Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.batch import BatchRequest
-from mlxr.runtime.hosts.host import Host, Logits
+from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.memory_watch import MemoryWatch
 
 _LONGEST_WAIT = 0.1
 """Seconds that the thread waits at most when all requests wait for something other than a step."""
 _WATCH_SECONDS = 1.0
 """Seconds between two looks at the machine's memory while there are no requests, but tiers."""
-
-
-class _LaunchedStep:
-    """A step that has been launched, and what it will have computed when it ends."""
-
-    __slots__ = ("begin", "decoding", "drafted", "ends", "logits", "parts", "prompt_tokens", "samples", "sequences")
-
-    def __init__(self, parts: list[Part], begin: float) -> None:
-        self.parts, self.begin = parts, begin
-        self.sequences = [part.request.seq_id for part in parts]
-        self.ends = [part.request.computed + part.num_tokens for part in parts]
-        self.decoding = sum(part.num_tokens == 1 for part in parts)
-        self.prompt_tokens = sum(part.num_tokens for part in parts) - self.decoding
-        self.drafted = sum(len(part.draft) for part in parts)
-        self.logits: Logits | None = None  # where requests ask for those of their prompts
-        self.samples: Samples
-
-    @property
-    def sampled(self) -> list[Request]:
-        """The requests whose next token it samples, in the order of `samples`."""
-        return [part.request for part in self.parts if part.samples]
 
 
 class EngineCore:
@@ -97,7 +76,7 @@ class EngineCore:
         self._watch = MemoryWatch()
         self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
-        self._ahead: _LaunchedStep | None = None
+        self._ahead: LaunchedStep | None = None
         self._next_deadline = float("inf")
         self._last_end = 0.0
         self._is_stepping = False
@@ -222,7 +201,7 @@ class EngineCore:
             blocks_shared=pager.num_shared,
         )
 
-    def _launch(self, parts: list[Part], before: _LaunchedStep | None = None) -> _LaunchedStep | None:
+    def _launch(self, parts: list[Part], before: LaunchedStep | None = None) -> LaunchedStep | None:
         """Launches a step and the sampling of its tokens; None if there is nothing to compute or it failed.
 
         Args:
@@ -231,7 +210,7 @@ class EngineCore:
         """
         if not parts:
             return None
-        step = _LaunchedStep(parts, time.perf_counter())
+        step = LaunchedStep(parts, time.perf_counter())
         requests = []
         for part in parts:
             request = part.request
@@ -244,7 +223,7 @@ class EngineCore:
             if request.constraint is not None and part.samples:
                 request.constraint.prepare(part.draft)
         try:
-            on_device = None if before is None else _with_tokens_of(before, parts, requests)
+            on_device = None if before is None else with_tokens_of(before, parts, requests)
             logits = launch_step(self._host, self._pager, requests, on_device, self._save)
             for part, end in zip(parts, step.ends, strict=True):
                 part.request.computed = end
@@ -254,7 +233,7 @@ class EngineCore:
             if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 self._host.start(logits, self._host.arena.token)  # it computes while masks are made
-            step.samples = Samples(self._host, logits, *self._rows(step))
+            step.samples = Samples(self._host, logits, *step.rows(self._masks))
         except Exception as error:
             self._fail_step(step, error)
             return None
@@ -263,7 +242,7 @@ class EngineCore:
             raise
         return step
 
-    def _launch_ahead(self, step: _LaunchedStep) -> _LaunchedStep | None:
+    def _launch_ahead(self, step: LaunchedStep) -> LaunchedStep | None:
         """Launches the step after one whose tokens have not been read; None where these decide what it is."""
         if any(part.request.needs_token for part in step.parts):
             return None
@@ -290,7 +269,7 @@ class EngineCore:
             for request in requests:
                 self._fail(request, error)
 
-    def _complete(self, step: _LaunchedStep) -> None:
+    def _complete(self, step: LaunchedStep) -> None:
         """Waits for a step and gives its tokens to their requests."""
         try:
             samples = step.samples.read()
@@ -404,22 +383,6 @@ class EngineCore:
             self._remove(request)
         self._tell(request, event)
 
-    def _rows(self, step: _LaunchedStep) -> tuple[list[int], list[Row]]:
-        """Which rows of logits a step samples, and how."""
-        indices: list[int] = []
-        rows: list[Row] = []
-        index = 0
-        for part, end in zip(step.parts, step.ends, strict=True):
-            request = part.request
-            index += part.num_rows if request.prompt_rows or part.draft else part.samples
-            if part.samples:
-                masks = self._masks(request)
-                first, position = index - 1 - len(part.draft), end - request.prompt_length
-                for i in range(1 + len(part.draft)):
-                    indices.append(first + i)
-                    rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
-        return indices, rows
-
     def _masks(self, request: Request) -> Sequence[Mask | None]:
         """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.
 
@@ -465,7 +428,7 @@ class EngineCore:
             else:
                 self._next_deadline = min(self._next_deadline, request.deadline)
 
-    def _fail_step(self, step: _LaunchedStep, error: Exception) -> None:
+    def _fail_step(self, step: LaunchedStep, error: Exception) -> None:
         """Ends the requests of a step that failed."""
         self._stats.failed_steps += 1
         for part in step.parts:
@@ -473,7 +436,7 @@ class EngineCore:
             self._fail(part.request, error, keep=False)  # copies into its blocks may not have been made
         self._forget(step)
 
-    def _forget(self, step: _LaunchedStep) -> None:
+    def _forget(self, step: LaunchedStep) -> None:
         """Forgets a step and the one launched after it: their requests compute them again."""
         ahead, self._ahead = self._ahead, None
         for part in (*step.parts, *(ahead.parts if ahead else ())):
@@ -482,25 +445,3 @@ class EngineCore:
                 self.scheduler.preempt(part.request, keep=False)
             if part.request.constraint is not None:
                 part.request.constraint.truncate(len(part.request.completion.token_ids))  # it may be ahead
-
-
-def _with_tokens_of(before: _LaunchedStep, parts: list[Part], requests: list[BatchRequest]) -> mx.array | None:
-    """The token ids of a step: [tokens], int32, of which some are sampled by the step before. None if none are."""
-    index = {request: i for i, request in enumerate(before.sampled)}
-    num_sampled = len(index)
-    known: list[int] = []
-    places: list[int] = []  # in the sampled tokens with the known ones after them
-    for part, request in zip(parts, requests, strict=True):
-        places += range(num_sampled + len(known), num_sampled + len(known) + len(request.tokens))
-        known += request.tokens
-        if part.samples and part.request.in_flight:
-            places[-1] = index[part.request]
-    unread = sum(place < num_sampled for place in places)
-    if not unread:
-        return None
-    tokens = before.samples.tokens
-    if unread < len(places):
-        tokens = mx.concatenate([tokens, mx.array(np.array(known, np.int32))])
-    elif places == list(range(num_sampled)):
-        return tokens
-    return tokens[mx.array(np.array(places, np.int32))]
