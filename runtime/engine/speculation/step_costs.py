@@ -1,11 +1,10 @@
 """How long steps of few tokens take, measured while they run."""
 
 from collections import deque
-from statistics import median
 
 _SAMPLES = 9
 _LEAST = 3
-"""A median needs so many measurements: a single one may have met a disturbance."""
+"""Fewer measurements say nothing: all of them may have been disturbed."""
 _LIFETIME = 1000
 """Steps after which a measurement no longer counts: contexts grow, and other programs come and go."""
 _SLOPE = 0.05
@@ -15,11 +14,10 @@ _LEAST_SLOPE = 0.01
 
 
 class StepCosts:
-    """Medians of the newest measurements, for each number of tokens in a step."""
+    """The least of the newest measurements, for each number of tokens in a step: disturbances only slow a step down."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
         self._last: dict[int, int] = {}
         self._steps = 0
 
@@ -32,7 +30,6 @@ class StepCosts:
             samples = self._seconds[tokens] = deque(maxlen=_SAMPLES)
         samples.append(seconds)
         self._last[tokens] = self._steps
-        self._medians.pop(tokens, None)
 
     def is_known(self, tokens: int) -> bool:
         """Whether the time of a step with so many tokens is known."""
@@ -45,25 +42,24 @@ class StepCosts:
         """
         if (base := self._known(tokens)) is None:
             return None
-        seconds, known = [base], tokens
-        for more in range(tokens + 1, most + 1):
-            if (value := self._known(more)) is None:
-                continue
-            self._interpolate(seconds, more - known, max(value, seconds[-1] + (more - known) * _LEAST_SLOPE * base))
-            known = more
-        rest = most - known
-        if rest > 0:
-            self._interpolate(seconds, rest, seconds[-1] + rest * _SLOPE * base)
+        known: list[tuple[int, float]] = []
+        for more in range(most, tokens, -1):
+            if (value := self._known(more)) is not None:
+                known.append((more, min(value, known[-1][1]) if known else value))  # fewer tokens cost no more
+        seconds = [base]
+        for more, value in reversed(known):
+            rest = more - tokens + 1 - len(seconds)
+            self._interpolate(seconds, rest, max(value, seconds[-1] + rest * _LEAST_SLOPE * base))
+        rest = most - tokens + 1 - len(seconds)
+        self._interpolate(seconds, rest, seconds[-1] + rest * _SLOPE * base)
         return seconds
 
     def _known(self, tokens: int) -> float | None:
-        """The median for a number of tokens; None if it is not known, or was long ago."""
+        """Seconds for a number of tokens; None if they are not known, or were measured long ago."""
         samples = self._seconds.get(tokens)
         if samples is None or len(samples) < _LEAST or self._steps - self._last[tokens] > _LIFETIME:
             return None
-        if tokens not in self._medians:
-            self._medians[tokens] = median(samples)
-        return self._medians[tokens]
+        return min(samples)
 
     @staticmethod
     def _interpolate(seconds: list[float], count: int, last: float) -> None:

@@ -52,7 +52,7 @@ def test_chances_follow_what_came_true() -> None:
     assert first > 0.9 and second < 0.1 and third < second
 
 
-def test_times_are_medians_and_what_lies_between_is_interpolated() -> None:
+def test_times_are_the_least_and_what_lies_between_is_interpolated() -> None:
     costs = StepCosts()
     assert costs.seconds(1, 4) is None
     for seconds in (1.0, 1.0, 9.0, 1.0):
