@@ -3,6 +3,7 @@
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
@@ -328,12 +329,13 @@ class Model:
         self._closed = True
         for generation in list(self._running):
             generation.end_with_model()
-        self.core.close()
-        self._maker.close()
-        self.host.close()
-        if self._draft is not None:
-            self._draft.close()
-        del self.host, self.arena, self.core
+        with ExitStack() as closing:  # whatever fails, the rest is closed
+            if self._draft is not None:
+                closing.callback(self._draft.close)
+            closing.callback(self.host.close)
+            closing.callback(self._maker.close)
+            closing.callback(self.core.close)
+            del self.host, self.arena, self.core
 
     def _check_open(self) -> None:
         if self._closed:

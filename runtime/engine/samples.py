@@ -26,7 +26,12 @@ class Samples:
         """
         self._host, self._rows, self._indices = host, rows, indices
         self._logits = logits
-        if not host.pipelines or not rows:
+        if not host.pipelines:
+            return
+        if not rows:
+            # Nothing needs it, but to read it tells that the step has run: only then are K and V in the arena.
+            self._end = host.copy_to_read(host.arena.token)
+            host.start(self._end, host.arena.token)
             return
         assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
         if list(indices) != list(range(len(logits))):
@@ -51,6 +56,8 @@ class Samples:
             HostError: the step failed.
         """
         if not self._rows:
+            if self._host.pipelines:
+                self._host.read(self._end)
             return []
         if not self._host.pipelines:
             logits = self._host.read(self._logits)

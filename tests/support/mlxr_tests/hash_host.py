@@ -80,7 +80,7 @@ class HashHost:
     def step(self, batch: Batch) -> Any:
         self.interrupt()
         fault = self.faults.popleft() if self.faults else None
-        self._breaks = fault == "read" and bool(batch.num_rows)
+        self._breaks = fault == "read" and (self.pipelines or bool(batch.num_rows))
         if fault is not None:
             self.slots[batch.slots] = 13
             if not self._breaks:
