@@ -250,8 +250,7 @@ class Model:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
 
         Requests do not speculate whose next choice depends on accepted tokens (penalties), nor those that ask for
-        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead of one of a request
-        that speculates.
+        `prompt_logprobs`. On hosts that pipeline (metal, cuda), no step is launched ahead while drafts are tried.
 
         Args:
             draft: a smaller model of the same vocabulary that guesses; from now on it belongs to this one. None: tokens
