@@ -23,25 +23,6 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(slots=True)
-class Event:
-    """One generated token, or the end of an answer.
-
-    Attributes:
-        index: which answer: prompt number x n + sample number.
-        token_id: the token; None for an answer that ends without one (`cancelled`, `deadline`).
-        text: the text that becomes certain with it, as it continues the prompt; may be empty.
-        finish_reason: why the answer ends with this event; None while it continues.
-        logprob: the token's log probability and those of the most probable tokens, if the request asks for them.
-    """
-
-    index: int
-    token_id: int | None
-    text: str
-    finish_reason: FinishReason | None = None
-    logprob: TokenLogprob | None = None
-
-
 @dataclass
 class Completion:
     """One answer so far.
@@ -63,3 +44,43 @@ class Completion:
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def usage(self) -> "Usage":
+        """How many tokens it took."""
+        return Usage(self.prompt_tokens, self.cached_tokens, len(self.token_ids))
+
+
+class Usage(NamedTuple):
+    """Tokens that an answer took.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        cached_tokens: how many of these were not computed, since the prefix cache or a tier had them.
+        completion_tokens: of the answer.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(slots=True)
+class Event:
+    """One generated token, or the end of an answer.
+
+    Attributes:
+        index: which answer: prompt number x n + sample number.
+        token_id: the token; None for an answer that ends without one (`cancelled`, `deadline`).
+        text: the text that becomes certain with it, as it continues the prompt; may be empty.
+        finish_reason: why the answer ends with this event; None while it continues.
+        logprob: the token's log probability and those of the most probable tokens, if the request asks for them.
+        completion: the whole answer, with its usage, on the event that ends it.
+    """
+
+    index: int
+    token_id: int | None
+    text: str
+    finish_reason: FinishReason | None = None
+    logprob: TokenLogprob | None = None
+    completion: Completion | None = field(default=None, compare=False, repr=False)

@@ -135,7 +135,9 @@ class Request:
             completion.text += text
         if reason:
             completion.finish_reason = reason
-        return Event(self.index, token, text, reason, logprob)
+        if not reason:
+            return Event(self.index, token, text, None, logprob)
+        return Event(self.index, token, text, reason, logprob, completion)
 
     @property
     def reason_at_length(self) -> FinishReason:
@@ -148,4 +150,4 @@ class Request:
         text = self.text.flush()
         self.completion.text += text
         self.completion.finish_reason = reason
-        return Event(self.index, None, text, reason)
+        return Event(self.index, None, text, reason, completion=self.completion)

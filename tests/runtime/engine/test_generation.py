@@ -97,6 +97,8 @@ def test_events_join_to_the_answer(small: Model) -> None:
         assert [e.token_id for e in mine] == answer.token_ids
         assert "".join(e.text for e in mine) == answer.text
         assert [e.finish_reason for e in mine] == [None] * (len(mine) - 1) + [answer.finish_reason]
+        assert [e.completion for e in mine[:-1]] == [None] * (len(mine) - 1) and mine[-1].completion is answer
+        assert answer.usage == (answer.prompt_tokens, answer.cached_tokens, len(mine))
     assert small.tokenizer is not None
     whole = small.tokenizer.decode(small.encode("Once upon a time") + generation.completions[0].token_ids)
     assert whole == "Once upon a time" + generation.completions[0].text
