@@ -36,6 +36,7 @@ class _Call:
     def __init__(self, events: _Queue, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.requests: list[Request] = []
         self.events, self.loop = events, loop
+        self.num_untold = 0  # requests whose end has not been told
         self.was_left = False
 
     @property
@@ -207,7 +208,7 @@ class Engine:
 
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""
-        return self._ask(self._model.core.stats)
+        return self._ask(lambda model: model.core.stats())
 
     def save(self) -> int:
         """Writes the blocks that the prefix cache has to disk, so that they outlive the process.
@@ -219,7 +220,7 @@ class Engine:
             RequestError: there is no disk tier.
             EngineError: the engine was closed, or has failed.
         """
-        return self._ask(self._model.core.save)
+        return self._ask(lambda model: model.core.save())
 
     def health(self) -> str | None:
         """None while the engine answers; else why it does not."""
@@ -254,7 +255,14 @@ class Engine:
     ) -> None:
         """Makes a call's requests and sends them to the thread."""
         self._check()
-        model, params = self._model, params or Sampling()
+        try:
+            self._make_and_send(call, prompts, params or Sampling(), terms, bounded)
+        except AttributeError:
+            self._check()  # the model may have been closed meanwhile
+            raise
+
+    def _make_and_send(self, call: _Call, prompts: list[Prompt], params: Sampling, terms: Terms, bounded: bool) -> None:
+        model = self._model
         waiting = len(model.core.scheduler.waiting) + len(self._inbox)
         if bounded and waiting + params.n > self._max_waiting:
             raise QueueFullError(
@@ -285,14 +293,14 @@ class Engine:
             self._inbox.append(message)
         self._wake.set()
 
-    def _ask(self, question: Callable[[], _T]) -> _T:
+    def _ask(self, question: Callable[[Model], _T]) -> _T:
         """What a function returns that runs in the thread, between steps."""
         self._check()
         answer: Future[_T] = Future()
 
         def reply() -> None:
             try:
-                answer.set_result(question())
+                answer.set_result(question(self._model))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -311,8 +319,7 @@ class Engine:
         except BaseException as error:
             loaded.set_exception(error)
             return
-        model.core.wake = self._wake
-        self._model = model
+        self._model, self._wake = model, model.core.wake
         loaded.set_result(model)
         failures = 0
         try:
@@ -346,6 +353,7 @@ class Engine:
         if call.was_left:
             return
         self._calls.add(call)
+        call.num_untold = len(call.requests)
         for request in call.requests:
             self._model.core.add(request)
 
@@ -361,8 +369,10 @@ class Engine:
             call.events.put(news)
         else:
             self._outbox[call.loop].append((call.events, news))
-        if isinstance(news, BaseException) or (news.finish_reason and not call.num_open):
-            self._calls.discard(call)
+        if isinstance(news, BaseException) or news.finish_reason:
+            call.num_untold -= 1
+            if not call.num_untold:
+                self._calls.discard(call)
 
     def _flush(self) -> None:
         outbox = dict(self._outbox)

@@ -6,7 +6,7 @@ request must get, without an engine.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +61,7 @@ class HashHost:
         faults: what goes wrong with the coming steps: `launch`, `read`, or None; a failing step writes nonsense.
         interruption: what the next step or read raises.
         steps: tokens of each sequence of each step.
+        on_step: called at the beginning of each step.
     """
 
     def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False) -> None:
@@ -74,10 +75,12 @@ class HashHost:
         self.faults: deque[str | None] = deque()
         self.interruption: BaseException | None = None
         self.steps: list[list[int]] = []
+        self.on_step: Callable[[], object] = lambda: None
         self._broken: list[Any] = []
         self._breaks = False
 
     def step(self, batch: Batch) -> Any:
+        self.on_step()
         self.interrupt()
         fault = self.faults.popleft() if self.faults else None
         self._breaks = fault == "read" and (self.pipelines or bool(batch.num_rows))
@@ -221,6 +224,25 @@ class HashEngine:
         self.check()
         assert self.pager.num_sequences == 0 and self.pager.num_free == self.pager.num_blocks
         assert not self.core.scheduler._being_read and not self.pager.take_copies()
+
+
+class HashModel:
+    """The part of a `Model` that `Engine` uses."""
+
+    def __init__(self, engine: HashEngine) -> None:
+        self.core, self._engine = engine.core, engine
+        self.is_closed = False
+
+    def make_requests(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, listener: Listener, terms: Terms
+    ) -> list[Request]:
+        make, now = self._engine._maker.make, self.core.clock()
+        return [r for i, prompt in enumerate(prompts) for r in make(i, prompt, sampling, listener, now, terms)]
+
+    def close(self) -> None:
+        self.core.close()
+        self.is_closed = True
+        del self.core
 
 
 class Answer:
