@@ -46,5 +46,5 @@ def _character(escape: re.Match[str]) -> str:
         return escape[0]
     code = int(digits, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise RequestError(f"grammar: cannot be read as GBNF: {escape[0]} is no character")
+        raise RequestError(f"grammar: cannot be read as GBNF: {escape[0]} is not a character")
     return f"\\x{code:02X}" if code < 0x80 else chr(code)

@@ -103,7 +103,7 @@ def _bounded(option: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"{option} has half of a surrogate pair, which is no character: {error}") from error
+        raise RequestError(f"{option} has half of a surrogate pair, which is not a character: {error}") from error
     return text
 
 

@@ -82,7 +82,7 @@ REFUSED = [
     ({"grammar": 'root ::= "a'}, "grammar: cannot be read as GBNF: Unexpected end of input"),
     ({"grammar": "root ::= other"}, "grammar: cannot be read as GBNF: Rule 'other' not found"),
     ({"grammar": 'main ::= "a"'}, "grammar: cannot be read as GBNF: No 'root' rule found"),
-    ({"grammar": 'root ::= "\\uD800"'}, r"grammar: cannot be read as GBNF: \\uD800 is no character"),
+    ({"grammar": 'root ::= "\\uD800"'}, r"grammar: cannot be read as GBNF: \\uD800 is not a character"),
     ({"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "grammar: the GBNF is nested too deeply"),
 ]
 
