@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 
 import mlx.core as mx
 
-from mlxr.compiler.errors import MlxrError, RequestError
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
@@ -352,7 +352,7 @@ class EngineCore:
             try:
                 request.constraint.accept(sampled.token)
                 is_complete = request.constraint.is_complete
-            except MlxrError as error:
+            except Exception as error:
                 self._fail(request, error)
                 return
         self._add_token(request, sampled.token, logprob, is_complete)
@@ -364,7 +364,7 @@ class EngineCore:
         try:
             tokens = request.constraint.forced()
             is_complete = request.constraint.is_complete
-        except MlxrError as error:
+        except Exception as error:
             self._fail(request, error)
             return
         for i, token in enumerate(tokens):
@@ -390,7 +390,7 @@ class EngineCore:
         """
         try:
             return [None] if request.constraint is None else request.constraint.masks()
-        except MlxrError as error:
+        except Exception as error:
             self._fail(request, error)
             return [None]
 

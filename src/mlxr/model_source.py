@@ -129,9 +129,10 @@ def _load_draft(
     arena = artifact.plan.arena
     changes = Changes(needed_context=arena.context, sequences=arena.max_sequences)
     try:
-        return load(model, host=host, threads=threads, changes=changes, progress=progress)
+        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, progress=progress)
     except ContextError:
-        return load(model, host=host, threads=threads, changes=replace(changes, needed_context=1), progress=progress)
+        changes = replace(changes, needed_context=1)
+        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:

@@ -186,7 +186,8 @@ def test_an_interruption_leaves_the_constraint_where_the_answer_is(
             model.core.step()
     while not request.is_done:
         model.core.step()
-    assert request.completion == expected and calls > 3
+    same = replace(request.completion, cached_tokens=expected.cached_tokens)  # other tests may have the same prompt
+    assert same == expected and calls > 3
 
 
 class Guesser(Speculator):
