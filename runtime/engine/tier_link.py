@@ -5,7 +5,7 @@ read; then they are written into the arena before the next step.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from mlxr.runtime.hosts.host import Host
 
 _MOST_FETCHES = 2
 """Requests whose blocks are read at a time: what is read has no place in the arena yet, and no other limit."""
+
+_READ_BYTES = 16 << 20
+"""Bytes of blocks that are read from the arena at a time when all are saved."""
 
 
 class TierLink:
@@ -52,9 +55,13 @@ class TierLink:
     def save_all(self) -> int:
         """Writes all blocks that can be found in the arena to disk; returns how many of them are there now."""
         cached = self._pager.cached_blocks()
-        if not cached:
-            return 0
-        return self.tiers.save(cached, self._host.read_blocks([block.block_id for block in cached]))
+        return self.tiers.save(cached, self._rows([block.block_id for block in cached]))
+
+    def _rows(self, block_ids: Sequence[int]) -> Iterator[npt.NDArray[np.uint8]]:
+        """K and V of each block; a few are read at a time, because the arena may be most of the memory."""
+        count = max(1, _READ_BYTES // self._host.block_bytes)
+        for start in range(0, len(block_ids), count):
+            yield from self._host.read_blocks(block_ids[start : start + count])
 
     def fetches(self, request: Request, prefix: Prefix) -> bool:
         """See `Restorer`."""

@@ -6,10 +6,10 @@ The thread that runs steps calls everything here. No call waits for the disk, ex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 from mlxr.runtime.cache.block_hashes import Digest
@@ -153,19 +153,20 @@ class BlockTiers:
                 leaving += self._memory.add(stored)
         self._to_disk(leaving)
 
-    def save(self, blocks: Sequence[CachedBlock], data: Bytes) -> int:
+    def save(self, blocks: Sequence[CachedBlock], rows: Iterable[Bytes]) -> int:
         """Writes blocks to disk, and waits for that.
 
         Args:
             blocks: their names, in the order of a sequence.
-            data: [blocks, block_bytes].
+            rows: K and V of each, [block_bytes]. No more of them are asked for than the disk takes.
 
         Returns:
             How many of the first blocks are on disk now: fewer than all if the limits of size and of this hour, or the
             disk itself, do not allow more.
         """
-        rows = zip(blocks, data, strict=True)
-        return self._save([StoredBlock(block.digest, block.parent, block.tokens, row) for block, row in rows])
+        pairs = zip(blocks, rows, strict=False)
+        stored = (StoredBlock(block.digest, block.parent, block.tokens, row) for block, row in pairs)
+        return self._save([block.digest for block in blocks], stored)
 
     def flush(self) -> None:
         """Waits until all blocks that have been given to the disk are written."""
@@ -176,7 +177,7 @@ class BlockTiers:
         """Saves what is in host memory, as far as the limits allow, and ends the threads. Files stay."""
         with self._lock:
             blocks = self._memory.newest_first()
-        self._save(blocks)
+        self._save([block.digest for block in blocks], blocks)
         with self._lock:
             self._memory.shrink(self._memory.size_bytes)
         self._readers.shutdown()
@@ -240,13 +241,14 @@ class BlockTiers:
             for block in blocks:
                 self._disk.add(block)
 
-    def _save(self, blocks: Sequence[StoredBlock]) -> int:
+    def _save(self, digests: Sequence[Digest], blocks: Iterable[StoredBlock]) -> int:
         disk = self._disk
         if disk is None:
             return 0
-        blocks = blocks[: disk.most_blocks]  # of more, the last would remove the first
-        disk.use([block.digest for block in blocks])
-        added = [block.digest for block in takewhile(lambda block: disk.add(block, wait=True), blocks)]
+        digests = digests[: disk.most_blocks]  # of more, the last would remove the first
+        disk.use(digests)
+        stored = islice(blocks, len(digests))
+        added = [block.digest for block in takewhile(lambda block: disk.add(block, wait=True), stored)]
         disk.flush()
         saved = list(takewhile(disk.folder.__contains__, added))
         disk.use(saved)

@@ -14,6 +14,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.engine import tier_link
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.scheduler import Scheduler
@@ -235,3 +236,19 @@ def test_few_requests_that_wait_have_blocks_read_for_them(monkeypatch: pytest.Mo
         again = model.start(prompts, max_tokens=4).finish()
         assert [answer.token_ids for answer in again] == answers
         assert 1 <= most <= 2 and model.core.stats().restored_tokens > 0
+
+
+@pytest.mark.parametrize("disk_bytes", [0, 1 << 26])
+def test_an_arena_is_saved_a_few_blocks_at_a_time(
+    disk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arena may be most of the memory: no second one fits beside it. Without a disk nothing is read."""
+    tiers = mlxr.TierSizes(memory_bytes=1 << 20, disk_bytes=disk_bytes, folder=tmp_path)
+    model = mlxr.load(TINY, host="cpu", threads=1, changes=TWO, tiers=tiers)
+    model.generate([1, *range(10, 310)], max_tokens=2)
+    sizes, read = [], model.host.read_blocks
+    monkeypatch.setattr(tier_link, "_READ_BYTES", 3 * model.host.block_bytes)
+    monkeypatch.setattr(model.host, "read_blocks", lambda ids: sizes.append(len(ids)) or read(ids))
+    model.close()
+    assert (sum(sizes), max(sizes, default=0)) == ((300 // 16, 3) if disk_bytes else (0, 0))
+    assert len(list(tmp_path.rglob("*.kv"))) == sum(sizes)
