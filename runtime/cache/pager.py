@@ -250,9 +250,36 @@ class Pager:
         for seq_id, _ in growths:
             self._get(seq_id)
         try:
-            return self._num_blocks_needed(growths) <= self._pool.num_free
+            return self.num_blocks_needed(growths) <= self._pool.num_free
         except ArenaError:
             return False
+
+    def num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
+        """How many free blocks `append_all` would take, copies of shared ones included.
+
+        Raises:
+            ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context.
+        """
+        needed, size, references = 0, self.block_size, self._pool.references  # local: every step calls this twice
+        left: Counter[int] = Counter()  # references that earlier sequences of this call will have released
+        seen: set[int] = set()
+        for seq_id, num_tokens in growths:
+            sequence = self._sequences.get(seq_id) or self._get(seq_id)
+            if num_tokens < 1 or seq_id in seen:
+                what = f"{num_tokens} tokens" if num_tokens < 1 else "tokens twice"
+                raise ArenaError(f"cannot append {what} to sequence {seq_id}, expected at least 1 token, and once")
+            seen.add(seq_id)
+            if sequence.length + num_tokens > self.context:
+                raise ArenaError(
+                    f"sequence {seq_id} has {sequence.length} tokens, {num_tokens} more exceed the context of "
+                    f"{self.context}; truncate it, or compile the spec with a larger model.context"
+                )
+            needed -= (-sequence.length - num_tokens) // size + len(sequence.blocks)
+            last = sequence.blocks[-1] if sequence.length % size else None
+            if last is not None and references[last] > 1 and references[last] - left[last] > 1:
+                needed += 1
+                left[last] += 1
+        return needed
 
     def append_all(self, growths: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Grows several sequences, all or none, and returns the slot of every new token.
@@ -264,7 +291,7 @@ class Pager:
             ArenaFullError: not enough free blocks; nothing has changed.
             ArenaError: unknown or repeated sequence, no tokens, or a sequence beyond the context; nothing has changed.
         """
-        needed = self._num_blocks_needed(growths)
+        needed = self.num_blocks_needed(growths)
         spare = self._pool.num_free - needed
         if spare < 0:
             raise ArenaFullError(
@@ -408,28 +435,6 @@ class Pager:
         except KeyError:
             known = ", ".join(map(str, self._sequences)) or "none"
             raise ArenaError(f"unknown sequence {seq_id}, the arena holds: {known}") from None
-
-    def _num_blocks_needed(self, growths: Sequence[tuple[int, int]]) -> int:
-        needed, size, references = 0, self.block_size, self._pool.references  # local: every step calls this twice
-        left: Counter[int] = Counter()  # references that earlier sequences of this call will have released
-        seen: set[int] = set()
-        for seq_id, num_tokens in growths:
-            sequence = self._sequences.get(seq_id) or self._get(seq_id)
-            if num_tokens < 1 or seq_id in seen:
-                what = f"{num_tokens} tokens" if num_tokens < 1 else "tokens twice"
-                raise ArenaError(f"cannot append {what} to sequence {seq_id}, expected at least 1 token, and once")
-            seen.add(seq_id)
-            if sequence.length + num_tokens > self.context:
-                raise ArenaError(
-                    f"sequence {seq_id} has {sequence.length} tokens, {num_tokens} more exceed the context of "
-                    f"{self.context}; truncate it, or compile the spec with a larger model.context"
-                )
-            needed -= (-sequence.length - num_tokens) // size + len(sequence.blocks)
-            last = sequence.blocks[-1] if sequence.length % size else None
-            if last is not None and references[last] > 1 and references[last] - left[last] > 1:
-                needed += 1
-                left[last] += 1
-        return needed
 
     def _share(self, sequence: BlockSequence, prefix: Prefix) -> None:
         self._prefixes.share(sequence, prefix)

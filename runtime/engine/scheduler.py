@@ -274,8 +274,13 @@ class Scheduler:
 
     def _has_room(self, request: Request, prefix: Prefix) -> bool:
         """Whether there are blocks for all tokens of a request, beside what running ones still need."""
-        size = self._pager.block_size
-        promised = sum(max(0, r.num_pending) // size + 1 for r in self.running)
+        promised = 0
+        for other in self.running:
+            if (pending := other.num_pending) > 0:
+                assert other.seq_id is not None, "it runs"
+                most = self._pager.context - other.computed
+                growth = (other.seq_id, min(pending + len(other.drafted), most))
+                promised += max(pending // self._pager.block_size + 1, self._pager.num_blocks_needed([growth]))
         needed = self._pager.blocks_to_begin(prefix, len(request.tokens) + 1)
         if needed + promised <= self._pager.num_free:
             return True

@@ -8,9 +8,10 @@ import pytest
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.step_times import StepTimes
-from mlxr_tests.hash_host import Answer, HashEngine
+from mlxr_tests.hash_host import Answer, Guesser, HashEngine
 
 BOTH = pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
 
@@ -238,6 +239,31 @@ def test_of_equal_requests_those_that_came_last_give_way(pipelines: bool) -> Non
     assert engine.core.stats().computed_tokens < 1.5 * 5 * 35, "little is computed again"
     for answer in answers:
         ends(answer, engine)
+
+
+@BOTH
+def test_a_request_is_admitted_beside_draft_tokens_only_if_there_are_blocks_for_both(pipelines: bool) -> None:
+    """Two of eight blocks are in use and five are idle, four of which the second request takes."""
+    engine = HashEngine(8, 4, 2, context=32, pipelines=pipelines)
+    engine.add(prompt(20), 1)
+    engine.run()
+    engine.core.speculator = Guesser(engine)  # type: ignore[assignment]
+    engine.core.speculator.draft = lambda *_: None  # type: ignore[method-assign, union-attr]
+    first = engine.add(prompt(4, 11), 25)
+    while first.request.computed < 8:
+        engine.core.step()
+    assert (first.request.computed, engine.pager.num_free, engine.pager.num_idle) == (8, 6, 5)
+    engine.core.speculator.draft = draft_zeros  # type: ignore[method-assign, union-attr]
+    second = engine.add([*prompt(16), 9], 4)
+    engine.run()
+    ends(first, engine)
+    ends(second, engine)
+    assert engine.core.stats().failed_steps == 0
+
+
+def draft_zeros(requests: list[Request], tokens: int, room: int) -> None:
+    for request in requests:
+        request.drafted = [0] * min(8, room, max(0, request.max_length - 1 - len(request.tokens)))
 
 
 @BOTH

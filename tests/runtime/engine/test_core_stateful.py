@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr_tests.hash_host import Answer, HashEngine
+from mlxr_tests.hash_host import Answer, Guesser, HashEngine
 
 PROMPTS = st.lists(st.sampled_from([1, 2]), max_size=20).map(lambda tail: [1] * (20 - len(tail)) + tail)
 SAMPLINGS = st.builds(
@@ -50,12 +50,15 @@ class CoreMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([4, 4, 8]),
         max_sequences=st.integers(1, 5),
         max_tokens=st.integers(6, 24),
+        drafts=st.booleans(),
     )
-    def make(self, num_blocks, block_size, max_sequences, max_tokens):
+    def make(self, num_blocks, block_size, max_sequences, max_tokens, drafts=False):
         self.engine = HashEngine(
             num_blocks, block_size, max_sequences, context=32, max_tokens=max_tokens, pipelines=self.pipelines
         )
-        self.open, self.ended = [], []
+        if drafts:
+            self.engine.core.speculator = Guesser(self.engine)
+        self.open = []
 
     @rule(
         prompt=PROMPTS,

@@ -245,6 +245,27 @@ class HashModel:
         del self.core
 
 
+class Guesser:
+    """Drafts of up to four tokens, of which some are right."""
+
+    def __init__(self, engine: HashEngine) -> None:
+        self.alone = engine.alone
+        self.costs = SimpleNamespace(measured=lambda *_: None)
+
+    def draft(self, requests: Sequence[Request], tokens: int, room: int) -> None:
+        for request in requests:
+            length = len(request.tokens)
+            count = min(length % 5, room, request.max_length - 1 - length)
+            known = length - request.prompt_length
+            request.drafted = self.alone(request)[known : known + max(count, 0)]
+            if length % 3 == 0 and request.drafted:
+                request.drafted[-1] = (request.drafted[-1] + 1) % VOCAB
+            room -= len(request.drafted)
+
+    def end(self, request: Request) -> None:
+        request.drafted = []
+
+
 class Answer:
     """A request and what its listener was told."""
 
