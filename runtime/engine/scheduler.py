@@ -218,6 +218,7 @@ class Scheduler:
         if keep:
             self._pager.free(request.seq_id, request.tokens, request.hashes, request.certain)
         else:
+            self._pager.truncate(request.seq_id, 0)  # so that its last block, which may lack its copy, is not kept
             self._pager.free(request.seq_id)
         request.seq_id, request.computed, request.certain = None, 0, 0
         while request.unread:

@@ -191,6 +191,21 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(pipelines: bool, faul
 
 
 @BOTH
+def test_a_block_that_could_not_be_copied_is_not_found_again(pipelines: bool) -> None:
+    engine = HashEngine(pipelines=pipelines)
+    engine.add(prompt(6), 9)
+    engine.core.step()
+    engine.add([*prompt(6), 9], 9)  # shares the half-filled block, which one of them copies
+    engine.host.faults.append("copy")
+    engine.run()
+    assert engine.core.stats().failed_steps == 1
+    for again in (prompt(6), [*prompt(6), 9], [*prompt(6), 10, 11]):
+        answer = engine.add(again, 9)
+        engine.run()
+        ends(answer, engine)
+
+
+@BOTH
 def test_an_interruption_loses_nothing(pipelines: bool) -> None:
     engine = HashEngine(max_sequences=2, pipelines=pipelines)
     answers = [engine.add(prompt(6, i), 9) for i in range(3)]

@@ -104,7 +104,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert answer.finish_reason == "cancelled" or answer.has_raised
         self.after()
 
-    @rule(faults=st.lists(st.sampled_from([None, "launch", "read"]), min_size=1, max_size=3))
+    @rule(faults=st.lists(st.sampled_from([None, "copy", "launch", "read"]), min_size=1, max_size=3))
     def steps_that_fail(self, faults):
         self.engine.host.faults.extend(faults)
         while self.engine.host.faults and self.engine.core.scheduler.running + self.engine.core.scheduler.waiting:

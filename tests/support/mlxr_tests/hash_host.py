@@ -58,7 +58,7 @@ class HashHost:
 
     Attributes:
         pipelines: whether it is taken for a host with lazy steps.
-        faults: what goes wrong with the coming steps: `launch`, `read`, or None; a failing step writes nonsense.
+        faults: what fails in the coming steps: `copy`, `launch`, `read`, or None; a step that fails writes nonsense.
         interruption: what the next step or read raises.
         steps: tokens of each sequence of each step.
         on_step: called at the beginning of each step.
@@ -83,6 +83,8 @@ class HashHost:
         self.on_step()
         self.interrupt()
         fault = self.faults.popleft() if self.faults else None
+        if fault == "copy":
+            fault = None
         self._breaks = fault == "read" and (self.pipelines or bool(batch.num_rows))
         if fault is not None:
             self.slots[batch.slots] = 13
@@ -125,6 +127,9 @@ class HashHost:
         return np.array(result)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if self.faults and self.faults[0] == "copy":
+            self.faults.popleft()
+            raise HostError("blocks could not be copied")
         blocks = self.slots.reshape(-1, self.size)
         for source, target in copies:
             blocks[target] = blocks[source]
