@@ -131,7 +131,7 @@ class Scheduler:
         if parts:
             if most_blocks > self._pager.num_free:
                 parts = self._with_blocks(parts)
-            budget = min(budget, self._times.prompt_tokens(len(parts), budget, self._pager.block_size))
+            budget = min(budget, self._times.prompt_tokens(len(parts), budget))
         for request in reading:
             if request.seq_id is not None and (part := self._chunk(request, budget, rows, parts)):
                 parts.append(part)
@@ -166,13 +166,12 @@ class Scheduler:
             self._forget(request, unread.pop()[1])
 
     def _chunk(self, request: Request, budget: int, rows: int, chosen: Sequence[Part]) -> Part | None:
-        """The next tokens of a prompt, if there is room for them. A chunk that does not end the prompt ends a block."""
+        """The next tokens of a prompt, if there is room for them. A long chunk of a longer prompt ends with a block."""
         pending = request.num_pending
         count = min(pending, budget, rows if request.prompt_rows else budget)
         if count < pending:
-            size = self._pager.block_size
-            aligned = (request.computed + count) // size * size - request.computed
-            count = aligned if aligned > 0 else count
+            end = request.computed + count
+            count -= end % self._pager.block_size if count >= 4 * self._pager.block_size else 0
         part = Part(request, count, count == pending)
         if count <= 0 or part.num_rows > rows:
             return None
