@@ -145,6 +145,14 @@ class Pager:
         """Tokens of a sequence."""
         return self._get(seq_id).length
 
+    def lengths(self, seq_ids: Sequence[int]) -> list[int]:
+        """Tokens of several sequences."""
+        sequences = self._sequences
+        try:
+            return [sequences[seq_id].length for seq_id in seq_ids]
+        except KeyError:
+            return [self._get(seq_id).length for seq_id in seq_ids]
+
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """Blocks of a sequence in token order: ceil(length / block_size) of them."""
         return tuple(self._get(seq_id).blocks)
@@ -155,7 +163,11 @@ class Pager:
 
     def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0."""
-        return self._tables[[self._get(seq_id).row for seq_id in seq_ids]]
+        sequences = self._sequences
+        try:
+            return self._tables[[sequences[seq_id].row for seq_id in seq_ids]]
+        except KeyError:
+            return self._tables[[self._get(seq_id).row for seq_id in seq_ids]]
 
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
         """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.
@@ -300,12 +312,13 @@ class Pager:
                 "sequence, or compile the spec with a larger cache.num_blocks or cache.memory_budget"
             )
         pool, cached, size = self._pool, self._pool.index.cached, self.block_size
+        sequences, references = self._sequences, pool.references
         slots: list[list[int]] = []
-        for seq_id, num_tokens in growths:
-            sequence = self._sequences[seq_id]
+        for seq_id, num_tokens in growths:  # each statement here runs for each sequence of each step
+            sequence = sequences[seq_id]
             if offset := sequence.length % size:
                 last = sequence.blocks[-1]
-                if pool.references[last] > 1:
+                if references[last] > 1:
                     self._own_last_block(sequence)
                 elif last in cached and len(cached[last].tokens) > offset:
                     if spare:
@@ -313,6 +326,10 @@ class Pager:
                         self._own_last_block(sequence)
                     else:  # nobody else needs it: rather forget what it holds than fail
                         pool.forget(last)
+                if num_tokens == 1:
+                    sequence.length += 1
+                    slots.append([sequence.blocks[-1] * size + offset])
+                    continue
             slots.append(self._grow(sequence, num_tokens))
         return slots
 
@@ -447,8 +464,6 @@ class Pager:
         while len(blocks) * size < stop:
             self._tables[sequence.row, len(blocks)] = block_id = self._pool.take()
             blocks.append(block_id)
-        if num_tokens == 1:
-            return [blocks[-1] * size + start % size]
         slots: list[int] = []
         for i in range(start // size, len(blocks)):
             first = blocks[i] * size

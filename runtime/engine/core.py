@@ -21,10 +21,10 @@ from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
-from mlxr.runtime.engine.constraint.constraint import Mask
+from mlxr.runtime.engine.constraint.constraint import Constraint, Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
-from mlxr.runtime.engine.launched_step import LaunchedStep, with_tokens_of
+from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, decode_requests, with_tokens_of
 from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
@@ -33,7 +33,6 @@ from mlxr.runtime.engine.scheduler import Part, Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
-from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.memory.memory_watch import MemoryWatch
 
@@ -211,24 +210,15 @@ class EngineCore:
         if not parts:
             return None
         step = LaunchedStep(parts, time.perf_counter())
-        requests = []
-        for part in parts:
-            request = part.request
-            assert request.seq_id is not None, "only a request with a sequence takes part in a step"
-            start = request.computed
-            tokens = request.tokens[start : start + part.num_tokens]
-            if len(tokens) < part.num_tokens:
-                tokens.append(0)  # it is on the device
-            requests.append(BatchRequest(request.seq_id, [*tokens, *part.draft], start, part.rows))
-            if request.constraint is not None and part.samples:
-                request.constraint.prepare(part.draft)
+        decode = None if self._host.pipelines else decode_requests(parts)
+        requests = [] if decode else batch_requests(parts)
         try:
             on_device = None if before is None else with_tokens_of(before, parts, requests)
-            logits = launch_step(self._host, self._pager, requests, on_device, self._save)
-            for part, end in zip(parts, step.ends, strict=True):
-                part.request.computed = end
-                part.request.in_flight += part.samples
-            if any(part.request.prompt_rows for part in parts):
+            logits = launch_step(self._host, self._pager, decode or requests, on_device, self._save)
+            for (request, _, samples, _), end in zip(parts, step.ends, strict=True):
+                request.computed = end
+                request.in_flight += samples
+            if not decode and any(part.request.prompt_rows for part in parts):
                 step.logits = logits
             if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
@@ -294,10 +284,11 @@ class EngineCore:
         stats.generated_tokens += len(samples) - step.drafted
         stats.draft_tokens += step.drafted
         tokens = iter(samples)
+        # Each statement here runs for each sequence of each step.
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request = part.request
             sampled = next(tokens) if part.samples else None
-            after_draft = [next(tokens) for _ in part.draft]
+            after_draft = [next(tokens) for _ in part.draft] if part.draft else []
             if request.is_done:
                 continue
             if seq_id is not None and request.seq_id == seq_id:
@@ -310,11 +301,15 @@ class EngineCore:
                     self.scheduler.has_computed(request)
             if sampled is not None:
                 request.in_flight -= 1
-                self._accept(request, sampled)
+                if request.constraint is None and sampled.logprob is None and sampled.error is None:
+                    self._add_token(request, sampled.token, None)
+                else:
+                    self._accept(request, sampled)
                 stats.speculating_parts += request.speculates
                 if part.draft:
                     self._accept_draft(part, end, [sampled, *after_draft])
-                self._take_forced(request)
+                if request.constraint is not None:
+                    self._take_forced(request, request.constraint)
 
     def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
         """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.
@@ -357,13 +352,13 @@ class EngineCore:
                 return
         self._add_token(request, sampled.token, logprob, is_complete)
 
-    def _take_forced(self, request: Request) -> None:
+    def _take_forced(self, request: Request, constraint: Constraint) -> None:
         """Gives a request the tokens that its constraint leaves no choice for. The next step computes all of them."""
-        if request.constraint is None or request.is_done or request.asks_logits:
+        if request.is_done or request.asks_logits:
             return
         try:
-            tokens = request.constraint.forced()
-            is_complete = request.constraint.is_complete
+            tokens = constraint.forced()
+            is_complete = constraint.is_complete
         except Exception as error:
             self._fail(request, error)
             return

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlxr.runtime.cache.pager import Evicted, Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, DecodeRequests
 from mlxr.runtime.hosts.host import Host, Logits
 
 
 def launch_step(
     host: Host,
     pager: Pager,
-    requests: Sequence[BatchRequest],
+    requests: Sequence[BatchRequest] | DecodeRequests,
     tokens: mx.array | None = None,
     save: Callable[[Sequence[Evicted]], None] | None = None,
 ) -> Logits:

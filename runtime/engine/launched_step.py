@@ -10,7 +10,7 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row
 from mlxr.runtime.engine.scheduler import Part
-from mlxr.runtime.hosts.batch import BatchRequest
+from mlxr.runtime.hosts.batch import BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Logits
 
 
@@ -34,11 +34,12 @@ class LaunchedStep:
     def __init__(self, parts: list[Part], begin: float) -> None:
         """Begins a step; `samples` is set when it has been launched."""
         self.parts, self.begin = parts, begin
-        self.sequences = [part.request.seq_id for part in parts]
-        self.ends = [part.request.computed + part.num_tokens for part in parts]
-        self.decoding = sum(part.num_tokens == 1 for part in parts)
-        self.prompt_tokens = sum(part.num_tokens for part in parts) - self.decoding
-        self.drafted = sum(len(part.draft) for part in parts)
+        self.sequences = [request.seq_id for request, _, _, _ in parts]
+        self.ends = [request.computed + num_tokens for request, num_tokens, _, _ in parts]
+        counts = [num_tokens for _, num_tokens, _, _ in parts]
+        self.decoding = counts.count(1)
+        self.prompt_tokens = sum(counts) - self.decoding
+        self.drafted = sum([len(draft) for _, _, _, draft in parts])
         self.logits: Logits | None = None
         self.samples: Samples
 
@@ -57,15 +58,50 @@ class LaunchedStep:
         rows: list[Row] = []
         index = 0
         for part, end in zip(self.parts, self.ends, strict=True):
-            request = part.request
-            index += part.num_rows if request.prompt_rows or part.draft else part.samples
-            if part.samples:
-                masks = masks_of(request)
-                first, position = index - 1 - len(part.draft), end - request.prompt_length
-                for i in range(1 + len(part.draft)):
-                    indices.append(first + i)
-                    rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
+            request, _, samples, draft = part
+            index += part.num_rows if request.prompt_rows or draft else samples
+            if not samples:
+                continue
+            position = end - request.prompt_length
+            if not draft and request.constraint is None:  # nearly every row of each step
+                indices.append(index - 1)
+                rows.append(Row(request.sampler, position))
+                continue
+            masks = masks_of(request)
+            for i in range(1 + len(draft)):
+                indices.append(index - 1 - len(draft) + i)
+                rows.append(Row(request.sampler, position + i, masks[min(i, len(masks) - 1)]))
         return indices, rows
+
+
+def batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
+    """What a step asks the host for; ids that are on the device are 0. Constraints prepare their masks."""
+    requests = []
+    for request, num_tokens, samples, draft in parts:
+        assert request.seq_id is not None, "only a request with a sequence takes part in a step"
+        start = request.computed
+        tokens = request.tokens[start : start + num_tokens]
+        if len(tokens) < num_tokens:
+            tokens.append(0)  # it is on the device
+        rows: Rows = "all" if draft or request.prompt_rows else "last" if samples else "none"
+        requests.append(BatchRequest(request.seq_id, [*tokens, *draft], start, rows))
+        if request.constraint is not None and samples:
+            request.constraint.prepare(draft)
+    return requests
+
+
+def decode_requests(parts: Sequence[Part]) -> DecodeRequests | None:
+    """`batch_requests` of a step that does nothing but decode, all of whose tokens are known; None for another step."""
+    seq_ids, tokens, starts = [], [], []
+    for request, num_tokens, samples, draft in parts:  # each statement here runs for each sequence of each step
+        is_plain = samples and not draft and request.constraint is None and not request.prompt_rows
+        if num_tokens != 1 or not is_plain or request.seq_id is None:
+            return None
+        start = request.computed
+        seq_ids.append(request.seq_id)
+        tokens.append(request.tokens[start])
+        starts.append(start)
+    return DecodeRequests(seq_ids, tokens, starts)
 
 
 def with_tokens_of(before: LaunchedStep, parts: list[Part], requests: list[BatchRequest]) -> mx.array | None:

@@ -118,7 +118,8 @@ class Request:
         completion = self.completion
         completion.token_ids.append(token)
         self.tokens.append(token)
-        self.sampler.accept(token)
+        if self.sampler.needs_tokens:
+            self.sampler.accept(token)
         if logprob is not None:
             completion.logprobs.append(logprob)
         reason: FinishReason | None = None

@@ -14,7 +14,7 @@ Source: vLLM, v1/core/sched/scheduler.py. Here requests also wait for a prompt t
 from bisect import insort
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mlxr.compiler.artifact import Plan
 from mlxr.compiler.errors import ArenaFullError, MlxrError
@@ -47,11 +47,6 @@ class Part(NamedTuple):
         """The sequence, and by how many tokens it grows."""
         assert self.request.seq_id is not None, "only a request with a sequence takes part in a step"
         return self.request.seq_id, self.num_tokens + len(self.draft)
-
-    @property
-    def rows(self) -> Literal["last", "all", "none"]:
-        """Which of the tokens give a row of logits."""
-        return "all" if self.request.prompt_rows or self.draft else "last" if self.samples else "none"
 
     @property
     def num_rows(self) -> int:

@@ -19,6 +19,9 @@ from mlxr.runtime.cache.pager import Pager
 
 Int32Array = npt.NDArray[np.int32]
 
+Rows = Literal["last", "all", "none"]
+"""Which of a sequence's tokens give a row of logits."""
+
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -29,8 +32,19 @@ class BatchRequest(NamedTuple):
     tokens: Sequence[int]
     start: int
     """Position of the first token: the tokens already in the arena."""
-    rows: Literal["last", "all", "none"] = "last"
+    rows: Rows = "last"
     """Which of the tokens give a row of logits."""
+
+
+class DecodeRequests(NamedTuple):
+    """The parts of a step in which each sequence has one token, whose logits are wanted: columns of `BatchRequest`s.
+
+    Steps are that, most of them, and then a step of many sequences costs less.
+    """
+
+    seq_ids: Sequence[int]
+    tokens: Sequence[int]
+    starts: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +82,7 @@ class Batch:
     @classmethod
     def build(
         cls,
-        requests: Sequence[BatchRequest],
+        requests: Sequence[BatchRequest] | DecodeRequests,
         pager: Pager,
         query_tile: int,
         tokens: mx.array | None = None,
@@ -92,12 +106,21 @@ class Batch:
             ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
         """
         assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
-        _check(requests, pager)
-        counts = [len(request.tokens) for request in requests]
+        rows: Sequence[Rows]
+        ids: Sequence[Sequence[int]]
+        if isinstance(requests, DecodeRequests):
+            seq_ids, flat, first = requests
+            counts, rows, ids = [1] * len(flat), ["last"] * len(flat), [flat]
+            if not _is_right(requests, pager):
+                _check([BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)], pager)
+        else:
+            _check(requests, pager)
+            seq_ids, ids, first, rows = zip(*requests, strict=True)
+            counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
-        slots = pager.append_all([(request.seq_id, count) for request, count in zip(requests, counts, strict=True)])
+        slots = pager.append_all(list(zip(seq_ids, counts, strict=True)))
 
-        starts = np.array([request.start for request in requests], np.int32)
+        starts = np.array(first, np.int32)
         if max(counts) == 1:
             positions, context_lens = starts, starts + 1
             query_start, query_tiles = _layout_of_decode(len(counts))
@@ -108,13 +131,13 @@ class Batch:
             positions = np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32)
             context_lens, query_tiles = starts + of_seq, _query_tiles(query_start, query_tile)
         return cls(
-            tokens=_int32s(r.tokens for r in requests) if tokens is None else tokens,
+            tokens=_int32s(ids) if tokens is None else tokens,
             positions=positions,
             slots=_int32s(slots),
             query_start=query_start,
             context_lens=context_lens,
-            block_tables=pager.block_tables([request.seq_id for request in requests]),
-            logit_rows=_logit_rows(requests, query_start),
+            block_tables=pager.block_tables(seq_ids),
+            logit_rows=_logit_rows(rows, query_start),
             query_tiles=query_tiles,
             query_tile=query_tile,
         )
@@ -151,6 +174,13 @@ class Batch:
         return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
 
 
+def _is_right(requests: DecodeRequests, pager: Pager) -> bool:
+    """What `_check` finds out, for all of a decode step at once; `Pager.append_all` finds what comes twice."""
+    seq_ids, tokens, starts = requests
+    is_int32 = bool(tokens) and min(tokens) >= _LOWEST and max(tokens) <= _HIGHEST
+    return is_int32 and len({*seq_ids}) == len(seq_ids) and pager.lengths(seq_ids) == starts
+
+
 def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
     if not requests:
         raise RequestError("a batch has no requests, expected at least one")
@@ -175,14 +205,14 @@ def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
         seen.add(seq_id)
 
 
-def _logit_rows(requests: Sequence[BatchRequest], query_start: Int32Array) -> Int32Array:
-    if all(request.rows == "last" for request in requests):
+def _logit_rows(rows: Sequence[Rows], query_start: Int32Array) -> Int32Array:
+    if rows.count("last") == len(rows):
         return query_start[1:] - np.int32(1)
-    spans = zip(requests, query_start[:-1].tolist(), query_start[1:].tolist(), strict=True)
-    return _int32s(_rows(request.rows, start, stop) for request, start, stop in spans)
+    bounds = query_start.tolist()
+    return _int32s(map(_rows, rows, bounds[:-1], bounds[1:]))
 
 
-def _rows(rows: Literal["last", "all", "none"], start: int, stop: int) -> range:
+def _rows(rows: Rows, start: int, stop: int) -> range:
     if rows == "none":
         return range(0)
     return range(stop - 1 if rows == "last" else start, stop)
