@@ -141,6 +141,7 @@ def test_deadlines_end_what_runs_and_what_waits(setup: Setup) -> None:
             setup.hash.now = 10.0
 
     setup.hash.host.on_step = pass_time
+    setup.engine._max_waiting = 100
 
     async def ask() -> list[list[Event]]:
         asked = [read(setup.engine, prompt, LONG, deadline=5.0) for prompt in PROMPTS[:5]]

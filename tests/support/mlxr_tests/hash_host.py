@@ -20,6 +20,7 @@ from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
+from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
 from mlxr.runtime.hosts.batch import Batch
 
 VOCAB = 32
@@ -38,18 +39,27 @@ def _logits(states: np.ndarray) -> np.ndarray:
     return (4 * ((bits ^ (bits >> np.uint64(27))) >> np.uint64(40)) / 2**24).astype(np.float32)
 
 
-def answer_alone(prompt: Sequence[int], sampling: Sampling, sample: int = 0, context: int = 10**9) -> list[int]:
-    """The tokens of an answer that no end-of-sequence token ends."""
+def answer_alone(
+    prompt: Sequence[int], sampling: Sampling, sample: int = 0, context: int = 10**9, *, on_device: bool = False
+) -> list[int]:
+    """The tokens of an answer that no end-of-sequence token ends.
+
+    On the device, sums of probabilities are f32: a random number on the border of two tokens may choose the other one.
+    """
     sampler, states = Sampler(sampling, sample, prompt), [0]
     for token in prompt:
         states.append(_after(states[-1], token))
     answer: list[int] = []
     for position in range(min(sampling.max_tokens or context, context - len(prompt))):
         logits = _logits(np.array(states[1:], np.uint64))
-        (sampled,) = sample_rows(logits[None], [Row(sampler, position, None)])
-        sampler.accept(sampled.token)
-        answer.append(sampled.token)
-        states.append(_after(states[-1], sampled.token))
+        row = Row(sampler, position, None)
+        if on_device:
+            token = int(sample_on_device(mx.array(logits[None]), [row]).tokens.item())
+        else:
+            token = sample_rows(logits[None], [row])[0].token
+        sampler.accept(token)
+        answer.append(token)
+        states.append(_after(states[-1], token))
     return answer
 
 
@@ -205,7 +215,8 @@ class HashEngine:
     def alone(self, request: Request) -> list[int]:
         """What a request must get."""
         prompt, sampling = request.tokens[: request.prompt_length], request.sampler.sampling
-        return answer_alone(prompt, sampling, request.index % sampling.n, self.geometry.context)
+        sample, on_device = request.index % sampling.n, self.host.pipelines
+        return answer_alone(prompt, sampling, sample, self.geometry.context, on_device=on_device)
 
     def run(self, most: int = 10_000) -> int:
         """Runs steps until there is no request left; returns how many."""
