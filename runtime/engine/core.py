@@ -268,14 +268,7 @@ class EngineCore:
         except Exception as error:
             self._fail_step(step, error)
             return
-        now = time.perf_counter()
-        seconds, self._last_end = now - max(step.begin, self._last_end), now
-        if not step.drafted:
-            self._times.measured(step.decoding, step.prompt_tokens, seconds)
-        if self._link and step.prompt_tokens and not step.decoding:
-            self._link.tiers.computed(step.prompt_tokens, seconds)
-        if self.speculator is not None and not step.prompt_tokens:
-            self.speculator.costs.measured(step.decoding + step.drafted, seconds)
+        self._measure(step)
         stats, size = self._stats, self._pager.block_size
         stats.steps += 1
         stats.batch_sequences = len(step.parts)
@@ -291,6 +284,10 @@ class EngineCore:
             after_draft = [next(tokens) for _ in part.draft] if part.draft else []
             if request.is_done:
                 continue
+            if sampled is not None and sampled.error is not None:
+                request.in_flight -= 1
+                self._fail(request, sampled.error, keep=False)  # nobody knows since when K and V are broken
+                continue
             if seq_id is not None and request.seq_id == seq_id:
                 if request.unread or end // size != request.certain // size:
                     self._pager.commit(seq_id, request.tokens, request.hashes, end)
@@ -301,7 +298,7 @@ class EngineCore:
                     self.scheduler.has_computed(request)
             if sampled is not None:
                 request.in_flight -= 1
-                if request.constraint is None and sampled.logprob is None and sampled.error is None:
+                if request.constraint is None and sampled.logprob is None:
                     self._add_token(request, sampled.token, None)
                 else:
                     self._accept(request, sampled)
@@ -310,6 +307,17 @@ class EngineCore:
                     self._accept_draft(part, end, [sampled, *after_draft])
                 if request.constraint is not None:
                     self._take_forced(request, request.constraint)
+
+    def _measure(self, step: LaunchedStep) -> None:
+        """Tells those who plan steps how long one has taken."""
+        now = time.perf_counter()
+        seconds, self._last_end = now - max(step.begin, self._last_end), now
+        if not step.drafted:
+            self._times.measured(step.decoding, step.prompt_tokens, seconds)
+        if self._link and step.prompt_tokens and not step.decoding:
+            self._link.tiers.computed(step.prompt_tokens, seconds)
+        if self.speculator is not None and not step.prompt_tokens:
+            self.speculator.costs.measured(step.decoding + step.drafted, seconds)
 
     def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
         """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.

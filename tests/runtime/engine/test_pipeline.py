@@ -361,11 +361,13 @@ def test_the_prefix_cache_has_what_it_would_have_without(pair: Pair, taken: int)
 def test_broken_logits_are_refused_and_nothing_is_kept(pair: Pair) -> None:
     messages = []
     for engine in (pair.ahead, pair.plain):
-        engine.host.broken_step = 2
+        engine.host.broken_step = 1
         with pytest.raises(HostError, match="the model produced a NaN logit") as error:
-            engine.start([prompt(6), prompt(9, 40)]).finish()
+            engine.start([prompt(6), prompt(9, 40)], salt="broken").finish()
         messages.append(str(error.value))
         engine.host.broken_step = -1
+        (again,) = engine.start([prompt(30)], salt="broken", max_tokens=1).finish()
+        assert again.cached_tokens <= 4, "what a step computed whose logits are broken is not found again"
     assert messages[0] == messages[1]
 
 
