@@ -105,7 +105,7 @@ def _plan(
     graphs: dict[PhaseName, OpGraph] = {}
     records: dict[PhaseName, list[PassRecord]] = {}
     for phase in PHASES:
-        graphs[phase], records[phase] = run_passes(source, passes_of(phase))
+        graphs[phase], records[phase] = run_passes(source, passes_of(phase, deterministic=spec.deterministic))
     plan, sources = make_plan(spec, arena, source, graphs, table, types, origin)
     return plan, sources, {"source": source} | {str(phase): graph for phase, graph in graphs.items()}, records
 

@@ -60,6 +60,8 @@ class Program(Record):
         steps_as_launches: decode steps that the geometry asks for as one kernel, but that cannot be one.
         casts: weights in other types, for library calls.
         library: what else the runtime needs to call a C program; None for other programs.
+        batch_invariant: whether a token's logits, K and V have the same bits whatever else is in its batch, and however
+            its sequence is cut into steps.
     """
 
     types: TargetTypes
@@ -72,6 +74,7 @@ class Program(Record):
     steps_as_launches: tuple[StepsAsLaunches, ...] = ()
     casts: tuple[WeightCast, ...] = ()
     library: CLibrary | None = None
+    batch_invariant: bool = False
 
     def __repr__(self) -> str:
         return f"<Program for {self.types.target}: {len(self.kernels)} kernels>"

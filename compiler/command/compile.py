@@ -96,6 +96,7 @@ def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
         "artifact": str(output) if output else None,
         "digest": compilation.artifact.digest,
         "targets": list(plan.targets),
+        "batch_invariant": {target: program.batch_invariant for target, program in plan.programs.items()},
         "chip": compilation.artifact.chip.name,
         "kernels": [kernel.name for kernel in metal.kernels] if metal else [],
         "launches": _launches(plan, metal) if metal else {},
@@ -166,9 +167,10 @@ def describe(compilation: Compilation, output: Path | None) -> str:
 
 def _sources(artifact: Artifact, program: Program) -> str:
     """The code that was generated for a target."""
+    bits = ", the same bits for any batch" if program.batch_invariant else ""
     if program.library is None:
-        return f"{len(program.kernels)} kernels, geometry for {artifact.chip.title}"
-    return f"{len(program.kernels)} functions of C in {program.files[0]}, compute {program.library.compute}"
+        return f"{len(program.kernels)} kernels, geometry for {artifact.chip.title}{bits}"
+    return f"{len(program.kernels)} functions of C in {program.files[0]}, compute {program.library.compute}{bits}"
 
 
 def _totals(plan: Plan) -> str:

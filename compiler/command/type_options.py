@@ -1,4 +1,4 @@
-"""The options for the types of activations and cache, for every command that takes a model."""
+"""The options for types and for determinism, for every command that takes a model."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from mlxr.compiler.spec.change import Changes
 
 
 def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = True) -> None:
-    """Adds `--activations` and `--kv`.
+    """Adds `--activations`, `--kv` and `--deterministic`.
 
     Args:
         parser: the parser that gets them.
@@ -24,7 +24,14 @@ def add_type_arguments(parser: argparse.ArgumentParser, *, takes_specs: bool = T
         help=f"element type of the cache (default: {default}that of the activations, and f16 on CPUs)",
     )
 
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="give a sequence the same bits whatever else is in its batch and however it is cut into steps; this is "
+        "slower, except with --compute exact on CPUs, which always does so",
+    )
+
 
 def type_changes(args: argparse.Namespace) -> Changes:
     """The changes to a spec that these options ask for."""
-    return Changes(activation_dtype=args.activations, cache_dtype=args.kv)
+    return Changes(activation_dtype=args.activations, cache_dtype=args.kv, deterministic=args.deterministic)

@@ -30,6 +30,7 @@ class ImportOptions:
         accepted_keys: keys of the file that would be refused, but change nothing according to the user.
         force_context: whether the context may be longer than the model's own.
         cache_memory: most bytes of the cache, or a size such as `4GiB`; None: enough for all sequences.
+        deterministic: as in specs.
     """
 
     context: int | None = None
@@ -41,6 +42,7 @@ class ImportOptions:
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
     cache_memory: int | str | None = None
+    deterministic: bool = False
 
 
 DEFAULTS = ImportOptions()
@@ -84,6 +86,7 @@ def imported_spec(
         "activation_dtype": options.activation_dtype or AUTO,
         "weights": weights,
         "compute": options.compute,
+        "deterministic": options.deterministic,
         "prefill_chunk": None,
     }
     text = yaml.safe_dump(data, sort_keys=False, width=1000)

@@ -34,6 +34,7 @@ def check_plan(plan: Plan) -> None:
     4. A library call is marked as needing the library. It binds the same buffers as the kernels that yield to it, or
        buffers that are unpacked or cast from these, in the types of its ports. x, weight, norm and result of a matmul
        have one type.
+    5. A batch-invariant program calls no function of MLX and has no step kernels: the order of their sums is not ours.
 
     Raises:
         PlanError: a rule is broken; the message names the target, the phase, the launch and the rule.
@@ -47,11 +48,17 @@ def check_plan(plan: Plan) -> None:
             if cast.weight not in weights:
                 raise PlanError(f"{cast.name!r} is cast from {cast.weight!r}, which is not a weight [target {target}]")
         casts = {cast.name: cast.dtype for cast in program.casts}
+        if program.batch_invariant and (program.step_kernels or _library_calls(program)):
+            raise PlanError(f"steps are to be deterministic, but MLX or a step kernel runs some [target {target}]")
         for phase in program.phases:
             try:
                 _check_phase(phase, program, known | own | casts)
             except PlanError as error:
                 raise PlanError(f"{error} [target {target}, phase {phase.name}]") from None
+
+
+def _library_calls(program: Program) -> list[Launch]:
+    return [launch for phase in program.phases for launch in phase.launches if launch.needs_library]
 
 
 def _check_phase(phase: Phase, program: Program, known: Mapping[str, DType | None]) -> None:

@@ -70,6 +70,7 @@ class Lowered:
         tensors: the weights as this target has them in memory; empty if they follow `WeightPlan.layout`.
         scratch_bytes: memory besides weights, arena and activations.
         casts: weights in the types that library calls take.
+        batch_invariant: see `Program`.
     """
 
     phases: tuple[LoweredPhase, ...]
@@ -78,3 +79,4 @@ class Lowered:
     tensors: tuple[CTensor, ...] = ()
     scratch_bytes: int = 0
     casts: tuple[WeightCast, ...] = ()
+    batch_invariant: bool = False

@@ -97,6 +97,7 @@ def make_program(
             budget_bytes=inputs.spec.memory_budget,
         ),
         casts=lowered.casts,
+        batch_invariant=lowered.batch_invariant,
         library=library,
     )
 

@@ -26,6 +26,7 @@ class Changes:
         force_context: whether the context may be longer than the model's own.
         cache_memory: most bytes of the cache, or a size such as `4GiB`: enough for a sequence of full context.
             None: as the spec says, or enough for all sequences.
+        deterministic: whether steps are to be deterministic; False: as the spec says.
     """
 
     context: int | None = None
@@ -37,6 +38,7 @@ class Changes:
     accepted_keys: tuple[str, ...] = ()
     force_context: bool = False
     cache_memory: int | str | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -59,6 +61,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "cache_dtype": _OPTIONAL_TEXT,
     "accepted_keys": ((tuple, list), "a tuple of keys"),
     "force_context": ((bool,), "True or False"),
+    "deterministic": ((bool,), "True or False"),
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
 }
 
@@ -81,6 +84,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     if changes.cache_memory is not None:
         cache = cache.model_copy(update={"memory_budget": parse_size(changes.cache_memory), "num_blocks": None})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
+    update["deterministic"] = changes.deterministic or spec.deterministic
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
     result = spec.model_copy(update=update)
     return spec if result == spec else parse_spec(dump_spec(result), f"{spec.name}, as the options change it")

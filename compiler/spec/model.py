@@ -21,6 +21,7 @@ from mlxr.compiler.spec.fields import (
     CacheType,
     Contradictions,
     Count,
+    Flag,
     FloatType,
     FormatName,
     SizeBytes,
@@ -174,6 +175,10 @@ class ModelSpec(Record):
     compute: Literal["exact", "fast"] = "fast"
     """What a host may round: `exact` multiplies by f32 activations; `fast` lets it round them to 8 bits with a scale
     for each 32, or to bf16, where that is faster. Sums are in f32 either way."""
+    deterministic: Flag = False
+    """Whether a token's logits, K and V have the same bits whatever else is in its batch, and however its sequence is
+    cut into steps: one arithmetic for every number of rows, and no functions of MLX. With `compute: exact`, target cpu
+    always computes so."""
     prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] | None = 512
     """Most prompt tokens of one step; null: as many as the chip's table says. A step in which all sequences decode may
     have max_sequences."""

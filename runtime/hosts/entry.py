@@ -26,6 +26,7 @@ class HostEntry:
         takes_threads: whether the user may choose the number of its threads.
         activations: the only element types of activations that it computes with; empty: any that the spec asks for.
         gpu_name: what the GPU calls itself that the launch geometry should suit; empty: no GPU that chips are known of.
+        deterministic: whether what is compiled for this host is deterministic, because speed does not matter there.
         cached: what the host keeps in its own folder of the cache, for `mlxr cache`; empty: nothing.
     """
 
@@ -39,6 +40,7 @@ class HostEntry:
     takes_threads: bool = False
     activations: tuple[str, ...] = ()
     gpu_name: Callable[[], str] = lambda: ""
+    deterministic: bool = False
     cached: str = ""
 
     def runs(self, targets: Collection[str]) -> bool:

@@ -88,6 +88,8 @@ def load(
         )
     with headers_read_once():
         own, of_files = None, False
+        if where.deterministic and not _is_compiled(model):
+            changes = replace(changes, deterministic=True)
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
         elif isinstance(model, ModelSpec):
@@ -166,13 +168,20 @@ def resolve_artifact(
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
     """
-    from mlxr.imported_model import is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
-
-    path = Path(name)
-    if name not in bundled_specs() and not is_model_file(path) and path.is_dir():
-        return _as_changed(load_artifact(path), changes), None
+    if _is_compiled(name):
+        return _as_changed(load_artifact(name), changes), None
     spec, weights = resolve_spec(name, changes)
     return _cached(spec, chip), weights
+
+
+def _is_compiled(model: "Artifact | ModelSpec | str | os.PathLike[str]") -> bool:
+    """Whether MODEL is an artifact, or a folder that can only be one."""
+    from mlxr.imported_model import is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+
+    if isinstance(model, Artifact | ModelSpec):
+        return isinstance(model, Artifact)
+    path = Path(model)
+    return os.fspath(model) not in bundled_specs() and not is_model_file(path) and path.is_dir()
 
 
 def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, Path | None]:
@@ -200,6 +209,7 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.accepted_keys,
                 changes.force_context,
                 changes.cache_memory,
+                changes.deterministic,
             )
             return import_model(path, options)
     spec_path = find_spec(name)

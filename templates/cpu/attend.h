@@ -33,42 +33,6 @@ MLXR_INLINE f32v f32_exp2_negative(f32v x) {
     return f32_of_bits(f32_bits(p) + (f32_bits(shifted) << 23));
 }
 
-// Lane i is the sum of vector i's lanes.
-MLXR_INLINE f32v f32_sums(const f32v *a) {
-#if defined(MLXR_AVX512)
-    __m512 pairs[8], quads[4];
-    MLXR_UNROLL
-    for (int i = 0; i < 8; i++) {
-        __m512 x = (__m512)a[2 * i], y = (__m512)a[2 * i + 1];
-        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
-    }
-    MLXR_UNROLL
-    for (int i = 0; i < 4; i++) {
-        __m512d x = (__m512d)pairs[2 * i], y = (__m512d)pairs[2 * i + 1];
-        quads[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(x, y), (__m512)_mm512_unpackhi_pd(x, y));
-    }
-    MLXR_UNROLL
-    for (int i = 0; i < 2; i++) {
-        __m512 x = quads[2 * i], y = quads[2 * i + 1];
-        quads[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
-    }
-    return (f32v)_mm512_add_ps(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88),
-                               _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
-#elif defined(MLXR_AVX2)
-    __m256 halves[2];
-    MLXR_UNROLL
-    for (int i = 0; i < 2; i++)
-        halves[i] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a[4 * i], (__m256)a[4 * i + 1]),
-                                   _mm256_hadd_ps((__m256)a[4 * i + 2], (__m256)a[4 * i + 3]));
-    return (f32v)_mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
-                               _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
-#else
-    f32v x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5) + __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
-    f32v y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5) + __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
-#endif
-}
-
 MLXR_INLINE float f32_exp2_negative1(float x) { return f32_exp2_negative(f32_set1(x))[0]; }
 
 #if defined(MLXR_AVX512)
@@ -357,23 +321,33 @@ MLXR_INLINE void attend_mask(float *scores, int stride, const int32_t *positions
         }
 }
 
-// Scores become weights in place, column by column; keep receives what the values so far are to be multiplied by.
+// Scores become weights in place, column by column, and those from `count` on zeros, up to a multiple of MLXR_LANES; keep
+// receives what the values so far are to be multiplied by. A tile's weights are added up as attend_softmax_row, whose
+// lanes are keys, adds them.
 MLXR_INLINE void attend_softmax_columns(float *scores, int stride, int count, int columns, float *maximum, float *sum,
                                         float *keep) {
     for (int v = 0; v < columns; v += MLXR_LANES) {
         const f32v before = f32_load(maximum + v);
-        f32v now = before;
+        f32v now = before, totals[MLXR_LANES];
         for (int j = 0; j < count; j++) now = f32_max(now, f32_load(scores + (size_t)j * stride + v));
+        for (int j = count; j % MLXR_LANES; j++) f32_store(scores + (size_t)j * stride + v, f32_set1(-__builtin_inff()));
         const f32v kept = f32_exp2_negative(before - now);
-        f32v total = f32_load(sum + v) * kept;
-        for (int j = 0; j < count; j++) {
-            float *at = scores + (size_t)j * stride + v;
-            f32v p = f32_exp2_negative(f32_load(at) - now);
-            f32_store(at, p);
-            total += p;
-        }
+        MLXR_UNROLL
+        for (int i = 0; i < MLXR_LANES; i++) totals[i] = f32_zero();
+        for (int j = 0; j < count; j += MLXR_LANES)
+            MLXR_UNROLL
+            for (int i = 0; i < MLXR_LANES; i++) {
+                float *at = scores + (size_t)(j + i) * stride + v;
+                f32v p = f32_exp2_negative(f32_load(at) - now);
+                f32_store(at, p);
+                totals[i] += p;
+            }
+        MLXR_UNROLL
+        for (int n = MLXR_LANES / 2; n > 0; n /= 2)
+            MLXR_UNROLL
+            for (int i = 0; i < n; i++) totals[i] += totals[i + n];
         f32_store(maximum + v, now);
-        f32_store(sum + v, total);
+        f32_store(sum + v, f32_fma(f32_load(sum + v), kept, totals[0]));
         f32_store(keep + v, kept);
     }
 }

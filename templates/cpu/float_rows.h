@@ -47,79 +47,71 @@ MLXR_INLINE void transpose16(__m512i rows[16]) {
 }
 #endif
 
-// sums[i]: the sum of the lanes of v[i].
-MLXR_INLINE void f32_sums16(const float (*v)[MLXR_LANES], float *sums) {
-#if defined(MLXR_AVX512)
-    __m512i t[16];
-    MLXR_UNROLL for (int i = 0; i < 16; i++) t[i] = _mm512_loadu_si512(v[i]);
-    transpose16(t);
-    MLXR_UNROLL for (int n = 8; n > 0; n /= 2) {
-        MLXR_UNROLL for (int i = 0; i < n; i++) t[i] = (__m512i)((f32v)t[i] + (f32v)t[i + n]);
+// acc[row of w][row of x] += MLXR_LANES columns of R rows, of which n are there, times those of m rows of f32.
+MLXR_INLINE void float_dot_lanes(int format, const uint8_t *w, int row_bytes, int R, int n, const float *x, int stride,
+                                 int m, f32v acc[8][12]) {
+    f32v v[8];
+    MLXR_UNROLL for (int j = 0; j < R; j++) {
+        const uint8_t *p = w + j * row_bytes;
+        v[j] = n < MLXR_LANES ? float_load_part(format, p, n) : float_load(format, p);
     }
-    _mm512_storeu_si512(sums, t[0]);
-#else
-    for (int i = 0; i < 16; i++) sums[i] = f32_sum(f32_load(v[i]));
-#endif
+    MLXR_UNROLL for (int i = 0; i < m; i++) {
+        f32v u = f32_load(x + i * stride);
+        MLXR_UNROLL for (int j = 0; j < R; j++) acc[j][i] += v[j] * u;
+    }
 }
 
-// The dot products of R rows with m rows of f32, by lanes: sums[row of x][row of w]. R and m are literals. x: `stride`
-// floats from one row to the next, zeros after the K-th up to a whole vector.
-MLXR_INLINE void float_dot(int format, const uint8_t *w, int K, int R, const float *x, int stride, int m,
+// sums[row of x][row of w] += columns [k0, k1) of R rows times those of m rows of f32, by lanes; from zero if k0 is 0. R
+// and m are literals. A lane's sum is one chain over the columns whatever R and m are, so that a row's products do not
+// depend on the rows beside it. k1 is K or a multiple of 32. x: `stride` floats from one row to the next, zeros after the
+// K-th up to a whole vector.
+MLXR_INLINE void float_dot(int format, const uint8_t *w, int K, int k0, int k1, int R, const float *x, int stride, int m,
                            float (*sums)[16][MLXR_LANES]) {
-    const int bytes = mlxr_float_bytes(format), row_bytes = K * bytes, whole = K / MLXR_LANES * MLXR_LANES;
-    // Enough sums in flight to hide the latency of an FMA; one cache line of each row of w per turn.
-    const int chains = R * m >= 8 ? 1 : R * m >= 3 ? 2 : 4, turn = chains * MLXR_LANES;
+    const int bytes = mlxr_float_bytes(format), row_bytes = K * bytes, line = 64 / bytes;
     // One row: what comes next is ahead in it. Several: the same column of the rows after these.
     const int ahead = R == 1 ? 2048 : R * row_bytes;
-    f32v acc[4][8][4];
+    f32v acc[8][12];
     MLXR_UNROLL for (int j = 0; j < R; j++)
-        MLXR_UNROLL for (int i = 0; i < m; i++)
-            MLXR_UNROLL for (int c = 0; c < chains; c++) acc[j][i][c] = f32_zero();
-    int k = 0;
-    for (; k + turn <= whole; k += turn) {
-        MLXR_UNROLL for (int j = 0; j < R; j++)
-            MLXR_UNROLL for (int line = 0; line < turn * bytes; line += 64)
-                __builtin_prefetch(w + j * row_bytes + k * bytes + ahead + line, 0, 2);
-        MLXR_UNROLL for (int c = 0; c < chains; c++) {
-            f32v v[4];
-            MLXR_UNROLL for (int j = 0; j < R; j++)
-                v[j] = float_load(format, w + j * row_bytes + (k + c * MLXR_LANES) * bytes);
-            MLXR_UNROLL for (int i = 0; i < m; i++) {
-                f32v u = f32_load(x + i * stride + k + c * MLXR_LANES);
-                MLXR_UNROLL for (int j = 0; j < R; j++) acc[j][i][c] += v[j] * u;
-            }
-        }
+        MLXR_UNROLL for (int i = 0; i < m; i++) acc[j][i] = k0 ? f32_load(sums[i][j]) : f32_zero();
+    int k = k0;
+    for (; k + line <= k1; k += line) {
+        MLXR_UNROLL for (int j = 0; j < R; j++) __builtin_prefetch(w + j * row_bytes + k * bytes + ahead, 0, 2);
+        MLXR_UNROLL for (int c = 0; c < line; c += MLXR_LANES)
+            float_dot_lanes(format, w + (k + c) * bytes, row_bytes, R, MLXR_LANES, x + k + c, stride, m, acc);
     }
-    for (; k < K; k += MLXR_LANES) {
-        MLXR_UNROLL for (int j = 0; j < R; j++) {
-            const uint8_t *p = w + j * row_bytes + k * bytes;
-            f32v v = k < whole ? float_load(format, p) : float_load_part(format, p, K - whole);
-            MLXR_UNROLL for (int i = 0; i < m; i++) acc[j][i][0] += v * f32_load(x + i * stride + k);
-        }
-    }
-    MLXR_UNROLL for (int j = 0; j < R; j++) {
-        MLXR_UNROLL for (int i = 0; i < m; i++) {
-            MLXR_UNROLL for (int c = 1; c < chains; c++) acc[j][i][0] += acc[j][i][c];
-            f32_store(sums[i][j], acc[j][i][0]);
-        }
-    }
+    for (; k + MLXR_LANES <= k1; k += MLXR_LANES)
+        float_dot_lanes(format, w + k * bytes, row_bytes, R, MLXR_LANES, x + k, stride, m, acc);
+    if (k < k1) float_dot_lanes(format, w + k * bytes, row_bytes, R, k1 - k, x + k, stride, m, acc);
+    MLXR_UNROLL for (int j = 0; j < R; j++)
+        MLXR_UNROLL for (int i = 0; i < m; i++) f32_store(sums[i][j], acc[j][i]);
 }
 
-// y[i][lane] = the dot product of row `lane` of a panel and row i of x. m, 1 to 8, is a literal.
+// Columns that several rows of f32 go over at a time, so that they stay in the first level cache.
+#define MLXR_DOT_COLUMNS 640
+
+// y[i][lane] = the dot product of row `lane` of a panel and row i of x. m, 1 to 12, is a literal.
 MLXR_INLINE void float_panel_dot(int format, const uint8_t *w, int K, int valid, const float *x, int stride, int m,
                                  float (*y)[16]) {
     const int R = m <= 2 || (m <= 4 && MLXR_LANES == 16) ? 4 : m <= 4 || MLXR_LANES == 16 ? 2 : 1;
-    float sums[8][16][MLXR_LANES];
-    int row = 0;
-    for (; row + R <= valid; row += R)
-        float_dot(format, w + (size_t)row * K * mlxr_float_bytes(format), K, R, x, stride, m,
-                  (float(*)[16][MLXR_LANES])sums[0][row]);
-    for (; row < valid; row++)
-        float_dot(format, w + (size_t)row * K * mlxr_float_bytes(format), K, 1, x, stride, m,
-                  (float(*)[16][MLXR_LANES])sums[0][row]);
+    const int row_bytes = K * mlxr_float_bytes(format), step = m > 4 ? MLXR_DOT_COLUMNS : K;
+    float sums[12][16][MLXR_LANES];
+    for (int k0 = 0; k0 < K; k0 += step) {
+        const int k1 = K - k0 < step ? K : k0 + step;
+        int row = 0;
+        for (; row + R <= valid; row += R)
+            float_dot(format, w + (size_t)row * row_bytes, K, k0, k1, R, x, stride, m,
+                      (float(*)[16][MLXR_LANES])sums[0][row]);
+        for (; row < valid; row++)
+            float_dot(format, w + (size_t)row * row_bytes, K, k0, k1, 1, x, stride, m,
+                      (float(*)[16][MLXR_LANES])sums[0][row]);
+    }
     for (int i = 0; i < m; i++) {
         if (valid < 16) memset(sums[i][valid], 0, sizeof sums[i][0] * (size_t)(16 - valid));
-        f32_sums16((const float(*)[MLXR_LANES])sums[i], y[i]);
+        MLXR_UNROLL for (int p = 0; p < 16; p += MLXR_LANES) {
+            f32v v[MLXR_LANES];
+            MLXR_UNROLL for (int j = 0; j < MLXR_LANES; j++) v[j] = f32_load(sums[i][p + j]);
+            f32_store(y[i] + p, f32_sums(v));
+        }
     }
 }
 

@@ -224,3 +224,12 @@ MLXR_INLINE void mlxr_tile(int form, const uint8_t *x, size_t stride, int rows, 
 #define MLXR_LEAST_COLUMNS INT32_MAX
 #endif
 #define MLXR_FEW_F32 8
+
+// The form and the most rows if all ways are to give the same bits: bf16 in matrix tiles, as they lie or unpacked, or f32.
+#if defined(MLXR_AMX)
+#define MLXR_ROWS_STEADY MLXR_ROWS_BF16
+#define MLXR_FEW_STEADY MLXR_FEW_HALF
+#else
+#define MLXR_ROWS_STEADY MLXR_ROWS_F32
+#define MLXR_FEW_STEADY INT32_MAX
+#endif

@@ -6,11 +6,12 @@
 
 enum { MLXR_ROWS_I8, MLXR_ROWS_F32, MLXR_ROWS_BF16, MLXR_FORMS };
 
-// From one row to the next. f32 and bf16 rows end in zeros and an odd number of cache lines, so that a column of a tile
-// does not fall into one set of the cache. Quantised rows are whole blocks.
-#define mlxr_row_bytes(form, K)                                           \
-    ((form) == MLXR_ROWS_I8    ? mlxr_act_bytes(K)                         \
-     : (form) == MLXR_ROWS_F32 ? ((size_t)(K) + 31) / 32 * 128 + 64        \
+// From one row to the next. f32 and bf16 rows end in zeros; then f32 rows have the sum of each 16 numbers. They take an
+// odd number of cache lines, so that a column of a tile does not fall into one set of the cache. Quantised rows are whole
+// blocks.
+#define mlxr_row_bytes(form, K)                                                                                      \
+    ((form) == MLXR_ROWS_I8    ? mlxr_act_bytes(K)                                                                   \
+     : (form) == MLXR_ROWS_F32 ? ((size_t)(K) + 31) / 32 * 128 + (((size_t)(K) + 255) / 256 | 1) * 64                \
                                : ((size_t)(K) + 31) / 32 * 64 + 64 + ((size_t)(K) + 31) / 32 % 2 * 64)
 
 // A row in f32 on its way to another form.
@@ -106,6 +107,15 @@ MLXR_INLINE void mlxr_bf16_row(const float *x, int K, uint8_t *dst) {
 #endif
 }
 
+// sums[i]: the sum of the i-th 16 of mlxr_row_floats(K) numbers.
+MLXR_INLINE void mlxr_sum_sixteens(const float *x, int K, float *sums) {
+    for (int k = 0; k < (int)mlxr_row_floats(K); k += 16) {
+        f32v sum = f32_load(x + k);
+        MLXR_UNROLL for (int c = MLXR_LANES; c < 16; c += MLXR_LANES) sum += f32_load(x + k + c);
+        sums[k / 16] = f32_sum(sum);
+    }
+}
+
 // Prepares the rows in `form` and returns where they are. If `alone`, this thread makes all of them in `own`; else it
 // makes its part of them in `shared`. `row`: mlxr_row_floats floats of this thread.
 MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *in, int form, int alone, float *row,
@@ -119,6 +129,7 @@ MLXR_OUTLINE const uint8_t *mlxr_inputs(const mlxr_worker *w, const mlxr_input *
         const float *x = in->x + (size_t)(in->gather ? in->gather[r] : r) * (size_t)K;
         uint8_t *dst = to + (size_t)r * bytes;
         mlxr_norm_row(x, in, form == MLXR_ROWS_F32 ? (float *)dst : row);
+        if (form == MLXR_ROWS_F32) mlxr_sum_sixteens((const float *)dst, K, (float *)dst + mlxr_row_floats(K));
         if (form == MLXR_ROWS_I8) mlxr_quantise(row, K, dst);
         if (form == MLXR_ROWS_BF16) mlxr_bf16_row(row, K, dst);
     }

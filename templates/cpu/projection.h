@@ -4,15 +4,17 @@
 // panel as it lies in memory, read once. For many the panels are unpacked, some at a time into this thread's cache, and
 // multiplied tile by tile.
 
-// Calls with a literal number of rows, the least of 1, 2, 4 (and 8) that holds what is left, as MLXR_M.
+// Calls with a literal number of rows, the least of 1, 2, 4, 8 (and 12) that holds what is left, as MLXR_M.
 #define MLXR_IF_ROWS(rows, n, call)  \
     if ((rows) <= n) {               \
         enum { MLXR_M = n };         \
         call;                        \
     } else
-#define MLXR_BY_4_ROWS(rows, call) MLXR_IF_ROWS(rows, 1, call) MLXR_IF_ROWS(rows, 2, call) { enum { MLXR_M = 4 }; call; }
-#define MLXR_BY_8_ROWS(rows, call) \
-    MLXR_IF_ROWS(rows, 1, call) MLXR_IF_ROWS(rows, 2, call) MLXR_IF_ROWS(rows, 4, call) { enum { MLXR_M = 8 }; call; }
+#define MLXR_IF_UP_TO_4(rows, call) \
+    MLXR_IF_ROWS(rows, 1, call) MLXR_IF_ROWS(rows, 2, call) MLXR_IF_ROWS(rows, 4, call)
+#define MLXR_BY_8_ROWS(rows, call) MLXR_IF_UP_TO_4(rows, call) { enum { MLXR_M = 8 }; call; }
+#define MLXR_BY_12_ROWS(rows, call) \
+    MLXR_IF_UP_TO_4(rows, call) MLXR_IF_ROWS(rows, 8, call) { enum { MLXR_M = 12 }; call; }
 
 // How a panel of a format with a number of columns is read. `valid`: rows of it that are there.
 typedef struct {

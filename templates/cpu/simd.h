@@ -123,6 +123,42 @@ MLXR_INLINE float f32_sum(f32v v) {
 #endif
 }
 
+// Lane i is the sum of vector i's lanes.
+MLXR_INLINE f32v f32_sums(const f32v *a) {
+#if defined(MLXR_AVX512)
+    __m512 pairs[8], quads[4];
+    MLXR_UNROLL
+    for (int i = 0; i < 8; i++) {
+        __m512 x = (__m512)a[2 * i], y = (__m512)a[2 * i + 1];
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m512d x = (__m512d)pairs[2 * i], y = (__m512d)pairs[2 * i + 1];
+        quads[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(x, y), (__m512)_mm512_unpackhi_pd(x, y));
+    }
+    MLXR_UNROLL
+    for (int i = 0; i < 2; i++) {
+        __m512 x = quads[2 * i], y = quads[2 * i + 1];
+        quads[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    }
+    return (f32v)_mm512_add_ps(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88),
+                               _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+#elif defined(MLXR_AVX2)
+    __m256 halves[2];
+    MLXR_UNROLL
+    for (int i = 0; i < 2; i++)
+        halves[i] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a[4 * i], (__m256)a[4 * i + 1]),
+                                   _mm256_hadd_ps((__m256)a[4 * i + 2], (__m256)a[4 * i + 3]));
+    return (f32v)_mm256_add_ps(_mm256_permute2f128_ps(halves[0], halves[1], 0x20),
+                               _mm256_permute2f128_ps(halves[0], halves[1], 0x31));
+#else
+    f32v x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5) + __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+    f32v y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5) + __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+    return __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
+#endif
+}
+
 MLXR_INLINE float f32_greatest(f32v v) {
 #if defined(MLXR_AVX512)
     return _mm512_reduce_max_ps((__m512)v);

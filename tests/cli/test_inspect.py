@@ -68,7 +68,7 @@ def test_json_has_every_launch_and_stable_keys(
     assert set(data) == {
         *("name", "digest", "chip", "parameters", "num_layers", "memory", "arena", "kernels", "launches"),
         *("launches_per_decode_token", "launches_per_prefill_chunk", "decode_step", "arena_chosen"),
-        *("types", "chunk"),
+        *("types", "chunk", "batch_invariant"),
     }
     plan = artifact.plan
     steps = {

@@ -74,6 +74,24 @@ def test_compute_and_context_are_the_options(capsys: pytest.CaptureFixture[str])
     assert "--context is 0; expected at least 1" in capsys.readouterr().err
 
 
+def test_determinism_is_an_option_and_what_is_compiled_for_sim_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("storyteller", str(TINY)):
+        plan = resolve_artifact(name, Changes(deterministic=True))[0].plan
+        assert all(program.batch_invariant for program in plan.programs.values())
+        assert not any(program.batch_invariant for program in resolve_artifact(name)[0].plan.programs.values())
+    exact = resolve_artifact("storyteller", Changes(compute="exact"))[0].plan
+    assert {target: program.batch_invariant for target, program in exact.programs.items()} == {
+        "metal": False,
+        "cpu": True,
+    }
+    assert main(["inspect", "storyteller", "--deterministic"]) == 0
+    assert "the same  whatever else is in a batch" in capsys.readouterr().out
+    with mlxr.load(TINY, host="sim") as model:
+        assert model.artifact.spec.deterministic
+    with mlxr.load(mlxr.compile(TINY), TINY, host="sim") as model:
+        assert not model.artifact.spec.deterministic, "an artifact runs as it is"
+
+
 def test_an_artifact_that_options_change_is_compiled_again_from_its_spec(tmp_path: Path) -> None:
     folder = tmp_path / "storyteller"
     mlxr.compile("storyteller").write(folder)

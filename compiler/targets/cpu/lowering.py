@@ -13,6 +13,7 @@ from mlxr.compiler.schedule.lowering import Lowering, Rule, Scratch
 from mlxr.compiler.schedule.lowering_rules import LoweringRules
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute
 
 
 class CpuLowering(Lowering):
@@ -31,6 +32,11 @@ class CpuLowering(Lowering):
         self.max_tokens = max(limits["tokens"] for limits in inputs.limits.values())
         self.shapes = self.spec.matrix_shapes()
         self._tables: dict[CpuKernel, str] = {}
+
+    @property
+    def compute(self) -> Compute:
+        """What kernels may round: see `CpuMatrixKernel`."""
+        return "steady" if self.spec.deterministic and self.spec.compute == "fast" else self.spec.compute
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:

@@ -54,7 +54,13 @@ class CpuTarget:
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
         copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
-        return Lowered(tuple(phases), copies, tensors=c_tensors(inputs.weights), scratch_bytes=scratch_bytes)
+        return Lowered(
+            tuple(phases),
+            copies,
+            tensors=c_tensors(inputs.weights),
+            scratch_bytes=scratch_bytes,
+            batch_invariant=inputs.spec.deterministic or inputs.spec.compute == "exact",
+        )
 
     def render(
         self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance

@@ -29,6 +29,7 @@ class MetalLowering(Lowering):
         layouts: the buffers of the weights, by name.
         limits: the largest batch of the phase.
         one_kernel: whether decode steps may become one kernel, whose parts share their registers.
+        deterministic: whether all steps are to give the same bits: one arithmetic, no functions of MLX.
     """
 
     def __init__(self, inputs: LoweringInput, phase: PhaseName, *, one_kernel: bool) -> None:
@@ -38,6 +39,7 @@ class MetalLowering(Lowering):
         self.layouts = {weight.name: weight.layout for weight in inputs.weights}
         self.limits = inputs.limits[phase]
         self.one_kernel = one_kernel
+        self.deterministic = inputs.spec.deterministic
 
     @property
     def rules(self) -> Mapping[type[OpKind], Rule]:

@@ -52,7 +52,13 @@ class MetalTarget:
             phases.append(LoweredPhase(name, merge_unpacks(lowering.pending), shapes, graph.outputs, chosen))
         prefill = phases[PHASES.index("prefill")]
         tile = next(la.body.tile for la in prefill.launches if isinstance(la.body, AttendPrefillKernel))
-        return Lowered(tuple(phases), copy_blocks_launch(inputs.arena), query_tile=tile, casts=tuple(casts.values()))
+        return Lowered(
+            tuple(phases),
+            copy_blocks_launch(inputs.arena),
+            query_tile=tile,
+            casts=tuple(casts.values()),
+            batch_invariant=inputs.spec.deterministic,
+        )
 
     def render(
         self, placed: PlacedProgram, inputs: LoweringInput, origin: Provenance

@@ -40,5 +40,6 @@ HOST = HostEntry(
     load=_load,
     check=_check,
     rank=40,
+    deterministic=True,
     cached="kernels of host sim",
 )

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         cache_dtype=args.kv,
         accepted_keys=tuple(args.accept_key),
         force_context=args.force_context,
+        deterministic=args.deterministic,
     )
     with telling_of_force():
         spec, weights = import_model(args.model, options)

@@ -110,6 +110,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
         args.kv,
         tuple(args.accept_key),
         getattr(args, "force_context", False),
+        deterministic=args.deterministic,
     )
     with ProgressLine() as line, telling_of_force() if hasattr(args, "force_context") else nullcontext():
 

@@ -10,6 +10,7 @@ from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.layers import alike, ranges, without_layer
+from mlxr.inspect.report import bits_text
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
 
@@ -72,7 +73,8 @@ def c_report(artifact: Artifact, width: int, ink: Ink, all_launches: bool = Fals
         f"{artifact.spec.name}: {len(program.kernels)} C functions in {program.files[0]}, compute {library.compute}; "
         f"{size(memory.weights_bytes)} of weights, {size(memory.arena_bytes)} of arena, "
         f"{program.types}; {size(memory.activation_bytes)} of scratch, "
-        f"and {size(library.thread_bytes)} for each thread after the first"
+        f"and {size(library.thread_bytes)} for each thread after the first; "
+        f"bits {'are the same' if program.batch_invariant else 'may vary'} {bits_text(program)}"
     )
     lines = textwrap.wrap(about, max(width, NARROWEST), subsequent_indent="  ")
     for phase in program.phases:
@@ -145,6 +147,7 @@ def c_json(artifact: Artifact, target: str = "cpu") -> dict[str, object]:
     return {
         "file": program.files[0],
         "compute": library.compute,
+        "batch_invariant": program.batch_invariant,
         "types": program.types.model_dump(mode="json"),
         "memory": program.memory.model_dump() | {"total_bytes": program.memory.total_bytes},
         "bytes_per_thread": library.thread_bytes,

@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from mlxr.compiler.artifact import Artifact, BatchDim
+from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.launches import Block, LaunchRow, PhaseRows, phase_rows
@@ -61,6 +61,13 @@ def count(number: int) -> str:
     return str(number)
 
 
+def bits_text(program: Program) -> str:
+    """What the bits of a sequence's logits, K and V depend on, for people."""
+    if program.batch_invariant:
+        return "whatever else is in a batch, and however a sequence is cut into steps"
+    return "with what else is in a batch, and how a sequence is cut into steps; --deterministic fixes them"
+
+
 def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str]:
     spec, plan, program = artifact.spec, artifact.plan, artifact.plan.program(target)
     model, memory, arena = spec.model, program.memory, program.arena
@@ -89,6 +96,7 @@ def _head(artifact: Artifact, target: str, width: int, ink: Ink) -> Iterator[str
         *(("types", name, str(each.types)) for name, each in plan.programs.items()),
         ("kernels", str(len(program.kernels)), "show one with --kernel NAME"),
         ("geometry", artifact.chip.name, f"chosen for {artifact.chip.title}"),
+        ("bits", "the same" if program.batch_invariant else "may vary", bits_text(program)),
     ):
         label = f"  {name:<11}  {value:>9}  "
         yield from textwrap.wrap(

@@ -25,6 +25,7 @@ def report_json(artifact: Artifact, target: str = "metal") -> dict[str, Any]:
         "num_layers": plan.num_layers,
         "memory": program.memory.model_dump() | {"total_bytes": program.memory.total_bytes},
         "arena": arena | {"dtype": str(program.arena.dtype), "shape": list(program.arena.shape)},
+        "batch_invariant": program.batch_invariant,
         "types": [each.types.model_dump(mode="json") for each in plan.programs.values()],
         "chunk": plan.chunk.model_dump() | {"max_tokens": plan.max_tokens},
         "arena_chosen": plan.arena_chosen.model_dump() if plan.arena_chosen else None,

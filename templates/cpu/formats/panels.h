@@ -54,7 +54,10 @@ MLXR_INLINE void dot32(const mlxr_format *f, const mlxr_weights *w, const mlxr_a
     MLXR_UNROLL for (int i = 0; i < m; i++) {
         f32v *to = &acc[i][part];
         if (f->minima && !f->split) *to += w->m[0] * f32_set1(x[i]->sum);
-        if (f->minima && f->split) *to += w->m[0] * f32_set1(x[i]->sums[0]) + w->m[1] * f32_set1(x[i]->sums[1]);
+        if (f->minima && f->split) {
+            *to += w->m[0] * f32_set1(x[i]->sums[0]);
+            *to += w->m[1] * f32_set1(x[i]->sums[1]);
+        }
         *to += f32_of_i32(sums[i][0]) * (w->d[0] * f32_set1(x[i]->d));
         if (f->split) *to += f32_of_i32(sums[i][1]) * (w->d[1] * f32_set1(x[i]->d));
     }
@@ -105,10 +108,11 @@ MLXR_INLINE f32v column_of(const mlxr_format *f, i8v group, int c) {
     return f32_of_i32(number - f->bias);
 }
 
-// The same with activations in f32: x[i] are rows of K.
-MLXR_INLINE void panel_dot_exact(const mlxr_format *f, const uint8_t *panel, int K, const float *const *x, int m,
-                                 float (*out)[16]) {
-    f32v acc[4][MLXR_PARTS];
+// The same with activations in f32: x[i] are rows of K, and totals[i] the sums of their sixteens. An output's sum takes
+// the same steps in the same order whatever m is.
+MLXR_INLINE void panel_dot_exact(const mlxr_format *f, const uint8_t *panel, int K, const float *const *x,
+                                 const float *const *totals, int m, float (*out)[16]) {
+    f32v acc[8][MLXR_PARTS];
     MLXR_UNROLL for (int i = 0; i < m; i++) {
         MLXR_UNROLL for (int p = 0; p < MLXR_PARTS; p++) acc[i][p] = f32_zero();
     }
@@ -120,28 +124,20 @@ MLXR_INLINE void panel_dot_exact(const mlxr_format *f, const uint8_t *panel, int
         for (int s = 0; s < f->columns / 32; s++, k += 32) {
             MLXR_UNROLL for (int i = 0; i < f->step; i += 64) prefetch(ahead + i);
             ahead += f->step;
-            float total[4][2];
-            MLXR_UNROLL for (int i = 0; i < m; i++) {
-                if (!f->minima) continue;
-                MLXR_UNROLL for (int half = 0; half < 2; half++) {
-                    const float *at = x[i] + k + 16 * half;
-                    f32v sum = f32_load(at);
-                    MLXR_UNROLL for (int c = MLXR_LANES; c < 16; c += MLXR_LANES) sum += f32_load(at + c);
-                    total[i][half] = f32_sum(sum);
-                }
-            }
             MLXR_UNROLL_PARTS for (int p = 0; p < MLXR_PARTS; p++) {
                 mlxr_weights w;
                 f->read(&block, s, p, &w);
-                f32v sums[4][2];
+                f32v sums[8][2];
                 MLXR_UNROLL for (int i = 0; i < m; i++) sums[i][0] = sums[i][1] = f32_zero();
                 MLXR_UNROLL for (int c = 0; c < 32; c++) {
                     f32v column = column_of(f, w.w[c / 4], c % 4);
                     MLXR_UNROLL for (int i = 0; i < m; i++) sums[i][c / 16] += column * f32_set1(x[i][k + c]);
                 }
-                MLXR_UNROLL for (int i = 0; i < m; i++) {
-                    acc[i][p] += sums[i][0] * w.d[0] + sums[i][1] * w.d[1];
-                    if (f->minima) acc[i][p] += w.m[0] * f32_set1(total[i][0]) + w.m[1] * f32_set1(total[i][1]);
+                MLXR_UNROLL for (int half = 0; half < 2; half++) {
+                    MLXR_UNROLL for (int i = 0; i < m; i++) {
+                        acc[i][p] += sums[i][half] * w.d[half];
+                        if (f->minima) acc[i][p] += w.m[half] * f32_set1(totals[i][k / 16 + half]);
+                    }
                 }
             }
         }
@@ -191,8 +187,9 @@ MLXR_INLINE void panel_widen(const mlxr_format *f, const uint8_t *panel, int K, 
     MLXR_INLINE void name##_dot(const uint8_t *panel, int K, const mlxr_act *a, int m, float (*out)[16]) {             \
         panel_dot(&name##_format, panel, K, a, m, out);                                                                \
     }                                                                                                                  \
-    MLXR_INLINE void name##_dot_exact(const uint8_t *panel, int K, const float *const *x, int m, float (*out)[16]) {   \
-        panel_dot_exact(&name##_format, panel, K, x, m, out);                                                          \
+    MLXR_INLINE void name##_dot_exact(const uint8_t *panel, int K, const float *const *x,                              \
+                                      const float *const *totals, int m, float (*out)[16]) {                           \
+        panel_dot_exact(&name##_format, panel, K, x, totals, m, out);                                                  \
     }                                                                                                                  \
     MLXR_INLINE void name##_panel_f32(const uint8_t *panel, int K, int k0, int k1, float *dst) {                       \
         panel_widen(&name##_format, panel, K, k0, k1, 0, dst);                                                         \

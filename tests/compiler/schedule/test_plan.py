@@ -359,6 +359,12 @@ def test_from_where_on_mlx_has_attention(changes: dict[str, Any], sizes: dict[st
     assert conditions == ({expected} if expected else set())
 
 
+def test_deterministic_plans_have_no_calls_of_mlx(for_mlx: Plan) -> None:
+    assert not for_mlx.first.batch_invariant
+    with pytest.raises(PlanError, match=r"steps are to be deterministic, but MLX or a step kernel runs some \[target"):
+        check_plan(for_mlx.with_program("metal", batch_invariant=True))
+
+
 def test_a_lost_result_is_refused(plan: Plan) -> None:
     with pytest.raises(PlanError, match="the phase returns 'logits', which no launch makes"):
         check_plan(edited(plan, lambda launches: launches.__delitem__(slice(-2, None))))

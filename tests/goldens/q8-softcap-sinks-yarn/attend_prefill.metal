@@ -1,4 +1,4 @@
-// attend_prefill_78d46a06
+// attend_prefill_bf6600cc
 // small spec of a test
 //
 // Prefill: RoPE of the queries and attention over the arena, for chunks that may see earlier context.
@@ -62,7 +62,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
 }
 #define LOWEST (-3.0e38f)
 // ---- kernel
-[[kernel]] void attend_prefill_78d46a06(
+[[kernel]] void attend_prefill_bf6600cc(
   const device float* qkv [[buffer(0)]],
   const device int32_t* query_tiles [[buffer(1)]],
   const device int32_t* positions [[buffer(2)]],
@@ -134,7 +134,7 @@ inline ulong arena_row(uint block, uint layer, uint offset) {
   }
   const uint first_row = simd_gid * 4u;
   const uint end = first_position + num_tokens;
-  const uint begin = first_position + 1 > 9u ? first_position + 1 - 9u : 0u;
+  const uint begin = (first_position + 1 > 9u ? first_position + 1 - 9u : 0u) / 32u * 32u;
 
   for (uint first_key = begin; first_key < end; first_key += 32u) {
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -20,7 +20,7 @@ int pairs(void) {
 #define CALL(format, m) case m: float_panel_dot(format, w, K, valid, x, stride, m, y); break;
 #define FUNCTIONS(name, format)                                                                                     \\
     void dot_##name(const uint8_t *w, int K, int valid, const float *x, int stride, int m, float (*y)[16]) {        \\
-        switch (m) { CALL(format, 1) CALL(format, 2) CALL(format, 4) CALL(format, 8) }                              \\
+        switch (m) { CALL(format, 1) CALL(format, 2) CALL(format, 4) CALL(format, 8) CALL(format, 12) }             \\
     }                                                                                                               \\
     void f32_##name(const uint8_t *w, int K, int valid, int k0, int k1, float *dst) {                               \\
         float_panel_f32(format, w, K, valid, k0, k1, dst);                                                          \\
@@ -41,7 +41,7 @@ FUNCTIONS(bf16, MLXR_BF16)
 """
 BUILDS = [(march, compiler) for compiler in compilers() for march in marches()]
 FORMATS = [format for format in WeightFormat if not format.is_quantised]
-SHAPES = ((16, 48), (13, 40), (1, 136), (5, 8))
+SHAPES = ((16, 48), (13, 40), (1, 136), (5, 8), (5, 1304))
 
 
 CHOSEN = [build for build in BUILDS if build[1] == compilers()[0]]
@@ -57,7 +57,7 @@ def test_dot(lib, format):
     for rows, columns in SHAPES:
         native, dense = float_rows(format, rows, columns, seed=columns)
         stride = -(-columns // 16) * 16
-        for m in (1, 2, 4, 8):
+        for m in (1, 2, 4, 8, 12):
             x = np.zeros((m, stride), np.float32)
             x[:, :columns] = np.random.default_rng(m).normal(size=(m, columns))
             y = np.full((m + 1, 16), 7, np.float32)

@@ -41,7 +41,7 @@ FAST_ERROR = 1.5e-2
 """Error of attention with queries and weights rounded to bf16, relative to the largest element of the result."""
 HEADERS = (
     *("common.h", "simd.h", "math.h", "activations.h", "inputs.h", "gemm.h"),
-    *("cache.h", "attend.h", "attend_tiles.h", "prefill_tiles.h"),
+    *("cache.h", "attend.h", "attend_few.h", "attend_tiles.h", "prefill_tiles.h"),
 )
 DRIVER = """
 #include <errno.h>

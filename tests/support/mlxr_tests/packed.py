@@ -50,17 +50,22 @@ void @_act_dot(const uint8_t *panel, int K, const uint8_t *acts, int m, float (*
     }
 }
 void @_f32_dot(const uint8_t *panel, int K, const float *x, int m, float (*out)[16]) {
-    const float *rows[4];
-    for (int i = 0; i < 4; i++) rows[i] = x + (i < m ? i : 0) * K;
+    const float *rows[8], *totals[8];
+    float sums[8][256] = {0};
+    for (int i = 0; i < 8; i++) {
+        rows[i] = x + (i < m ? i : 0) * K;
+        for (int k = 0; k < K; k++) sums[i][k / 16] += rows[i][k];
+        totals[i] = sums[i];
+    }
     switch (m) {
-        case 1: @_dot_exact(panel, K, rows, 1, out); break;
-        case 3: @_dot_exact(panel, K, rows, 3, out); break;
-        case 4: @_dot_exact(panel, K, rows, 4, out); break;
+        case 1: @_dot_exact(panel, K, rows, totals, 1, out); break;
+        case 3: @_dot_exact(panel, K, rows, totals, 3, out); break;
+        case 8: @_dot_exact(panel, K, rows, totals, 8, out); break;
     }
 }
 """
 
-DOT_ROWS, EXACT_ROWS = (1, 2, 3, 5, 8), (1, 3, 4)
+DOT_ROWS, EXACT_ROWS = (1, 2, 3, 5, 8), (1, 3, 8)
 
 
 def headers(formats: Collection[WeightFormat]) -> tuple[str, ...]:

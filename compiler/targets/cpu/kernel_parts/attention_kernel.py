@@ -26,7 +26,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
     Attributes:
         scale: factor of the scores.
         window: the most keys that a query sees, its own included; None for all.
-        compute: `fast` may use bf16 matrix tiles if the machine has them.
+        compute: unless it is `exact`, matrix tiles of bf16 may be used if the machine has them.
         softcap: turns scores into softcap * tanh(score / softcap); None for no cap.
         sinks: whether the softmax of each query head has one more logit in its denominator, [num_heads].
         temperature: (beta, original_context): queries are multiplied by 1 + beta * log(1 + position //
@@ -68,7 +68,7 @@ class CpuAttentionKernel(CpuRotaryKernel):
 
     @property
     def _may_tile(self) -> bool:
-        return self.compute == "fast" and self.cache is not DType.F32
+        return self.compute != "exact" and self.cache is not DType.F32
 
 
 class AttentionFields(RotaryFields):
@@ -89,7 +89,7 @@ def attention_fields(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> A
         "scale": attrs.scale,
         "window": attrs.window,
         "softcap": attrs.softcap,
-        "compute": lowering.spec.compute,
+        "compute": lowering.compute,
         "sinks": "sinks" in op.inputs,
         "temperature": attrs.temperature,
     }

@@ -7,7 +7,10 @@ from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS
 from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
 
-Compute = Literal["exact", "fast"]
+Compute = Literal["exact", "fast", "steady"]
+"""What may be rounded: see `CpuMatrixKernel`."""
+HALF_FORMATS = frozenset({WeightFormat.F16, WeightFormat.BF16})
+"""Formats whose inputs may be rounded to bf16."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Matrix(CpuHelper):
     @property
     def name(self) -> str:
         """The format, its columns, and a suffix unless the fastest way is allowed."""
-        suffix = "_exact" if self.compute == "exact" else "_f32" if self.tiles_f32 else ""
+        suffix = f"_{self.compute}" if self.compute != "fast" else "_f32" if self.tiles_f32 else ""
         return f"{self.format}_{self.columns}{suffix}"
 
     @property
@@ -43,12 +46,12 @@ class Matrix(CpuHelper):
 
     @property
     def half_columns(self) -> bool:
-        """Whether several rows are rounded to bf16 and multiplied with matrix tiles, if the machine has them."""
-        return self.compute == "fast" and self.format in (WeightFormat.F16, WeightFormat.BF16)
+        """Whether rows are rounded to bf16 and multiplied with matrix tiles, if the machine has them."""
+        return self.compute != "exact" and self.format in HALF_FORMATS
 
     @property
     def form(self) -> str:
         """The form to which few rows of inputs are converted, by its name in C."""
         if self.half_columns:
-            return "MLXR_ROWS_HALF"
+            return "MLXR_ROWS_STEADY" if self.compute == "steady" else "MLXR_ROWS_HALF"
         return "MLXR_ROWS_I8" if self.format.is_quantised and self.compute == "fast" else "MLXR_ROWS_F32"

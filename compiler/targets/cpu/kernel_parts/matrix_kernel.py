@@ -1,7 +1,7 @@
 """The base of the C kernels that multiply rows of inputs with weight matrices.
 
-The number of rows decides at run time how a product is computed; see templates/cpu/projection.h. Scratch is large
-enough for the machine that needs the most.
+The number of rows decides at run time how a product is computed; see templates/cpu/projection.h. Unless `compute` is
+`fast`, all ways give the same bits. Scratch is large enough for the machine that needs the most.
 """
 
 from abc import abstractmethod
@@ -17,7 +17,7 @@ from mlxr.compiler.ir.ops.product import Product
 from mlxr.compiler.targets.cpu.kernel_parts.finish_rows import FinishRows
 from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
-from mlxr.compiler.targets.cpu.kernel_parts.matrix import Compute, Matrix
+from mlxr.compiler.targets.cpu.kernel_parts.matrix import HALF_FORMATS, Compute, Matrix
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.epilogue import Epilogue, epilogue_of
 from mlxr.compiler.targets.rounding import round_up
@@ -46,7 +46,8 @@ class CpuMatrixKernel(CpuKernel):
     Attributes:
         in_features: columns of the matrices.
         segments: tensors in the order of the outputs; if gated, gate and up, of equal rows.
-        compute: `exact` keeps inputs in f32; `fast` may round them to 8-bit integers or bf16.
+        compute: `exact` keeps inputs in f32; `fast` may round them to 8-bit integers or bf16; `steady` rounds like
+            `fast`, but in the same way whatever the number of rows is.
         max_rows: the most rows of a batch.
         epilogue: the steps after the sums; its bias is [sum of the segments' rows].
         norm: the norm of x before the product; None without a norm.
@@ -64,9 +65,24 @@ class CpuMatrixKernel(CpuKernel):
     eps: float | None = None
 
     @property
+    def _formats(self) -> frozenset[WeightFormat]:
+        return frozenset(segment.format for segment in self.segments)
+
+    @property
+    def _all_quantised(self) -> bool:
+        return all(format.is_quantised for format in self._formats)
+
+    @property
+    def rounding(self) -> Compute:
+        """What `compute` means for its formats: `steady` is `fast` for integers, and `exact` for a mixture."""
+        if self.compute != "steady" or self._formats <= HALF_FORMATS:
+            return self.compute
+        return "fast" if self._all_quantised else "exact"
+
+    @property
     def tiles_f32(self) -> bool:
         """Whether products of many rows are in f32 on every machine."""
-        return self.compute == "exact" or any(segment.format is WeightFormat.F32 for segment in self.segments)
+        return self.rounding == "exact" or WeightFormat.F32 in self._formats
 
     @property
     def wide(self) -> str:
@@ -76,10 +92,18 @@ class CpuMatrixKernel(CpuKernel):
     @property
     def few(self) -> str:
         """The most rows for which panels are not unpacked first, by the number's name in C."""
+        if self.never_unpacks:
+            return "INT32_MAX"
+        if self.rounding == "steady":
+            return "MLXR_FEW_STEADY"
         if self.tiles_f32:
             return "MLXR_FEW_F32"
-        quantised = all(segment.format.is_quantised for segment in self.segments)
-        return "MLXR_FEW_INTEGER" if quantised else "MLXR_FEW_HALF"
+        return "MLXR_FEW_INTEGER" if self._all_quantised else "MLXR_FEW_HALF"
+
+    @property
+    def never_unpacks(self) -> bool:
+        """Whether panels are read as they lie for any number of rows, so that sums have one order."""
+        return self.rounding == "exact" or (self.compute == "steady" and self._all_quantised)
 
     @property
     @abstractmethod
@@ -90,7 +114,7 @@ class CpuMatrixKernel(CpuKernel):
     def matrices(self) -> tuple[Matrix, ...]:
         """The multiplication of each segment's tensor."""
         return tuple(
-            Matrix(segment.format, self.in_features, self.compute, tiles_f32=self.tiles_f32)
+            Matrix(segment.format, self.in_features, self.rounding, tiles_f32=self.tiles_f32)
             for segment in self.segments
         )
 
@@ -134,6 +158,8 @@ class CpuMatrixKernel(CpuKernel):
     @property
     def _many_bytes(self) -> int:
         """Scratch for many rows: blocks of unpacked weights and unfinished sums, or inputs transposed to 64 columns."""
+        if self.never_unpacks:
+            return 0
         tiles = -(-self.max_rows // _TILE_ROWS[0])
         return max(_UNITS * (_UNIT_BYTES + tiles * _WAITING_BYTES), round_up(self.in_features, 32) * _MOST_COLUMNS * 2)
 
@@ -144,8 +170,8 @@ class CpuMatrixKernel(CpuKernel):
 
     @property
     def _row_bytes(self) -> int:
-        """Bytes of a row in its largest form."""
-        return round_up(self.in_features, 32) * 4 + 64
+        """Bytes of a row in its largest form: f32, with the sums of its sixteens."""
+        return round_up(self.in_features, 32) * 4 + (-(-self.in_features // 256) | 1) * 64
 
 
 class MatrixFields(TypedDict):

@@ -13,6 +13,8 @@ from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
 )
 from mlxr.compiler.targets.cpu.kernel_parts.helper import CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.region import Arrays, Region, place_regions, regions_bytes
+from mlxr.compiler.targets.cpu.kernels.attend_prefill import call_attend_prefill
+from mlxr.compiler.targets.cpu.kernels.cache_write import call_cache_write
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -83,6 +85,10 @@ class CpuAttendDecode(CpuAttentionKernel):
 
 @lowers(RopeWriteAttention)
 def lower_attend_decode(lowering: CpuLowering, op: Op, attrs: RopeWriteAttention) -> None:
-    """Adds the call for an op."""
+    """Adds the call for an op; unless `compute` is `fast`, those of a prefill step, so that both give the same bits."""
+    if lowering.compute != "fast":
+        call_cache_write(lowering, op, attrs)
+        call_attend_prefill(lowering, op, attrs)
+        return
     kernel = CpuAttendDecode(label="attend_decode", **attention_fields(lowering, op, attrs))
     lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))

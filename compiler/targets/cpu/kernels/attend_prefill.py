@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.ops.attention import RopeAttention
+from mlxr.compiler.ir.ops.attention import PackedAttention, RopeAttention
 from mlxr.compiler.targets.cpu.kernel_parts.arena_kernel import LANES
 from mlxr.compiler.targets.cpu.kernel_parts.attention_kernel import (
     MATRIX_TILE_BYTES,
@@ -134,8 +134,13 @@ class CpuAttendPrefill(CpuAttentionKernel):
         return max(regions_bytes(self.regions), regions_bytes(self.tiled_regions) if self.tiles else 0)
 
 
+def call_attend_prefill(lowering: CpuLowering, op: Op, attrs: PackedAttention) -> None:
+    """Adds the call for an op that attends to what is in the arena."""
+    kernel = CpuAttendPrefill(label="attend_prefill", **attention_fields(lowering, op, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+
+
 @lowers(RopeAttention)
 def lower_attend_prefill(lowering: CpuLowering, op: Op, attrs: RopeAttention) -> None:
     """Adds the call for an op."""
-    kernel = CpuAttendPrefill(label="attend_prefill", **attention_fields(lowering, op, attrs))
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    call_attend_prefill(lowering, op, attrs)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
+from mlxr.compiler.ir.ops.packed_heads import PackedHeads
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import Param
 from mlxr.compiler.targets.cpu.kernel_parts.rotary_kernel import CpuRotaryKernel, rotary_fields
 from mlxr.compiler.targets.cpu.kernels.rope_table import rope_table_buffers
@@ -22,8 +23,13 @@ class CpuCacheWrite(CpuRotaryKernel):
         return self._inputs
 
 
+def call_cache_write(lowering: CpuLowering, op: Op, attrs: PackedHeads) -> None:
+    """Adds the call for an op that writes K and V."""
+    kernel = CpuCacheWrite(label="cache_write", **rotary_fields(lowering, attrs))
+    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+
+
 @lowers(RopeCacheWrite)
 def lower_cache_write(lowering: CpuLowering, op: Op, attrs: RopeCacheWrite) -> None:
     """Adds the call for an op."""
-    kernel = CpuCacheWrite(label="cache_write", **rotary_fields(lowering, attrs))
-    lowering.add_call(op, kernel, rope_table_buffers(lowering, op, attrs))
+    call_cache_write(lowering, op, attrs)

@@ -123,7 +123,7 @@ def lower_experts(lowering: CpuLowering, op: Op, attrs: ExpertProduct) -> None:
     combine = isinstance(attrs, ExpertCombine)
     kernel = CpuExperts(
         label=f"experts_{weight_label(lowering, op)}",
-        compute=lowering.spec.compute,
+        compute=lowering.compute,
         num_experts=attrs.num_experts,
         top_k=attrs.top_k,
         inputs_of_pairs=combine or lowering.width(op, "x") != fields["in_features"],

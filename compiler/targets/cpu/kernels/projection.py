@@ -135,7 +135,7 @@ def lower_projection(lowering: CpuLowering, op: Op, attrs: Product) -> None:
     routes = any(isinstance(reader.attrs, Route) for reader in lowering.graph.consumers(op.out))
     kernel = CpuProjection(
         label="logits" if logits else weight_label(lowering, op),
-        compute="exact" if routes else lowering.spec.compute,
+        compute="exact" if routes else lowering.compute,
         gather="rows" in op.inputs,
         logits=logits,
         **matrix_fields(lowering, op, attrs),

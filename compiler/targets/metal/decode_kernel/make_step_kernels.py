@@ -30,6 +30,9 @@ def with_step_kernels(
     layouts = {weight.name: weight.layout for weight in inputs.weights}
     limits = inputs.limits["prefill"]
     most = min(sizes.sequences, limits["seqs"], limits["tokens"], limits["rows"])
+    if inputs.spec.deterministic:
+        because = "steps are deterministic, and one kernel could round otherwise than those of a prefill step"
+        return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
     kernels: list[StepKernelEntry] = []
     as_launches: list[StepsAsLaunches] = []
     texts: dict[str, str] = {}
@@ -39,7 +42,7 @@ def with_step_kernels(
             step = make_step_program(program, counts)
             kernel = step_text(step, sources, layouts, sizes)
         except NotOneKernelError as error:
-            as_launches.append(StepsAsLaunches(first_count=first, last_count=last, because=str(error)))
+            as_launches.append(_as_launches(counts, str(error)))
             continue
         entry = StepKernelEntry(
             first_count=first,
@@ -57,3 +60,7 @@ def with_step_kernels(
         texts[entry.file] = kernel.text
     changes = {"step_kernels": tuple(kernels), "steps_as_launches": tuple(as_launches)}
     return program.model_copy(update=changes), texts
+
+
+def _as_launches(counts: range, because: str) -> StepsAsLaunches:
+    return StepsAsLaunches(first_count=counts[0], last_count=counts[-1], because=because)

@@ -30,6 +30,7 @@ class ProjectionFacts:
         one_row_alone: whether a single row has a kernel of its own: in decode, and for the logits of a prompt.
         dim: the dim that counts the rows.
         most_rows: the most rows of a step.
+        deterministic: whether every number of rows has the same arithmetic.
         choice: the geometry.
     """
 
@@ -43,6 +44,7 @@ class ProjectionFacts:
     one_row_alone: bool
     dim: BatchDim
     most_rows: int
+    deterministic: bool
     choice: Choice
 
     @property
@@ -65,8 +67,11 @@ class ProjectionFacts:
         """Rows from which MLX's matmul takes the projection, on hosts that have it; None: it never does.
 
         MLX multiplies matrices of one type. We do not unpack weights to f32: MLX is no faster with f32, and less exact
-        if it uses TF32. We do not unpack the weight of logits either: it is the largest, and logits have few rows.
+        if it uses TF32. We do not unpack the weight of logits either: it is the largest, and logits have few rows. The
+        order of MLX's sums is unknown, so deterministic programs do without.
         """
+        if self.deterministic:
+            return None
         g, out = self.many_rows.library, self.epilogue.out
         minimum = 0
         if self.layout.dtype == self.activation == out:
@@ -119,8 +124,9 @@ def facts_of(lowering: MetalLowering, op: Op) -> ProjectionFacts:
         norm=fused_norm_of(lowering, op),
         epilogue=lowering.epilogue_of(op),
         gather=gather,
-        one_row_alone=lowering.phase == "decode" or gather,
+        one_row_alone=(lowering.phase == "decode" or gather) and not lowering.deterministic,
         dim=dim,
         most_rows=lowering.limits[dim],
+        deterministic=lowering.deterministic,
         choice=lowering.table.choose(Site.of_weight(label, layout)),
     )

@@ -13,8 +13,8 @@ class MatmulKernel(ProjectionKernel):
     template = "matmul.metal.jinja"
 
 
-def matmul(p: ProjectionFacts) -> MatmulKernel:
-    """The kernel of a projection."""
+def matmul(p: ProjectionFacts, most: int | None = None) -> MatmulKernel:
+    """The kernel of a projection, with tiles of at most this many rows; None: as the geometry says."""
     g = p.many_rows.several
     return MatmulKernel(
         label=f"{p.label}_rows",
@@ -22,5 +22,5 @@ def matmul(p: ProjectionFacts) -> MatmulKernel:
         **p.fields,
         outs=max(1, g.outputs // p.epilogue.halves),
         simdgroups=g.simdgroups,
-        tile=g.tile,
+        tile=min(g.tile, most or g.tile),
     )

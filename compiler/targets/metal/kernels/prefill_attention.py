@@ -1,5 +1,7 @@
 """Lowers attention of a prefill step: a kernel, or a call of MLX's attention where that is faster."""
 
+from dataclasses import replace
+
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.ir.graph import Op
@@ -7,7 +9,7 @@ from mlxr.compiler.ir.ops.attention import RopeAttention
 from mlxr.compiler.schedule.geometry import AttendTile, PrefillAttention
 from mlxr.compiler.targets.metal.kernel_parts.arena_kernel import arena_buffers
 from mlxr.compiler.targets.metal.kernels.attend_prefill import attend_prefill
-from mlxr.compiler.targets.metal.kernels.attend_prefill_mma import AttendPrefillMmaKernel
+from mlxr.compiler.targets.metal.kernels.attend_prefill_mma import MMA_ROWS, AttendPrefillMmaKernel
 from mlxr.compiler.targets.metal.kernels.library_attention import (
     call_attention,
     library_condition,
@@ -20,19 +22,25 @@ from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers
 def lower_prefill_attention(lowering: MetalLowering, op: Op, _: RopeAttention) -> None:
     """Adds the launch of a kernel. If MLX's attention takes some steps, also adds its call and its inputs' launch.
 
+    A deterministic decode step also attends by this kernel, with the same tiles of keys, and a tile for each token.
+
     The kernel uses matrix instructions (MMA) if the geometry asks for them and types and heads suit them: 512 tokens of
     TinyLlama take 18.8 us per layer (H200, experiment 22 of benchmarks/NOTES-gpu.md).
     """
     choice = lowering.table.choose(Site.of_arena("attend_prefill", lowering.arena))
     g = choice.geometry.prefill_attention
-    kernel = attend_prefill(lowering, op, g.tile)
+    kernel, rows = attend_prefill(lowering, op, g.tile), g.tile.rows
+    if lowering.phase == "decode":
+        kernel, rows = replace(kernel, tile=1), MMA_ROWS
     unused: tuple[str, ...] = ()
     if not AttendPrefillMmaKernel.can_replace(kernel):
         unused = AttendTile.names("mma")
     elif g.tile.mma:
-        kernel = AttendPrefillMmaKernel.replacing(kernel, g.tile.rows)
+        kernel = AttendPrefillMmaKernel.replacing(kernel, rows)
         unused = AttendTile.names("keys", "rows_per_simdgroup")
-    library = library_condition(kernel, g.library, lowering.limits["tokens"])
+    library = None
+    if not lowering.deterministic:
+        library = library_condition(kernel, g.library, lowering.limits["tokens"])
     if library is not None:
         prepare_attention_inputs(lowering, op, kernel, choice, library)
     grid = (Extent(times=kernel.num_kv_heads * kernel.head_groups), Extent(dim="tiles"))

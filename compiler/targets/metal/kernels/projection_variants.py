@@ -49,6 +49,8 @@ def variants_of(p: ProjectionFacts) -> list[Variant]:
     Raises:
         PlanError: the geometry asks for a kernel that cannot be made.
     """
+    if p.deterministic:
+        return _same_arithmetic(p)
     g, most = p.many_rows, p.most_rows
     mma_tiles = _mma_tiles(p)
     decided_by: list[type[SizeRecord]] = [UnpackedTiles] if can_tile(p) else []
@@ -103,10 +105,21 @@ def divided(variants: Sequence[Variant], most_rows: int) -> list[Variant]:
     return sorted(taken, key=lambda variant: variant.first)
 
 
+def _same_arithmetic(p: ProjectionFacts) -> list[Variant]:
+    """Kernels that differ only in the number of rows that share a read of the weight: a row's sums have one order.
+
+    A row alone is multiplied by the kernel for two, whose other row is empty.
+    """
+    two, several = matmul(p, most=2), matmul(p)
+    return _mma_tiles(p) or [Variant(two, 1, 2, (SeveralRows,)), Variant(several, 3, p.most_rows, (SeveralRows,))]
+
+
 def _mma_tiles(p: ProjectionFacts) -> list[Variant]:
-    """A variant for each MMA kernel, with the rows that the geometry gives it."""
+    """A variant for each MMA kernel, with the rows that the geometry gives it; all rows if they are deterministic."""
     g, kernels = p.many_rows.matrix, matmul_mma(p)
     first, last = max(p.least_rows, g.min_rows), min(p.most_rows, g.max_rows)
+    if p.deterministic:
+        first, last = 1, p.most_rows
     if not g.min_rows or first > last or not kernels:
         return []
     # More rows than the largest tile take several of the largest tiles.

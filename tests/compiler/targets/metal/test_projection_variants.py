@@ -22,6 +22,7 @@ def projection(
     most_rows: int = 128,
     *,
     one_row_alone: bool = True,
+    deterministic: bool = False,
     **sizes: int,
 ) -> ProjectionFacts:
     layout = layout_of([(format, 96)], 256)
@@ -33,7 +34,8 @@ def projection(
         norm=None,
         epilogue=Epilogue(out=activation),
         gather=False,
-        one_row_alone=one_row_alone,
+        one_row_alone=one_row_alone and not deterministic,
+        deterministic=deterministic,
         dim="tokens",
         most_rows=most_rows,
         choice=GeometryTable(Geometry.of(**sizes)).choose(Site.of_weight("o", layout)),
@@ -71,6 +73,11 @@ def rows_of(p: ProjectionFacts) -> str:
             "1..1 o, 2..32 o_rows, 33..40 o_mma64, 41..128 o_rows",
         ),
         (projection(WeightFormat.BF16, DType.F32, mma_min_rows=2), "1..1 o, 2..128 o_rows"),
+        (projection(deterministic=True, gemm_mma=1, mlx_quantised_min_rows=2), "1..2 o_rows, 3..128 o_rows"),
+        (
+            projection(deterministic=True, mma_min_rows=9, mma_max_rows=20, mlx_min_rows=2),
+            "1..8 o_mma8, 9..16 o_mma16, 17..32 o_mma32, 33..128 o_mma64",
+        ),
     ],
 )
 def test_who_takes_how_many_rows(p: ProjectionFacts, expected: str) -> None:

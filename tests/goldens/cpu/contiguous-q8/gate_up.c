@@ -4,7 +4,7 @@
 //   w0       [88, 48] f32
 //   w1       [88, 48] f32
 //   out      [tokens, 88] f32
-static void gate_up_a68012a8(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, float *out) {
+static void gate_up_329e97ba(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -29,5 +29,5 @@ static void gate_up_a68012a8(mlxr_worker *w, const mlxr_batch *b, const float *x
         .width = 88,
         .finish = finish_silu,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

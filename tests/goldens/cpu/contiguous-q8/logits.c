@@ -3,7 +3,7 @@
 //   norm     [48] f32
 //   w0       [61, 48] f32
 //   out      [rows, 61] f32
-static void logits_71702870(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, float *out) {
+static void logits_5b37593b(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -26,5 +26,5 @@ static void logits_71702870(mlxr_worker *w, const mlxr_batch *b, const float *x,
         .width = 61,
         .finish = finish,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

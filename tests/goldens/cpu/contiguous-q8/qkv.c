@@ -5,7 +5,7 @@
 //   w1       [80, 48] f32
 //   w2       [80, 48] f32
 //   out      [tokens, 400] f32
-static void qkv_57a9925f(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, float *out) {
+static void qkv_bd97c4c3(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -38,5 +38,5 @@ static void qkv_57a9925f(mlxr_worker *w, const mlxr_batch *b, const float *x, co
         .width = 400,
         .finish = finish,
     };
-    mlxr_project(w, &in, segments, 3, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 3, INT32_MAX, MLXR_ROWS_F32, &output);
 }

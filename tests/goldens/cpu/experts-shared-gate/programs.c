@@ -25,7 +25,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
     if (launches) ++launches[5];
-    router_017f035e(w, b, (float *)(a + 1536), (const float *)t[3], t[4], (float *)(a + 768));
+    router_7923d5fa(w, b, (float *)(a + 1536), (const float *)t[3], t[4], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.0.mlp.routed
     if (launches) ++launches[6];
@@ -65,7 +65,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
     if (launches) ++launches[5];
-    router_017f035e(w, b, (float *)(a + 0), (const float *)t[10], t[11], (float *)(a + 768));
+    router_7923d5fa(w, b, (float *)(a + 0), (const float *)t[10], t[11], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.routed
     if (launches) ++launches[6];
@@ -121,7 +121,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[14];
-    attend_prefill_be97d474(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_6d04c7c6(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -129,7 +129,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
     if (launches) ++launches[5];
-    router_017f035e(w, b, (float *)(a + 11264), (const float *)t[3], t[4], (float *)(a + 5120));
+    router_7923d5fa(w, b, (float *)(a + 11264), (const float *)t[3], t[4], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.routed
     if (launches) ++launches[6];
@@ -165,7 +165,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[14];
-    attend_prefill_be97d474(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
+    attend_prefill_6d04c7c6(w, b, (float *)(a + 11520), (float *)(a + 0), 1, (float *)(a + 62720));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -173,7 +173,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
     if (launches) ++launches[5];
-    router_017f035e(w, b, (float *)(a + 11520), (const float *)t[10], t[11], (float *)(a + 0));
+    router_7923d5fa(w, b, (float *)(a + 11520), (const float *)t[10], t[11], (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.routed
     if (launches) ++launches[6];

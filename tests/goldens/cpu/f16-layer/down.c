@@ -4,7 +4,7 @@
 //   bias     [48] f32
 //   residual [tokens, 48] f32
 //   out      [tokens, 48] f32
-static void down_25fde0e5(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, float *out) {
+static void down_768eeee5(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *bias, const float *residual, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = NULL,
@@ -27,5 +27,5 @@ static void down_25fde0e5(mlxr_worker *w, const mlxr_batch *b, const float *x, c
         .width = 48,
         .finish = finish_bias_residual,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

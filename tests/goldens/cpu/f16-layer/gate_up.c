@@ -5,7 +5,7 @@
 //   w1       [136, 48] f16
 //   bias     [272] f32
 //   out      [tokens, 136] f32
-static void gate_up_a267b66d(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, float *out) {
+static void gate_up_3148999e(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const float *bias, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -31,5 +31,5 @@ static void gate_up_a267b66d(mlxr_worker *w, const mlxr_batch *b, const float *x
         .width = 136,
         .finish = finish_bias_gelu,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

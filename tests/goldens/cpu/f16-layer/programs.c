@@ -13,48 +13,56 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.qkv_projected
     if (launches) ++launches[2];
-    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 1792));
+    qkv_15e5ad53(w, b, (float *)(a + 1024), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[3];
-    attend_decode_480c1a5e(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    cache_write_9cf7bdd2(w, b, (float *)(a + 1792), (float *)(a + 0), 0);
+    mlxr_barrier(w);
+    // layers.0.attention.attended
+    if (launches) ++launches[4];
+    attend_prefill_2374e5b0(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.0.attention.out
-    if (launches) ++launches[4];
-    o_b669b921(w, b, (float *)(a + 12032), t[2], (const float *)t[3], (float *)(a + 1024), (float *)(a + 1792));
+    if (launches) ++launches[5];
+    o_294eb26f(w, b, (float *)(a + 12032), t[2], (const float *)t[3], (float *)(a + 1024), (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    if (launches) ++launches[5];
-    gate_up_a267b66d(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
+    if (launches) ++launches[6];
+    gate_up_3148999e(w, b, (float *)(a + 1792), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 2560));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    if (launches) ++launches[6];
-    down_25fde0e5(w, b, (float *)(a + 2560), t[5], (const float *)t[6], (float *)(a + 1792), (float *)(a + 1024));
+    if (launches) ++launches[7];
+    down_768eeee5(w, b, (float *)(a + 2560), t[5], (const float *)t[6], (float *)(a + 1792), (float *)(a + 1024));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     if (launches) ++launches[2];
-    qkv_f54447a1(w, b, (float *)(a + 1024), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 1792));
+    qkv_15e5ad53(w, b, (float *)(a + 1024), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 1792));
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[3];
-    attend_decode_480c1a5e(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    cache_write_9cf7bdd2(w, b, (float *)(a + 1792), (float *)(a + 0), 1);
+    mlxr_barrier(w);
+    // layers.1.attention.attended
+    if (launches) ++launches[4];
+    attend_prefill_2374e5b0(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.1.attention.out
-    if (launches) ++launches[4];
-    o_b669b921(w, b, (float *)(a + 12032), t[8], (const float *)t[9], (float *)(a + 1024), (float *)(a + 0));
+    if (launches) ++launches[5];
+    o_294eb26f(w, b, (float *)(a + 12032), t[8], (const float *)t[9], (float *)(a + 1024), (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    if (launches) ++launches[5];
-    gate_up_a267b66d(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
+    if (launches) ++launches[6];
+    gate_up_3148999e(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    if (launches) ++launches[6];
-    down_25fde0e5(w, b, (float *)(a + 768), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 3072));
+    if (launches) ++launches[7];
+    down_768eeee5(w, b, (float *)(a + 768), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 3072));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        if (launches) ++launches[7];
-        logits_306bbe4c(w, b, (float *)(a + 3072), (const float *)t[13], t[14], b->logits);
+        if (launches) ++launches[8];
+        logits_5140eb25(w, b, (float *)(a + 3072), (const float *)t[13], t[14], b->logits);
     }
 }
 
@@ -73,56 +81,56 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.qkv_projected
     if (launches) ++launches[2];
-    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 14336));
+    qkv_15e5ad53(w, b, (float *)(a + 8192), (const float *)t[1], t[15], t[16], t[17], (const float *)t[18], (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.attention.cache_write
-    if (launches) ++launches[8];
+    if (launches) ++launches[3];
     cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 0);
     mlxr_barrier(w);
     // layers.0.attention.attended
-    if (launches) ++launches[9];
-    attend_prefill_e4b72048(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
+    if (launches) ++launches[4];
+    attend_prefill_2374e5b0(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.0.attention.out
-    if (launches) ++launches[4];
-    o_b669b921(w, b, (float *)(a + 96256), t[2], (const float *)t[3], (float *)(a + 8192), (float *)(a + 14336));
+    if (launches) ++launches[5];
+    o_294eb26f(w, b, (float *)(a + 96256), t[2], (const float *)t[3], (float *)(a + 8192), (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.0.mlp.gated
-    if (launches) ++launches[5];
-    gate_up_a267b66d(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
+    if (launches) ++launches[6];
+    gate_up_3148999e(w, b, (float *)(a + 14336), (const float *)t[4], t[23], t[24], (const float *)t[25], (float *)(a + 20480));
     mlxr_barrier(w);
     // layers.0.mlp.out
-    if (launches) ++launches[6];
-    down_25fde0e5(w, b, (float *)(a + 20480), t[5], (const float *)t[6], (float *)(a + 14336), (float *)(a + 8192));
+    if (launches) ++launches[7];
+    down_768eeee5(w, b, (float *)(a + 20480), t[5], (const float *)t[6], (float *)(a + 14336), (float *)(a + 8192));
     mlxr_barrier(w);
     // layers.1.attention.qkv_projected
     if (launches) ++launches[2];
-    qkv_f54447a1(w, b, (float *)(a + 8192), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 14336));
+    qkv_15e5ad53(w, b, (float *)(a + 8192), (const float *)t[7], t[19], t[20], t[21], (const float *)t[22], (float *)(a + 14336));
     mlxr_barrier(w);
     // layers.1.attention.cache_write
-    if (launches) ++launches[8];
+    if (launches) ++launches[3];
     cache_write_9cf7bdd2(w, b, (float *)(a + 14336), (float *)(a + 0), 1);
     mlxr_barrier(w);
     // layers.1.attention.attended
-    if (launches) ++launches[9];
-    attend_prefill_e4b72048(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
+    if (launches) ++launches[4];
+    attend_prefill_2374e5b0(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.1.attention.out
-    if (launches) ++launches[4];
-    o_b669b921(w, b, (float *)(a + 96256), t[8], (const float *)t[9], (float *)(a + 8192), (float *)(a + 0));
+    if (launches) ++launches[5];
+    o_294eb26f(w, b, (float *)(a + 96256), t[8], (const float *)t[9], (float *)(a + 8192), (float *)(a + 0));
     mlxr_barrier(w);
     // layers.1.mlp.gated
-    if (launches) ++launches[5];
-    gate_up_a267b66d(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
+    if (launches) ++launches[6];
+    gate_up_3148999e(w, b, (float *)(a + 0), (const float *)t[10], t[26], t[27], (const float *)t[28], (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.1.mlp.out
-    if (launches) ++launches[6];
-    down_25fde0e5(w, b, (float *)(a + 6144), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 23552));
+    if (launches) ++launches[7];
+    down_768eeee5(w, b, (float *)(a + 6144), t[11], (const float *)t[12], (float *)(a + 0), (float *)(a + 23552));
     mlxr_barrier(w);
     // logits_of_all_tokens
     if (b->rows) {
-        if (launches) ++launches[7];
-        logits_306bbe4c(w, b, (float *)(a + 23552), (const float *)t[13], t[14], b->logits);
+        if (launches) ++launches[8];
+        logits_5140eb25(w, b, (float *)(a + 23552), (const float *)t[13], t[14], b->logits);
     }
 }
 

@@ -6,7 +6,7 @@
 //   w2       [64, 48] f16
 //   bias     [640] f32
 //   out      [tokens, 640] f32
-static void qkv_f54447a1(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, const float *bias, float *out) {
+static void qkv_15e5ad53(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, const uint8_t *w2, const float *bias, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -39,5 +39,5 @@ static void qkv_f54447a1(mlxr_worker *w, const mlxr_batch *b, const float *x, co
         .width = 640,
         .finish = finish_bias,
     };
-    mlxr_project(w, &in, segments, 3, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 3, INT32_MAX, MLXR_ROWS_F32, &output);
 }

@@ -8,8 +8,8 @@ MLXR_OUTLINE void bf16_48_dot(const uint8_t *panel, int valid, const uint8_t *x,
 #endif
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 48) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 48, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 48, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void bf16_48_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
@@ -38,8 +38,8 @@ MLXR_OUTLINE void bf16_240_dot(const uint8_t *panel, int valid, const uint8_t *x
 #endif
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 240) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 240, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 240, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void bf16_240_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
@@ -74,8 +74,8 @@ MLXR_OUTLINE void bf16_88_dot(const uint8_t *panel, int valid, const uint8_t *x,
 #endif
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 88) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 88, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_BF16, panel, 88, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void bf16_88_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {

@@ -2,8 +2,8 @@
 MLXR_OUTLINE void f32_48_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 48) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 48, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 48, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void f32_48_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
@@ -22,8 +22,8 @@ MLXR_OUTLINE void finish(const mlxr_output *out, int row, int count, int column,
 MLXR_OUTLINE void f32_128_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 128) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 128, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 128, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void f32_128_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {
@@ -42,8 +42,8 @@ MLXR_OUTLINE void finish_gelu_tanh(const mlxr_output *out, int row, int count, i
 MLXR_OUTLINE void f32_88_f32_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
     const float *rows = (const float *)x;
     const int stride = mlxr_row_bytes(MLXR_ROWS_F32, 88) / 4;
-    for (int i = 0; i < m; i += 8, rows += 8 * stride)
-        MLXR_BY_8_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 88, valid, rows, stride, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 12, rows += 12 * stride)
+        MLXR_BY_12_ROWS(m - i, float_panel_dot(MLXR_F32, panel, 88, valid, rows, stride, MLXR_M, y + i))
 }
 
 MLXR_OUTLINE void f32_88_f32_unpack(const uint8_t *panel, int valid, int k0, int k1, uint8_t *dst) {

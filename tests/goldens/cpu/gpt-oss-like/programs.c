@@ -25,7 +25,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 1536), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 768));
+    router_be7ef8db(w, b, (float *)(a + 1536), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.0.mlp.routed
     if (launches) ++launches[6];
@@ -53,7 +53,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 768), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 1536));
+    router_be7ef8db(w, b, (float *)(a + 768), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.1.mlp.routed
     if (launches) ++launches[6];
@@ -81,7 +81,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 768), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 1536));
+    router_be7ef8db(w, b, (float *)(a + 768), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 1536));
     mlxr_barrier(w);
     // layers.2.mlp.routed
     if (launches) ++launches[6];
@@ -109,7 +109,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 768));
+    router_be7ef8db(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 768));
     mlxr_barrier(w);
     // layers.3.mlp.routed
     if (launches) ++launches[6];
@@ -153,7 +153,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[12];
-    attend_prefill_40c8efa8(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
+    attend_prefill_3f1c938a(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (const float *)t[2], (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -161,7 +161,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 11264), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 5120));
+    router_be7ef8db(w, b, (float *)(a + 11264), (const float *)t[5], t[6], (const float *)t[7], (float *)(a + 5120));
     mlxr_barrier(w);
     // layers.0.mlp.routed
     if (launches) ++launches[6];
@@ -185,7 +185,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_dc178e2d(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
+    attend_prefill_93f3d7fa(w, b, (float *)(a + 37888), (float *)(a + 0), 1, (const float *)t[11], (float *)(a + 89088));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
@@ -193,7 +193,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 5120), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 11264));
+    router_be7ef8db(w, b, (float *)(a + 5120), (const float *)t[14], t[15], (const float *)t[16], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.1.mlp.routed
     if (launches) ++launches[6];
@@ -217,7 +217,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.attention.attended
     if (launches) ++launches[12];
-    attend_prefill_40c8efa8(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
+    attend_prefill_3f1c938a(w, b, (float *)(a + 33024), (float *)(a + 0), 2, (const float *)t[20], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.2.attention.out
     if (launches) ++launches[4];
@@ -225,7 +225,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.2.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 5120), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 11264));
+    router_be7ef8db(w, b, (float *)(a + 5120), (const float *)t[23], t[24], (const float *)t[25], (float *)(a + 11264));
     mlxr_barrier(w);
     // layers.2.mlp.routed
     if (launches) ++launches[6];
@@ -249,7 +249,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.attention.attended
     if (launches) ++launches[13];
-    attend_prefill_dc178e2d(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
+    attend_prefill_93f3d7fa(w, b, (float *)(a + 33024), (float *)(a + 0), 3, (const float *)t[29], (float *)(a + 84224));
     mlxr_barrier(w);
     // layers.3.attention.out
     if (launches) ++launches[4];
@@ -257,7 +257,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.3.mlp.router_projected
     if (launches) ++launches[5];
-    router_828dc2cf(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 6144));
+    router_be7ef8db(w, b, (float *)(a + 0), (const float *)t[32], t[33], (const float *)t[34], (float *)(a + 6144));
     mlxr_barrier(w);
     // layers.3.mlp.routed
     if (launches) ++launches[6];

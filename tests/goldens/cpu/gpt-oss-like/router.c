@@ -4,7 +4,7 @@
 //   w0       [6, 48] f32
 //   bias     [6] f32
 //   out      [tokens, 6] f32
-static void router_828dc2cf(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const float *bias, float *out) {
+static void router_be7ef8db(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const float *bias, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -27,5 +27,5 @@ static void router_828dc2cf(mlxr_worker *w, const mlxr_batch *b, const float *x,
         .width = 6,
         .finish = finish_bias,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

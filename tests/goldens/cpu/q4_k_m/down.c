@@ -3,7 +3,7 @@
 //   w0       [256, 512] q5_k
 //   residual [tokens, 256] f32
 //   out      [tokens, 256] f32
-static void down_2709e6ed(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, float *out) {
+static void down_ff0310af(mlxr_worker *w, const mlxr_batch *b, const float *x, const uint8_t *w0, const float *residual, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = NULL,
@@ -26,5 +26,5 @@ static void down_2709e6ed(mlxr_worker *w, const mlxr_batch *b, const float *x, c
         .width = 256,
         .finish = finish_residual,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

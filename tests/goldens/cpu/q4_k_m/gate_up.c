@@ -4,7 +4,7 @@
 //   w0       [512, 256] q4_k
 //   w1       [512, 256] q4_k
 //   out      [tokens, 512] f32
-static void gate_up_b701ee34(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, float *out) {
+static void gate_up_d914ed9d(mlxr_worker *w, const mlxr_batch *b, const float *x, const float *norm, const uint8_t *w0, const uint8_t *w1, float *out) {
     const mlxr_input in = {
         .x = x,
         .norm = norm,
@@ -29,5 +29,5 @@ static void gate_up_b701ee34(mlxr_worker *w, const mlxr_batch *b, const float *x
         .width = 512,
         .finish = finish_silu,
     };
-    mlxr_project(w, &in, segments, 1, MLXR_FEW_F32, MLXR_ROWS_F32, &output);
+    mlxr_project(w, &in, segments, 1, INT32_MAX, MLXR_ROWS_F32, &output);
 }

@@ -1,9 +1,12 @@
 // q4_k matrices of 256 columns, exact: panels of 2304 bytes.
 MLXR_OUTLINE void q4_k_256_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    for (int i = 0; i < m; i += 4) {
-        const float *rows[4];
-        for (int j = 0; j < 4; j++) rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 256));
-        MLXR_BY_4_ROWS(m - i, q4_k_dot_exact(panel, 256, rows, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 8) {
+        const float *rows[8], *totals[8];
+        for (int j = 0; j < 8; j++) {
+            rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 256));
+            totals[j] = rows[j] + mlxr_row_floats(256);
+        }
+        MLXR_BY_8_ROWS(m - i, q4_k_dot_exact(panel, 256, rows, totals, MLXR_M, y + i))
     }
 }
 
@@ -15,10 +18,13 @@ static const mlxr_matrix q4_k_256_exact = { q4_k_256_exact_dot, q4_k_256_exact_u
 
 // q6_k matrices of 256 columns, exact: panels of 3360 bytes.
 MLXR_OUTLINE void q6_k_256_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    for (int i = 0; i < m; i += 4) {
-        const float *rows[4];
-        for (int j = 0; j < 4; j++) rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 256));
-        MLXR_BY_4_ROWS(m - i, q6_k_dot_exact(panel, 256, rows, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 8) {
+        const float *rows[8], *totals[8];
+        for (int j = 0; j < 8; j++) {
+            rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 256));
+            totals[j] = rows[j] + mlxr_row_floats(256);
+        }
+        MLXR_BY_8_ROWS(m - i, q6_k_dot_exact(panel, 256, rows, totals, MLXR_M, y + i))
     }
 }
 
@@ -48,10 +54,13 @@ MLXR_OUTLINE void finish_silu(const mlxr_output *out, int row, int count, int co
 
 // q5_k matrices of 512 columns, exact: panels of 5632 bytes.
 MLXR_OUTLINE void q5_k_512_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    for (int i = 0; i < m; i += 4) {
-        const float *rows[4];
-        for (int j = 0; j < 4; j++) rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 512));
-        MLXR_BY_4_ROWS(m - i, q5_k_dot_exact(panel, 512, rows, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 8) {
+        const float *rows[8], *totals[8];
+        for (int j = 0; j < 8; j++) {
+            rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 512));
+            totals[j] = rows[j] + mlxr_row_floats(512);
+        }
+        MLXR_BY_8_ROWS(m - i, q5_k_dot_exact(panel, 512, rows, totals, MLXR_M, y + i))
     }
 }
 
@@ -63,10 +72,13 @@ static const mlxr_matrix q5_k_512_exact = { q5_k_512_exact_dot, q5_k_512_exact_u
 
 // q4_k matrices of 512 columns, exact: panels of 4608 bytes.
 MLXR_OUTLINE void q4_k_512_exact_dot(const uint8_t *panel, int valid, const uint8_t *x, int m, float (*y)[16]) {
-    for (int i = 0; i < m; i += 4) {
-        const float *rows[4];
-        for (int j = 0; j < 4; j++) rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 512));
-        MLXR_BY_4_ROWS(m - i, q4_k_dot_exact(panel, 512, rows, MLXR_M, y + i))
+    for (int i = 0; i < m; i += 8) {
+        const float *rows[8], *totals[8];
+        for (int j = 0; j < 8; j++) {
+            rows[j] = (const float *)(x + (i + j) * mlxr_row_bytes(MLXR_ROWS_F32, 512));
+            totals[j] = rows[j] + mlxr_row_floats(512);
+        }
+        MLXR_BY_8_ROWS(m - i, q4_k_dot_exact(panel, 512, rows, totals, MLXR_M, y + i))
     }
 }
 
