@@ -75,7 +75,7 @@ def main() -> int:
 
 def _cases() -> Iterator[Case]:
     cache = cache_folder("peer-models")
-    random_model = str(prepare("100m", "bf16", cache, _say).source)
+    random_model = str(prepare("100m", "bf16", cache, _say).folder)  # like the copiers, without a tokenizer
     copier, small = (str(_copier(shape, cache)) for shape in (SHAPES["100m"], _SMALL))
     passage = [1000 + i for i in range(_PASSAGE)]
     copied, chance = [*passage, passage[0]], np.random.default_rng(0)
