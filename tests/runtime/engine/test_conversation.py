@@ -102,7 +102,8 @@ def test_a_step_that_fails_keeps_what_came_before(model: Model, monkeypatch: pyt
         generation.finish()
     monkeypatch.undo()
     again = model.start([ids(40, 800)], max_tokens=2, ignore_eos=True).finish()[0]
-    assert again.cached_tokens == 16
+    # Only a paged arena finds blocks while their sequence lives.
+    assert again.cached_tokens == (0 if model.pager.contiguous else 16)
 
 
 def test_a_conversation_reuses_the_arena_and_remembers(model: Model, tmp_path: Path) -> None:
