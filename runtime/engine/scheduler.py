@@ -21,7 +21,7 @@ from mlxr.compiler.errors import ArenaFullError, MlxrError
 from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.pager import Pager, Prefix
 from mlxr.runtime.engine.request import Request
-from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.engine.step_times import SHORT_DELAY, SHORT_PROMPT, StepTimes
 
 _ORDER = attrgetter("order", "number")
 _NO_PREFIX = Prefix(0, ())
@@ -126,16 +126,18 @@ class Scheduler:
         if parts:
             if most_blocks > self._pager.num_free:
                 parts = self._with_blocks(parts)
-            budget = min(budget, self._times.prompt_tokens(len(parts), budget))
-        for request in reading:
-            if request.seq_id is not None and (part := self._chunk(request, budget, rows, parts)):
+            long_budget = self._times.prompt_tokens(len(parts), budget)
+            budget = self._times.prompt_tokens(len(parts), budget, SHORT_DELAY)
+        else:
+            long_budget = budget
+        reading.reverse()
+        while budget > 0 and rows > 0 and (reader := reading.pop() if reading else self._admit()):
+            is_long = len(reader.tokens) - reader.completion.cached_tokens > SHORT_PROMPT
+            most = long_budget if is_long else budget
+            if reader.seq_id is not None and (part := self._chunk(reader, most, rows, parts)):
                 parts.append(part)
                 budget -= part.num_tokens
-                rows -= part.num_rows
-        while budget > 0 and rows > 0 and (admitted := self._admit()):
-            if part := self._chunk(admitted, budget, rows, parts):
-                parts.append(part)
-                budget -= part.num_tokens
+                long_budget -= part.num_tokens
                 rows -= part.num_rows
         if not parts and not self.running and not self.failures:
             self._fail_stuck()

@@ -1,7 +1,10 @@
 """How long steps take, measured while they run, and how many tokens of prompts a step may therefore have.
 
-A step in which answers decode may also read a part of a prompt. It then takes longer, and every answer waits for it: by
-at most `MOST_DELAY` times what its step takes without the prompt.
+A step in which answers decode may also read a part of a prompt. It then takes longer, and every answer waits for it.
+The less it reads, the longer the prompt takes, for each step costs what it costs without the prompt, too. So there are
+two limits to the wait, in steps without a prompt: `LONG_DELAY` for the many steps of a long prompt, and `SHORT_DELAY`
+for the few of one that has at most `SHORT_PROMPT` tokens to be read, whose first token then comes nearly as soon as
+alone.
 
 Of the newest measurements the least one counts: what else the machine does makes steps longer, and reading less would
 not make them shorter.
@@ -9,9 +12,11 @@ not make them shorter.
 
 from collections import deque
 
-MOST_DELAY = 2.0
-_AIM = 0.8 * MOST_DELAY
-"""What is aimed at, because the time of a step varies."""
+LONG_DELAY = 2.0
+SHORT_DELAY = 8.0
+SHORT_PROMPT = 2048
+_AIM = 0.8
+"""Which share of the delay is aimed at, because the time of a step varies."""
 _FIRST_TOKENS = 32
 """Tokens of a prompt in the first step beside decoding sequences, when nothing has been measured."""
 _LEAST_TOKENS = 4
@@ -46,19 +51,20 @@ class StepTimes:
             size = max((other for other in self._decode if other < size), default=-1)
         return min(self._decode[size]) if size in self._decode else None
 
-    def prompt_tokens(self, decoding: int, most: int) -> int:
+    def prompt_tokens(self, decoding: int, most: int, delay: float = LONG_DELAY) -> int:
         """Tokens of prompts that a step may read beside decoding sequences.
 
         Args:
             decoding: sequences that decode in this step.
             most: what the plan allows.
+            delay: how much longer it may take than without them, in steps without them.
         """
         if not decoding:
             return most
         step = self.decode_seconds(decoding)
         if step is None or not self._token:
             return min(most, _FIRST_TOKENS)
-        return min(most, max(_LEAST_TOKENS, int(_AIM * step / min(self._token))))
+        return min(most, max(_LEAST_TOKENS, int(_AIM * delay * step / min(self._token))))
 
 
 def _size(sequences: int) -> int:

@@ -10,7 +10,7 @@ from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.engine.step_times import StepTimes
+from mlxr.runtime.engine.step_times import SHORT_DELAY, StepTimes
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine
 
 BOTH = pytest.mark.parametrize("pipelines", [False, True], ids=["plain", "pipelined"])
@@ -144,6 +144,7 @@ def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:
         times.measured(4, 30, 0.025 + noise)
     assert times.prompt_tokens(4, 512) == 32, "1.6 x 10 ms, at 0.5 ms for a token"
     assert times.prompt_tokens(3, 512) == 32 and times.prompt_tokens(9, 30) == 30
+    assert times.prompt_tokens(4, 512, SHORT_DELAY) == 128
     for _ in range(10):
         times.measured(4, 32, 0.110)  # after a longer text, a token takes 3.1 ms
     assert times.prompt_tokens(4, 512) == 5
@@ -152,10 +153,27 @@ def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:
     assert times.prompt_tokens(4, 512) == 4, "no prompt waits forever"
 
 
+@pytest.mark.parametrize(("length", "chunk"), [(3000, 16), (300, 68)])
+def test_short_prompts_are_read_faster_beside_a_stream_than_long_ones(length: int, chunk: int) -> None:
+    """A step takes 10 ms and 1 ms for each token; 1.6 and 6.4 steps may be added, and chunks end with blocks."""
+    engine = HashEngine(num_blocks=2000, context=4000, max_tokens=512)
+    engine.add(prompt(4, 11), 300)
+    for _ in range(3):
+        engine.core.step()
+    answer = engine.add(prompt(length), 1)
+    chunks = []
+    while not answer.tokens:
+        before = answer.request.computed
+        engine.core.step()
+        chunks.append(answer.request.computed - before)
+    assert chunks[0] == 32, "nothing is known before the first"
+    assert set(chunks[1:-1]) == {chunk}
+
+
 @BOTH
 def test_streams_wait_for_a_long_prompt_three_steps_at_most(pipelines: bool) -> None:
     """With a clock by which a step takes 10 ms and 1 ms for each token."""
-    engine = HashEngine(num_blocks=600, context=2000, max_tokens=512, pipelines=pipelines)
+    engine = HashEngine(num_blocks=900, context=3000, max_tokens=512, pipelines=pipelines)
 
     for i in range(3):
         engine.add(prompt(5, i), 400)
@@ -163,7 +181,7 @@ def test_streams_wait_for_a_long_prompt_three_steps_at_most(pipelines: bool) -> 
     for _ in range(20):
         engine.core.step()
     before = len(engine.host.steps)
-    long = engine.add(prompt(1500, 9), 2)
+    long = engine.add(prompt(2500, 9), 2)
     while not long.finish_reason:
         engine.core.step()
     engine.core.step()
