@@ -49,7 +49,7 @@ class Bench:
 
     def say(self, what: str) -> None:
         """Tells what is being measured."""
-        print(f"{self.name}: {what}", file=sys.stderr, flush=True)
+        print(f"{self.name}: {what.removeprefix(self.name).lstrip(', ')}", file=sys.stderr, flush=True)
 
     @contextmanager
     def workers(self, engines: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[dict[str, "Loaded"]]:

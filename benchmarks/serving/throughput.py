@@ -32,7 +32,7 @@ def measure(bench: Bench, counts: tuple[int, ...] = (16, 64), variants: tuple[st
         context = traffic.prompts.most + traffic.answers.most
         engines: dict[str, tuple[str, dict[str, Any]]] = {"mlxr": (OURS, {"batch": count, "context": context})}
         if bench.programs:
-            for name in variants:
+            for name in variants[:1] if bench.is_quick else variants:
                 options = _LLAMA[name] | {"batch": count, "context": context}
                 engines[name] = ("peers.serve_llama", options)
         _ask_in_turns(bench, traffic, engines, variants)
