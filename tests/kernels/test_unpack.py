@@ -60,7 +60,7 @@ MISTAKES = [
     ("own + i * 512u + 32u < 7392u", "own + i * 512u + 32u < 7393u"),
     ("+ 4128ul + own", "+ 4129ul + own"),
     (
-        "      // All loads are on their way, and nobody reads the last tile any more.\n      simdgroup_barrier",
+        "      // All loads have been issued, and no lane reads the last tile any more.\n      simdgroup_barrier",
         "      (void)",
     ),
     ("      }\n      simdgroup_barrier", "      }\n      (void)"),
