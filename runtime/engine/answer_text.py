@@ -14,6 +14,8 @@ _TAIL = 32
 class AnswerText:
     """Decodes the tokens of an answer, so that its text continues that of the prompt."""
 
+    __slots__ = ("_decoder", "_num_decodable", "_prompt", "_stop", "_tokenizer")
+
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], sampling: Sampling) -> None:
         """Makes the decoder at the first token, when the first step has been launched and need not wait for it.
 

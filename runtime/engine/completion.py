@@ -23,7 +23,7 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class Completion:
     """One answer so far.
 

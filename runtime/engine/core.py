@@ -24,7 +24,7 @@ from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.constraint.constraint import Constraint, Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
-from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, decode_requests, with_tokens_of
+from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, with_tokens_of
 from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
@@ -210,7 +210,7 @@ class EngineCore:
         if not parts:
             return None
         step = LaunchedStep(parts, time.perf_counter())
-        decode = None if self._host.pipelines else decode_requests(parts)
+        decode = None if self._host.pipelines else step.decode
         requests = [] if decode else batch_requests(parts)
         try:
             on_device = None if before is None else with_tokens_of(before, parts, requests)
@@ -279,9 +279,9 @@ class EngineCore:
         tokens = iter(samples)
         # Each statement here runs for each sequence of each step.
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
-            request = part.request
-            sampled = next(tokens) if part.samples else None
-            after_draft = [next(tokens) for _ in part.draft] if part.draft else []
+            request, _, has_sample, draft = part
+            sampled = next(tokens) if has_sample else None
+            after_draft = [next(tokens) for _ in draft] if draft else []
             if request.is_done:
                 continue
             if sampled is not None and sampled.error is not None:
@@ -303,7 +303,7 @@ class EngineCore:
                 else:
                     self._accept(request, sampled)
                 stats.speculating_parts += request.speculates
-                if part.draft:
+                if draft:
                     self._accept_draft(part, end, [sampled, *after_draft])
                 if request.constraint is not None:
                     self._take_forced(request, request.constraint)
@@ -384,7 +384,10 @@ class EngineCore:
             return
         if event.finish_reason:
             self._remove(request)
-        self._tell(request, event)
+        try:
+            request.listener(event)
+        except Exception:
+            self._end_unheard(request)
 
     def _masks(self, request: Request) -> Sequence[Mask | None]:
         """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.
@@ -401,9 +404,12 @@ class EngineCore:
         try:
             request.listener(news)
         except Exception:
-            if not request.is_done:
-                request.completion.finish_reason = "cancelled"
-                self._remove(request)
+            self._end_unheard(request)
+
+    def _end_unheard(self, request: Request) -> None:
+        if not request.is_done:
+            request.completion.finish_reason = "cancelled"
+            self._remove(request)
 
     def _remove(self, request: Request, *, keep: bool = True) -> None:
         request.is_done = True

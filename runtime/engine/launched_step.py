@@ -25,35 +25,77 @@ class LaunchedStep:
         decoding: parts of one token.
         prompt_tokens: tokens of the other parts.
         drafted: draft tokens.
+        decode: what the host is asked for if each part has one known token and nothing special; else None.
         logits: its logits, where requests ask for those of their prompts.
         samples: the tokens that it samples.
     """
 
-    __slots__ = ("begin", "decoding", "drafted", "ends", "logits", "parts", "prompt_tokens", "samples", "sequences")
+    __slots__ = (
+        "_rows",
+        "begin",
+        "decode",
+        "decoding",
+        "drafted",
+        "ends",
+        "logits",
+        "parts",
+        "prompt_tokens",
+        "samples",
+        "sequences",
+    )
 
     def __init__(self, parts: list[Part], begin: float) -> None:
         """Begins a step; `samples` is set when it has been launched."""
         self.parts, self.begin = parts, begin
+        self.logits: Logits | None = None
+        self.samples: Samples
+        self.sequences: list[int | None]
+        self._rows: list[Row] = []
+        self.decode = self._plain_decode()
+        if self.decode is not None:
+            self.decoding, self.prompt_tokens, self.drafted = len(parts), 0, 0
+            return
         self.sequences = [request.seq_id for request, _, _, _ in parts]
         self.ends = [request.computed + num_tokens for request, num_tokens, _, _ in parts]
         counts = [num_tokens for _, num_tokens, _, _ in parts]
         self.decoding = counts.count(1)
         self.prompt_tokens = sum(counts) - self.decoding
         self.drafted = sum([len(draft) for _, _, _, draft in parts])
-        self.logits: Logits | None = None
-        self.samples: Samples
+
+    def _plain_decode(self) -> DecodeRequests | None:
+        """`decode`; if there is one, `sequences`, `ends` and `_rows` are set, too."""
+        sequences: list[int] = []
+        tokens: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        rows: list[Row] = []
+        for request, num_tokens, samples, draft in self.parts:  # for each sequence of each step
+            start, seq_id = request.computed, request.seq_id
+            if num_tokens != 1 or not samples or draft or seq_id is None or request.in_flight:
+                return None
+            if request.constraint is not None or request.prompt_rows:
+                return None
+            sequences.append(seq_id)
+            tokens.append(request.tokens[start])
+            starts.append(start)
+            ends.append(start + 1)
+            rows.append(Row(request.sampler, start + 1 - request.prompt_length))
+        self.sequences, self.ends, self._rows = [*sequences], ends, rows
+        return DecodeRequests(sequences, tokens, starts)
 
     @property
     def sampled(self) -> list[Request]:
         """The requests whose next token it samples, in the order of `samples`."""
         return [part.request for part in self.parts if part.samples]
 
-    def rows(self, masks_of: Callable[[Request], Sequence[Mask | None]]) -> tuple[list[int], list[Row]]:
+    def rows(self, masks_of: Callable[[Request], Sequence[Mask | None]]) -> tuple[Sequence[int], list[Row]]:
         """Which rows of logits it samples, and how.
 
         Args:
             masks_of: the tokens that a request allows next, and after its draft tokens, as far as these are allowed.
         """
+        if self._rows:
+            return range(len(self._rows)), self._rows
         indices: list[int] = []
         rows: list[Row] = []
         index = 0
@@ -88,20 +130,6 @@ def batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
         if request.constraint is not None and samples:
             request.constraint.prepare(draft)
     return requests
-
-
-def decode_requests(parts: Sequence[Part]) -> DecodeRequests | None:
-    """`batch_requests` of a step that does nothing but decode, all of whose tokens are known; None for another step."""
-    seq_ids, tokens, starts = [], [], []
-    for request, num_tokens, samples, draft in parts:  # each statement here runs for each sequence of each step
-        is_plain = samples and not draft and request.constraint is None and not request.prompt_rows
-        if num_tokens != 1 or not is_plain or request.seq_id is None:
-            return None
-        start = request.computed
-        seq_ids.append(request.seq_id)
-        tokens.append(request.tokens[start])
-        starts.append(start)
-    return DecodeRequests(seq_ids, tokens, starts)
 
 
 def with_tokens_of(before: LaunchedStep, parts: list[Part], requests: list[BatchRequest]) -> mx.array | None:

@@ -132,12 +132,10 @@ class Request:
             elif is_complete or len(self.tokens) >= self.max_length:
                 reason = "stop" if is_complete else self.reason_at_length
                 text += self.text.flush()
-        if text:
-            completion.text += text
-        if reason:
-            completion.finish_reason = reason
+        completion.text += text
         if not reason:
             return Event(self.index, token, text, None, logprob)
+        completion.finish_reason = reason
         return Event(self.index, token, text, reason, logprob, completion)
 
     @property

@@ -22,6 +22,7 @@ Int32Array = npt.NDArray[np.int32]
 Rows = Literal["last", "all", "none"]
 """Which of a sequence's tokens give a row of logits."""
 
+_ONE = np.int32(1)
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -106,24 +107,20 @@ class Batch:
             ArenaError: unknown sequence, or one beyond the context; nothing has been appended.
         """
         assert query_tile >= 1, f"query_tile {query_tile} must be >= 1"
-        rows: Sequence[Rows]
-        ids: Sequence[Sequence[int]]
         if isinstance(requests, DecodeRequests):
-            seq_ids, flat, first = requests
-            counts, rows, ids = [1] * len(flat), ["last"] * len(flat), [flat]
-            if not _is_right(requests, pager):
-                _check([BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)], pager)
-        else:
-            _check(requests, pager)
-            seq_ids, ids, first, rows = zip(*requests, strict=True)
-            counts = list(map(len, ids))
+            if tokens is None and (batch := cls._build_decode(requests, pager, query_tile)):
+                return batch
+            requests = [BatchRequest(i, [token], start) for i, token, start in zip(*requests, strict=True)]
+        _check(requests, pager)
+        seq_ids, ids, first, rows = zip(*requests, strict=True)
+        counts = list(map(len, ids))
         assert tokens is None or (tokens.shape == (sum(counts),) and tokens.dtype == mx.int32), "[tokens], int32"
         slots = pager.append_all(list(zip(seq_ids, counts, strict=True)))
 
         starts = np.array(first, np.int32)
         if max(counts) == 1:
             positions, context_lens = starts, starts + 1
-            query_start, query_tiles = _layout_of_decode(len(counts))
+            query_start, query_tiles, _ = _layout_of_decode(len(counts))
         else:
             of_seq = np.array(counts, np.int32)
             query_start = np.zeros(len(requests) + 1, np.int32)
@@ -138,6 +135,29 @@ class Batch:
             context_lens=context_lens,
             block_tables=pager.block_tables(seq_ids),
             logit_rows=_logit_rows(rows, query_start),
+            query_tiles=query_tiles,
+            query_tile=query_tile,
+        )
+
+    @classmethod
+    def _build_decode(cls, requests: DecodeRequests, pager: Pager, query_tile: int) -> "Batch | None":
+        """`build` of requests with nothing special about them; None of others, and then nothing has changed."""
+        seq_ids, tokens, starts = requests
+        if not tokens or min(tokens) < _LOWEST or max(tokens) > _HIGHEST:
+            return None
+        slots = pager.append_one_each(seq_ids, starts)
+        if slots is None:
+            return None
+        positions = np.array(starts, np.int32)
+        query_start, query_tiles, logit_rows = _layout_of_decode(len(tokens))
+        return cls(
+            tokens=np.array(tokens, np.int32),
+            positions=positions,
+            slots=np.array(slots, np.int32),
+            query_start=query_start,
+            context_lens=positions + _ONE,
+            block_tables=pager.block_tables(seq_ids),
+            logit_rows=logit_rows,
             query_tiles=query_tiles,
             query_tile=query_tile,
         )
@@ -172,13 +192,6 @@ class Batch:
         """The counts that kernels read, u32[8]: tokens, seqs, rows, tiles, 0, 0, 0, 0."""
         counts = (self.num_tokens, self.num_seqs, self.num_rows, self.num_tiles)
         return np.array([*counts, 0, 0, 0, 0], dtype=np.uint32)
-
-
-def _is_right(requests: DecodeRequests, pager: Pager) -> bool:
-    """What `_check` finds out, for all of a decode step at once; `Pager.append_all` finds what comes twice."""
-    seq_ids, tokens, starts = requests
-    is_int32 = bool(tokens) and min(tokens) >= _LOWEST and max(tokens) <= _HIGHEST
-    return is_int32 and len({*seq_ids}) == len(seq_ids) and pager.lengths(seq_ids) == starts
 
 
 def _check(requests: Sequence[BatchRequest], pager: Pager) -> None:
@@ -219,10 +232,10 @@ def _rows(rows: Rows, start: int, stop: int) -> range:
 
 
 @cache
-def _layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array]:
-    """`query_start` and `query_tiles` of sequences with one token each."""
+def _layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """`query_start`, `query_tiles` and `logit_rows` of sequences with one token each."""
     start = np.arange(num_seqs + 1, dtype=np.int32)
-    return start, np.stack([start[:-1], start[:-1]], axis=1)
+    return start, np.stack([start[:-1], start[:-1]], axis=1), start[:-1]
 
 
 def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:

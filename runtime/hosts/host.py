@@ -145,6 +145,10 @@ class Host(ABC):
     def count(self, name: str, detail: object = "", times: int = 1) -> None:
         """Counts launches; with MLXR_DEBUG=4, prints them to standard error."""
         self.launches[name] += times
+        self.tell(name, detail)
+
+    def tell(self, name: str, detail: object) -> None:
+        """Prints a launch to standard error, with MLXR_DEBUG=4."""
         if self._tell:
             print(f"{self.name}: {name} {detail}", file=sys.stderr)
 

@@ -15,6 +15,8 @@ class SentencepieceStreamDecoder(StreamDecoder):
     bytes that are not UTF-8 are the same.
     """
 
+    __slots__ = ("_at_start", "_pending", "_tokenizer")
+
     def __init__(self, tokenizer: "SentencepieceTokenizer") -> None:
         self._tokenizer = tokenizer
         self._at_start = True

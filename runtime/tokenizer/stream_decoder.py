@@ -12,6 +12,8 @@ from typing import Protocol
 class StreamDecoder(ABC):
     """Decodes one sequence. It stores at most the three bytes of an incomplete character."""
 
+    __slots__ = ()
+
     @abstractmethod
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; often empty for control and byte tokens.
@@ -46,19 +48,28 @@ class ByteStreamDecoder(StreamDecoder):
     Python's own decoding (Unicode, section 3.9, "maximal subpart").
     """
 
+    __slots__ = ("_incomplete", "_to_strip", "_tokenizer")
+
     def __init__(self, tokenizer: TokenBytes) -> None:
         self._tokenizer = tokenizer
         self._to_strip = tokenizer.num_stripped_spaces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
-        return self._decoder.decode(self._stripped(self._tokenizer.bytes_of(token_id)))
+        data = self._tokenizer.bytes_of(token_id)
+        if self._to_strip:
+            data = self._stripped(data)
+        if self._incomplete:
+            data = self._incomplete + data
+        text, num_used = codecs.utf_8_decode(data, "replace")
+        self._incomplete = data[num_used:]
+        return text
 
     def flush(self) -> str:
         """See `StreamDecoder`."""
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
+        text, _ = codecs.utf_8_decode(self._incomplete, "replace", True)
+        self._incomplete = b""
         return text
 
     def _stripped(self, data: bytes) -> bytes:

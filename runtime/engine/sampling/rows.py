@@ -6,6 +6,7 @@ minimum length, the bias, the penalties; then the temperature, and the filters (
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -43,7 +44,11 @@ def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
         rows: what belongs to each row.
     """
     assert logits.ndim == 2 and len(logits) == len(rows), f"{len(rows)} rows for logits of shape {logits.shape}"
-    if all(row.sampler.takes_greatest and row.mask is None for row in rows):
+    if len(rows) == 1 and rows[0].sampler.takes_greatest and rows[0].mask is None:  # NumPy's calls are slow for one row
+        best = int(logits.argmax())
+        if isfinite(logits[0, best]):
+            return [Sampled(best)]
+    elif all(row.sampler.takes_greatest and row.mask is None for row in rows):
         tokens, greatest = _greatest(logits)
         if np.isfinite(greatest).all():
             return [Sampled(token) for token in tokens.tolist()]

@@ -7,9 +7,10 @@ returns.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ class CpuHost(Host):
         self.mapped_bytes, self.own_bytes = placed.mapped_bytes, placed.own_bytes
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
         self._names = [kernel.name for kernel in self.program.kernels]
-        self._counts = [0] * len(self._names)
+        self._told = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.vocab_size)
 
     @classmethod
@@ -120,20 +121,26 @@ class CpuHost(Host):
         """
         rows = batch.num_rows
         logits = self._logits.take(rows)
-        arrays = (
-            np.asarray(batch.tokens),
-            batch.positions,
-            batch.slots,
-            batch.query_start,
-            batch.context_lens,
-            batch.block_tables,
-            batch.logit_rows,
-            logits,
+        tokens = np.asarray(batch.tokens)
+        self._running.step(
+            CBatch(
+                PHASES.index(phase_of(self.plan, batch)),
+                len(tokens),
+                batch.num_seqs,
+                rows,
+                batch.block_tables.shape[1],
+                _address(tokens),
+                _address(batch.positions),
+                _address(batch.slots),
+                _address(batch.query_start),
+                _address(batch.context_lens),
+                _address(batch.block_tables),
+                _address(batch.logit_rows),
+                _address(logits),
+            )
         )
-        phase = PHASES.index(phase_of(self.plan, batch))
-        counts = (phase, batch.num_tokens, batch.num_seqs, rows, batch.block_tables.shape[1])
-        self._running.step(CBatch(*counts, *(array.__array_interface__["data"][0] for array in arrays)))
-        self._count_launches()
+        if self._tell:
+            self._count_launches()
         return logits
 
     def read(self, logits: Logits) -> npt.NDArray[np.float32]:
@@ -143,19 +150,38 @@ class CpuHost(Host):
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies all pairs, in order, in one call."""
         self._running.copy_blocks(np.array(copies, dtype=np.int32).reshape(-1, 2))
-        self._count_launches()
+        if self._tell:
+            self._count_launches()
 
     def close(self) -> None:
         """Ends the threads and frees the weights; the host cannot run afterwards."""
+        self._count_launches()
         self._running.close()
+
+    @property
+    def launches(self) -> Counter[str]:
+        """See `Host`. The program counts; its numbers are fetched when they are asked for, not in each step."""
+        self._count_launches()
+        return self._launches
+
+    @launches.setter
+    def launches(self, counts: Counter[str]) -> None:
+        self._launches = counts
 
     def _count_launches(self) -> None:
         """Adds the launches that the program has counted since the last call."""
-        counts = self._running.launches(len(self._names))
-        for name, now, before in zip(self._names, counts, self._counts, strict=True):
+        if (counts := self._running.launches(len(self._names))) is None:
+            return
+        for name, now, before in zip(self._names, counts, self._told, strict=True):
             if now != before:
-                self.count(name, f"x {now - before}", now - before)
-        self._counts = counts
+                self._launches[name] += now - before
+                self.tell(name, f"x {now - before}")
+        self._told = counts
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class _CompilingLine:

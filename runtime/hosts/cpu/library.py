@@ -121,9 +121,9 @@ class OpenProgram:
             self._check()
             self._copy(self._handle, pairs.ctypes.data, len(pairs))
 
-    def launches(self, count: int) -> list[int]:
-        """How often each of the first `count` kernels was launched; zeros once the program is closed."""
-        return self._launches[:count] if self._finish.alive else [0] * count
+    def launches(self, count: int) -> list[int] | None:
+        """How often each of the first `count` kernels was launched; None once the program is closed."""
+        return self._launches[:count] if self._finish.alive else None
 
     def close(self) -> None:
         """Ends the threads, after a step that is running."""

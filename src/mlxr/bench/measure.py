@@ -191,7 +191,7 @@ class _Running:
 
         The prompts are the same each time and stay in the prefix cache, so that all of them begin with the same step.
         """
-        work, launches = self._work, self._model.host.launches
+        work, host = self._work, self._model.host
         # A pipeline launches the next step ahead, at the start and at the end: so one more token must be left to
         # compute.
         most = 1 + steps + 1 + work.lead(self._model.artifact.plan.max_tokens)
@@ -204,13 +204,13 @@ class _Running:
         events = iter(generation)
         while waiting:
             waiting.discard(next(events).index)
-        launched, seconds, start = sum(launches.values()), [], time.perf_counter()
+        launched, seconds, start = sum(host.launches.values()), [], time.perf_counter()
         for _ in range(steps):
             for _ in range(work.batch):
                 next(events)
             now = time.perf_counter()
             seconds.append(now - start)
             start = now
-        launched = sum(launches.values()) - launched
+        launched = sum(host.launches.values()) - launched
         generation.close()
         return seconds, launched

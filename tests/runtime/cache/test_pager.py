@@ -149,7 +149,7 @@ def test_a_full_arena_changes_nothing_and_says_what_to_do():
     pager = make_pager(num_blocks=4, max_sequences=3)
     a, b = grown(pager, 6), grown(pager, 4)
     before = state(pager)
-    assert pager.can_append(b, 4) and pager.can_append(a, 2)
+    assert pager.can_append_all([(b, 4)]) and pager.can_append_all([(a, 2)])
     assert not pager.can_append_all([(a, 3), (b, 1)])
     with pytest.raises(
         ArenaFullError, match=r"needs 2 blocks of 4 tokens, 1 of 4 are free; free or truncate .*cache\.num_blocks"
@@ -174,7 +174,7 @@ def test_copy_on_write_counts_against_free_blocks():
 def test_the_context_is_a_limit_in_tokens():
     pager = make_pager(context=18)
     a = grown(pager, 18)
-    assert not pager.can_append(a, 1)
+    assert not pager.can_append_all([(a, 1)])
     before = state(pager)
     with pytest.raises(
         ArenaError, match=r"sequence 0 has 18 tokens, 1 more exceed the context of 18; .*model\.context"
@@ -190,7 +190,7 @@ def test_the_context_is_a_limit_in_tokens():
 def test_without_a_context_the_longest_table_is_the_limit():
     pager = make_pager(num_blocks=9, max_blocks=3)
     a = pager.add_sequence()
-    assert pager.context == 12 and pager.can_append(a, 12) and not pager.can_append(a, 13)
+    assert pager.context == 12 and pager.can_append_all([(a, 12)]) and not pager.can_append_all([(a, 13)])
 
 
 def test_a_failing_growth_leaves_the_others_alone():
@@ -206,7 +206,7 @@ def test_a_failing_growth_leaves_the_others_alone():
         with pytest.raises(ArenaError, match=message):
             pager.append_all(growths)
         assert state(pager) == before
-    assert not pager.can_append(a, 0)
+    assert not pager.can_append_all([(a, 0)])
 
 
 def test_too_many_sequences():
@@ -227,7 +227,7 @@ def test_too_many_sequences():
         lambda p, s: p.length(s),
         lambda p, s: p.block_table(s),
         lambda p, s: p.append(s, 1),
-        lambda p, s: p.can_append(s, 1),
+        lambda p, s: p.can_append_all([(s, 1)]),
         lambda p, s: p.fork(s),
         lambda p, s: p.can_fork(s),
         lambda p, s: p.truncate(s, 0),

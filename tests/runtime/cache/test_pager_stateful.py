@@ -51,7 +51,7 @@ class PagerMachine(RuleBasedStateMachine):
         if len(self.tokens) < self.pager.max_sequences:
             seq_id = self.pager.add_sequence()
             self.tokens[seq_id] = []
-            if self.pager.can_append(seq_id, prompt):
+            if self.pager.can_append_all([(seq_id, prompt)]):
                 self.grow([(seq_id, prompt)])
         else:
             assert not self.pager.can_add_sequence()
@@ -86,7 +86,7 @@ class PagerMachine(RuleBasedStateMachine):
             child = self.pager.fork(parent)
             self.tokens[child] = list(self.tokens[parent])
             for seq_id in (child, parent) if children_first else (parent, child):
-                if self.pager.can_append(seq_id, 1):
+                if self.pager.can_append_all([(seq_id, 1)]):
                     self.grow([(seq_id, 1)])
 
     def grow(self, growths):

@@ -72,7 +72,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
                 self.left.clear()
             rest = request.tokens[count:]
             self.requests[seq_id] = Request(request.root, request.tokens[:count], self.size)
-            assert self.pager.can_append(seq_id, len(rest)) == (has_room and bool(rest))
+            assert self.pager.can_append_all([(seq_id, len(rest))]) == (has_room and bool(rest))
             if has_room and rest:
                 self.grow([(seq_id, rest)])
             if "commit" in then:

@@ -47,7 +47,7 @@ def scatter(pager: Pager) -> None:
     while grown:
         grown = False
         for seq_id in seq_ids:
-            if pager.length(seq_id) < pager.context and pager.can_append(seq_id, 1):
+            if pager.length(seq_id) < pager.context and pager.can_append_all([(seq_id, 1)]):
                 pager.append(seq_id, min(pager.block_size, pager.context - pager.length(seq_id)))
                 grown = True
     for seq_id in seq_ids:

@@ -90,7 +90,7 @@ def test_threads_end_with_their_program(library: Library) -> None:
         rigs[0].step()
     with pytest.raises(HostError, match="the model is closed"):
         rigs[0].program.copy_blocks(np.zeros((0, 2), np.int32))
-    assert rigs[0].program.launches(3) == [0, 0, 0]
+    assert rigs[0].program.launches(3) is None
     del rigs
     gc.collect()
     assert num_tasks() == before
