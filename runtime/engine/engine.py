@@ -6,6 +6,7 @@ caller gets an error, and `health` says so: no caller ever waits for an engine t
 """
 
 import asyncio
+import atexit
 import queue
 import threading
 from collections import defaultdict, deque
@@ -15,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from mlxr.compiler.errors import EngineError, QueueFullError
+from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
 from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
@@ -139,6 +140,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, args=(load, loaded), name="mlxr-engine", daemon=True)
         self._thread.start()
         self._model = loaded.result()
+        _running.add(self)
 
     @property
     def model(self) -> Model:
@@ -253,6 +255,7 @@ class Engine:
         """Cancels all requests, ends the thread and frees the model. Callers that wait get an error."""
         self._closing = True
         self._wake.set()
+        _running.discard(self)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -283,6 +286,11 @@ class Engine:
     def _make_and_send(self, call: _Call, prompts: list[Prompt], params: Sampling, terms: Terms, bounded: bool) -> None:
         model = self._model
         waiting = len(model.core.scheduler.waiting) + len(self._inbox)
+        if bounded and params.n > self._max_waiting:
+            raise RequestError(
+                f"n is {params.n}, and at most {self._max_waiting} requests may wait: ask for fewer answers, or make "
+                "the engine with a larger max_waiting"
+            )
         if bounded and waiting + params.n > self._max_waiting:
             raise QueueFullError(
                 f"{waiting} requests wait already, and at most {self._max_waiting} may: try again later, or make the "
@@ -351,6 +359,7 @@ class Engine:
         except BaseException as error:
             self._failure = error
         finally:
+            _running.discard(self)
             self._end_all()
             with suppress(Exception):
                 model.close()
@@ -412,6 +421,16 @@ class Engine:
         for call in list(self._calls):
             self._deliver(call, EngineError(reason))
         self._flush()
+
+
+_running: set[Engine] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes the engines that nobody has closed, so that what their tiers on disk are to keep is saved."""
+    for engine in list(_running):
+        engine.close()
 
 
 def _put_all(news: list[tuple[_Call, _News]]) -> None:

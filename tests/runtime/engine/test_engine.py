@@ -184,6 +184,8 @@ def test_bad_requests_are_refused_at_once(setup: Setup) -> None:
             setup.engine.stream(PROMPTS[0], **terms)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="adapters are not supported"):
         setup.engine.generate_all(PROMPTS[:1], adapter="mine")
+    with pytest.raises(RequestError, match="n is 5, and at most 4 requests may wait: ask for fewer answers"):
+        setup.engine.stream(PROMPTS[0], mlxr.Sampling(n=5))
     with pytest.raises(RequestError, match="the prompt has 400 tokens"):
         setup.engine.stream([1] * 400)
 

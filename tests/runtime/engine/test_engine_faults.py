@@ -1,6 +1,8 @@
 """Callers that go, requests that fail, and arenas that are full: each costs its own request, and no other."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +118,21 @@ def test_a_request_whose_text_fails_leaves_the_others_alone(engine: mlxr.Engine,
     with pytest.raises(ValueError, match="broken"):
         list(bad)
     assert len(list(other)) == 399
+
+
+def test_python_ends_and_nobody_has_closed_the_engine(tmp_path: Path) -> None:
+    """What its tier on disk is to keep is saved all the same."""
+    tiers = mlxr.TierSizes(disk_bytes=1 << 26, folder=tmp_path)
+    ask = f"""
+import mlxr
+tiers = mlxr.TierSizes(disk_bytes=1 << 26, folder={str(tmp_path)!r})
+engine = mlxr.Engine({str(TINY)!r}, host="cpu", threads=1, tiers=tiers)
+engine.generate_all([list(range(100, 160))], mlxr.Sampling(max_tokens=2))
+"""
+    subprocess.run([sys.executable, "-c", ask], check=True)
+    with mlxr.Engine(TINY, host="cpu", threads=1, tiers=tiers) as engine:
+        (answer,) = engine.generate_all([range(100, 160)], SHORT)
+    assert answer.cached_tokens == 48
 
 
 def request(order: float, length: int, most: int = 100) -> Request:
