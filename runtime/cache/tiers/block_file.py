@@ -1,31 +1,31 @@
-"""The file of one block: what it is, its bytes, and a checksum of both.
+"""The file of one block: its bytes, what it is, and a checksum of both.
 
-    b"mlxr-kv1"            8 bytes
-    length of the head     u32, little-endian
-    head                   JSON: the identity, the block's digest, its parent's digest, its tokens
-    K and V                `block_bytes` bytes, as `Host.read_blocks` gives them
-    checksum               32 bytes of BLAKE2b over everything before
+    K and V          `block_bytes` bytes, as `Host.read_blocks` gives them
+    b"mlxr-kv2"      the format
+    identity         16 bytes: `BlockIdentity.digest`
+    digest           16 bytes: of the block
+    parent           16 bytes: the digest of the block before it
+    tokens           i32 each, little-endian
+    checksum         u32, little-endian: CRC-32 of everything before
 
-The digest is a hash of parent and tokens, so a reader that knows the digest alone can check both.
+K and V come first, so that they are read to where they are wanted, and checked there. The digest is a hash of parent
+and tokens, so a reader that knows the digest alone can check both.
 """
 
-import json
 import struct
+import zlib
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
+from io import BufferedIOBase
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.runtime.cache.block_hashes import DIGEST_BYTES, Digest, block_digest
-from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.block_identity import FORMAT, BlockIdentity
 
 Bytes = npt.NDArray[np.uint8]
-MAGIC = b"mlxr-kv1"
 
-_PREFIX = struct.Struct(f"<{len(MAGIC)}sI")
-_CHECKSUM_BYTES = 32
+_CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,65 +38,46 @@ class StoredBlock:
     data: Bytes
 
 
-def most_file_bytes(identity: BlockIdentity) -> int:
-    """No file of a block is larger."""
-    names = 2 * 2 * DIGEST_BYTES + 12 * identity.block_size + len(json.dumps(identity.fields))
-    return identity.block_bytes + names + 256
+def file_bytes(identity: BlockIdentity) -> int:
+    """The size of a block's file."""
+    return identity.block_bytes + _names(identity).size + _CHECKSUM.size
 
 
 def encode(identity: BlockIdentity, block: StoredBlock) -> list[bytes | memoryview]:
     """The parts of a block's file, in order."""
-    fields = {
-        "identity": identity.fields,
-        "digest": block.digest.hex(),
-        "parent": block.parent.hex(),
-        "tokens": block.tokens,
-    }
-    head = json.dumps(fields).encode()
-    parts: list[bytes | memoryview] = [_PREFIX.pack(MAGIC, len(head)), head, np.ascontiguousarray(block.data).data]
-    checksum = blake2b(digest_size=_CHECKSUM_BYTES)
-    for part in parts:
-        checksum.update(part)
-    return [*parts, checksum.digest()]
+    data = np.ascontiguousarray(block.data).data
+    names = _names(identity).pack(FORMAT, identity.digest, block.digest, block.parent, *block.tokens)
+    return [data, names, _CHECKSUM.pack(zlib.crc32(names, zlib.crc32(data)))]
 
 
-def decode(content: bytes, identity: BlockIdentity, digest: Digest) -> Bytes | None:
-    """K and V of a block: [block_bytes], a view of the content.
+def read_block(file: BufferedIOBase, identity: BlockIdentity, digest: Digest, data: Bytes) -> bool:
+    """Reads K and V of a block from its file.
 
     Args:
-        content: a whole file.
+        file: at its start.
         identity: what blocks are wanted.
         digest: which block is wanted.
+        data: [block_bytes], contiguous; gets K and V.
 
     Returns:
-        None if the file is damaged, or is not of this block.
-    """
-    end = len(content) - _CHECKSUM_BYTES
-    if end < _PREFIX.size or blake2b(memoryview(content)[:end], digest_size=_CHECKSUM_BYTES).digest() != content[end:]:
-        return None
-    magic, length = _PREFIX.unpack_from(content)
-    start = _PREFIX.size + length
-    if magic != MAGIC or end - start != identity.block_bytes:
-        return None
-    try:
-        fields = json.loads(content[_PREFIX.size : start])
-        if not _names(fields, identity, digest):
-            return None
-    except (ValueError, KeyError, TypeError, struct.error, RecursionError):
-        return None
-    return np.frombuffer(content, np.uint8, identity.block_bytes, start)
-
-
-def _names(fields: Any, identity: BlockIdentity, digest: Digest) -> bool:
-    """Whether a head names this block of this identity.
+        False if the file is damaged, or is not of this block; what is in `data` then is of no use.
 
     Raises:
-        ValueError, KeyError, TypeError, struct.error: it is no head of a block.
+        OSError: the file cannot be read.
     """
-    tokens = fields["tokens"]
-    return (
-        fields["identity"] == identity.fields
-        and fields["digest"] == digest.hex()
-        and len(tokens) == identity.block_size
-        and block_digest(bytes.fromhex(fields["parent"]), tokens) == digest
-    )
+    layout = _names(identity)
+    if file.readinto(data.data) != identity.block_bytes:
+        return False
+    end = file.read(layout.size + _CHECKSUM.size + 1)
+    if len(end) != layout.size + _CHECKSUM.size:
+        return False
+    names = end[: layout.size]
+    if _CHECKSUM.unpack_from(end, layout.size)[0] != zlib.crc32(names, zlib.crc32(data.data)):
+        return False
+    magic, owner, own, parent, *tokens = layout.unpack(names)
+    return (magic, owner, own) == (FORMAT, identity.digest, digest) and block_digest(parent, tokens) == digest
+
+
+def _names(identity: BlockIdentity) -> struct.Struct:
+    """What is between K and V and the checksum."""
+    return struct.Struct(f"<{len(FORMAT)}s{DIGEST_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}s{identity.block_size}i")

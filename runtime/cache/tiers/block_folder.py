@@ -32,7 +32,7 @@ class BlockFolder:
     """The files of one identity, and the sizes of all others in the root.
 
     One thread writes and scans; any thread may do the rest. No lock is held during input or output. The order of use is
-    kept in memory. Each use also sets the file's time, so that the next start knows the order.
+    kept in memory. Each use also sets the file's time, so that the next scan or start knows the order.
     """
 
     def __init__(self, root: Path, name: str, limit_bytes: int) -> None:
@@ -82,13 +82,18 @@ class BlockFolder:
 
     def use(self, digests: Sequence[Digest]) -> None:
         """Makes these the most recently used blocks, the first one most of all: later ones are of no use without it."""
-        places = [place for digest in reversed(digests) if (place := self._place(digest)) in self._sizes]
-        now = time.time_ns() - len(places)
-        for age, place in enumerate(places):
-            with self._lock, suppress(KeyError):  # another thread has just removed it
-                self._sizes.move_to_end(place)
-            with suppress(OSError):
-                os.utime(self._root.joinpath(*place), ns=(now + age, now + age))
+        now = time.time_ns()
+        for age, digest in enumerate(digests):
+            with suppress(OSError):  # it is not there, or another process has just removed it
+                os.utime(self.file(digest), ns=(now - age, now - age))
+        self.move_to_end(digests)
+
+    def move_to_end(self, digests: Sequence[Digest]) -> None:
+        """The part of `use` that takes no time: what is in memory."""
+        with self._lock:
+            for digest in reversed(digests):
+                if (place := self._place(digest)) in self._sizes:
+                    self._sizes.move_to_end(place)
 
     def write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
         """Writes a block's file, which appears whole or not at all. Makes room for it first.

@@ -5,11 +5,14 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import block_bytes
+
+FORMAT = b"mlxr-kv2"
+"""The format of a block's file. Another format has other folders, so no version of MLXR reads files of another one."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,13 @@ class BlockIdentity:
         )
 
     @cached_property
-    def fields(self) -> dict[str, Any]:
-        """All attributes, as they are in the head of a block's file."""
-        return asdict(self)
+    def digest(self) -> bytes:
+        """16 bytes: a hash of all attributes, and of the format of files."""
+        text = json.dumps({"format": FORMAT.decode()} | asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).digest()[:16]
 
     @cached_property
     def folder_name(self) -> str:
-        """A name for a folder of such blocks: begins as the model's name does, ends in a hash of all attributes."""
-        digest = hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:32]
-        return f"{re.sub(r'[^A-Za-z0-9._]+', '-', self.model)[:40].strip('-.') or 'model'}-{digest}"
+        """A name for a folder of such blocks: begins as the model's name does, ends in the digest."""
+        start = re.sub(r"[^A-Za-z0-9._]+", "-", self.model)[:40].strip("-.") or "model"
+        return f"{start}-{self.digest.hex()}"

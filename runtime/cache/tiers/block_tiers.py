@@ -17,7 +17,7 @@ from mlxr.runtime.cache.prefix_index import CachedBlock
 from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.disk_tier import DiskTier
-from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Source, Tier
+from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Tier
 from mlxr.runtime.cache.tiers.memory_tier import MemoryTier, give_memory_back
 from mlxr.runtime.cache.tiers.rates import Worth
 from mlxr.runtime.cache_folder import KV_FOLDER, cache_folder
@@ -127,10 +127,10 @@ class BlockTiers:
                 for digest in reversed(digests[: len(tiers)]):
                     self._memory.use(digest)
             if self._disk is not None:
-                self._disk.use(digests[: len(tiers)])
+                self._disk.folder.move_to_end(digests[: len(tiers)])
 
-        fetch = Fetch(digests, self.identity.block_bytes, self._find, finish)
-        fetch.start(self._readers)
+        fetch = Fetch(digests, self.identity.block_bytes, self._read, finish, self._used)
+        fetch.start(self._readers, _READERS)
         return fetch.result
 
     def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
@@ -246,19 +246,24 @@ class BlockTiers:
         if disk is None:
             return 0
         digests = digests[: disk.most_blocks]  # of more, the last would remove the first
-        disk.use(digests)
+        disk.folder.use(digests)
         stored = islice(blocks, len(digests))
         added = [block.digest for block in takewhile(lambda block: disk.add(block, wait=True), stored)]
         disk.flush()
         saved = list(takewhile(disk.folder.__contains__, added))
-        disk.use(saved)
+        disk.folder.use(saved)
         return len(saved)
 
-    def _find(self, digest: Digest) -> Source | None:
+    def _read(self, digest: Digest, data: Bytes) -> Tier | None:
+        """Reads a block to `data`, [block_bytes]; see `Fetch`."""
         if block := self._memory.get(digest):
-            return block.data, "memory"
-        data = self._disk.read(digest) if self._disk is not None else None
-        return None if data is None else (data, "disk")
+            data[...] = block.data
+            return "memory"
+        return "disk" if self._disk is not None and self._disk.read(digest, data) else None
+
+    def _used(self, digests: Sequence[Digest]) -> None:
+        if self._disk is not None:
+            self._disk.folder.use(digests)
 
     def _count_hits(self, tiers: Sequence[Tier], seconds: float) -> None:
         """Counts fetched blocks; the time is that of the slowest tier."""

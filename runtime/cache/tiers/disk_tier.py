@@ -4,12 +4,12 @@ import errno
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from mlxr.compiler.artifact import size
 from mlxr.runtime.cache.block_hashes import Digest
-from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, decode, encode, most_file_bytes
+from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, encode, file_bytes, read_block
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.write_limit import WriteLimit
@@ -55,7 +55,7 @@ class DiskTier:
         self.is_writing = True
         self.written_bytes = self.written_blocks = self.dropped_blocks = self.damaged_blocks = 0
         self._identity, self._warn = identity, warn
-        self._file_bytes = most_file_bytes(identity)
+        self._file_bytes = file_bytes(identity)
         self._limit = WriteLimit(bytes_per_hour, clock)
         self._waiting: OrderedDict[Digest, StoredBlock] = OrderedDict()
         self._waiting_bytes = 0
@@ -108,27 +108,26 @@ class DiskTier:
             self._changed.notify_all()
         return True
 
-    def read(self, digest: Digest) -> Bytes | None:
-        """K and V of a block: [block_bytes]; None if it is not here, or its file was damaged and is removed."""
+    def read(self, digest: Digest, data: Bytes) -> bool:
+        """Reads K and V of a block to `data`, [block_bytes].
+
+        Returns:
+            False if it is not here, or its file was damaged and is removed; `data` is of no use then.
+        """
         if block := self._waiting.get(digest):
-            return block.data
-        path = self.folder.file(digest)
+            data[...] = block.data
+            return True
         try:
-            with path.open("rb") as file:
-                content = file.read(self._file_bytes + 1)
+            with self.folder.file(digest).open("rb") as file:
+                is_whole = read_block(file, self._identity, digest, data)
         except OSError:  # above all, another process has removed it
             self.folder.forget(digest)
-            return None
-        data = decode(content, self._identity, digest)
-        if data is None:
+            return False
+        if not is_whole:
             with self._changed:
                 self.damaged_blocks += 1
             self.folder.remove(digest)
-        return data
-
-    def use(self, digests: Sequence[Digest]) -> None:
-        """Makes these the most recently used blocks, the first one most of all."""
-        self.folder.use(digests)
+        return is_whole
 
     def flush(self) -> None:
         """Waits until nothing waits to be written."""

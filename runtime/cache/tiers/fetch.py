@@ -12,8 +12,6 @@ from mlxr.runtime.cache.tiers.block_file import Bytes
 
 Tier = Literal["memory", "disk"]
 TIERS: tuple[Tier, ...] = ("memory", "disk")
-Source = tuple[Bytes, Tier]
-"""K and V of a block, [block_bytes], and the tier that had them."""
 
 
 class Fetch:
@@ -27,47 +25,63 @@ class Fetch:
         self,
         digests: Sequence[Digest],
         block_bytes: int,
-        find: Callable[[Digest], Source | None],
+        read: Callable[[Digest, Bytes], Tier | None],
         finish: Callable[[Sequence[Tier]], None],
+        used: Callable[[Sequence[Digest]], None],
     ) -> None:
         """Prepares.
 
         Args:
             digests: of the blocks.
             block_bytes: bytes of a block.
-            find: reads a block; None if it is not there.
+            read: reads a block to an array, [block_bytes], and says which tier had it; None: none, and the array's
+                content is of no use.
             finish: called with the tier of each block of the result, before it is complete.
+            used: called with the digests of the result's blocks once it is complete: nobody waits for that.
         """
         self.result: Future[Bytes] = Future()
         self.result.set_running_or_notify_cancel()
-        self._digests, self._find, self._finish = digests, find, finish
+        self._digests, self._read, self._finish, self._used = digests, read, finish, used
         self._rows = np.empty((len(digests), block_bytes), np.uint8)
         self._tiers: list[Tier] = ["memory"] * len(digests)
         self._found = self._left = len(digests)
+        self._next = 0
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def start(self, readers: Executor) -> None:
-        """Lets threads read the blocks."""
-        for place in range(len(self._digests)):
-            readers.submit(self._read, place)
+    def start(self, readers: Executor, count: int) -> None:
+        """Lets so many threads read the blocks."""
+        for _ in range(min(count, len(self._digests))):
+            readers.submit(self._read_all)
         if not self._digests:
             self.result.set_result(self._rows)
 
-    def _read(self, place: int) -> None:
-        error, source = None, None
-        try:
-            if place < self._found and (source := self._find(self._digests[place])):
-                self._rows[place], self._tiers[place] = source
-        except BaseException as raised:  # who waits for the result gets it
-            error = raised
+    def _read_all(self) -> None:
+        """Reads one block after the other, as other threads do."""
+        while (place := self._take()) < len(self._digests):
+            error, tier = None, None
+            try:
+                if place < self._found:
+                    tier = self._read(self._digests[place], self._rows[place])
+            except BaseException as raised:  # who waits for the result gets it
+                error = raised
+            with self._lock:
+                self._error = self._error or error
+                if tier is None:
+                    self._found = min(self._found, place)
+                else:
+                    self._tiers[place] = tier
+                self._left -= 1
+                if self._left:
+                    continue
+            self._complete()
+
+    def _take(self) -> int:
         with self._lock:
-            self._error = self._error or error
-            if source is None:
-                self._found = min(self._found, place)
-            self._left -= 1
-            if self._left:
-                return
+            self._next += 1
+            return self._next - 1
+
+    def _complete(self) -> None:
         try:
             if self._error is not None:
                 raise self._error
@@ -76,3 +90,4 @@ class Fetch:
             self.result.set_exception(raised)
         else:
             self.result.set_result(self._rows[: self._found])
+            self._used(self._digests[: self._found])

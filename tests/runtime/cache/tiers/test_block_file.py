@@ -1,18 +1,21 @@
 """The file of a block: what it says, and that nothing but the whole, right file is ever read as the block."""
 
 import hashlib
+import io
 import json
 import struct
+import zlib
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxr.runtime.cache.prefix_index import CachedBlock
-from mlxr.runtime.cache.tiers.block_file import StoredBlock, decode, encode, most_file_bytes
+from mlxr.runtime.cache.tiers.block_file import StoredBlock, encode, file_bytes, read_block
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr_tests.kv_blocks import IDENTITY, chain, name, other
 
@@ -25,65 +28,73 @@ def file_of(block: CachedBlock, data: Any, identity: BlockIdentity = IDENTITY) -
 FILE = file_of(BLOCK, DATA)
 
 
-def with_head(head: bytes, data: bytes = DATA.tobytes()) -> bytes:
-    """A file with this head, whose checksum is right; written after the docstring, not by the code under test."""
-    content = b"mlxr-kv1" + struct.pack("<I", len(head)) + head + data
-    return content + hashlib.blake2b(content, digest_size=32).digest()
+def file_with(data: bytes, *names: bytes) -> bytes:
+    """A file with a right checksum; written after the docstring, not by the code under test."""
+    content = data + b"".join(names)
+    return content + struct.pack("<I", zlib.crc32(content))
+
+
+def read(
+    content: bytes, digest: bytes = BLOCK.digest, identity: BlockIdentity = IDENTITY
+) -> npt.NDArray[np.uint8] | None:
+    """K and V of a block, if they are in the file."""
+    data = np.full(identity.block_bytes, 0xAA, np.uint8)
+    return data if read_block(io.BytesIO(content), identity, digest, data) else None
 
 
 def test_a_file_says_what_it_is() -> None:
-    (length,) = struct.unpack("<I", FILE[8:12])
-    head = json.loads(FILE[12 : 12 + length])
-    assert head == {
-        "identity": asdict(IDENTITY),
-        "digest": BLOCK.digest.hex(),
-        "parent": BLOCK.parent.hex(),
-        "tokens": list(BLOCK.tokens),
-    }
-    assert with_head(FILE[12 : 12 + length]) == FILE
-    data = decode(FILE, IDENTITY, BLOCK.digest)
+    tokens = struct.pack("<4i", *BLOCK.tokens)
+    assert file_with(DATA.tobytes(), b"mlxr-kv2", IDENTITY.digest, BLOCK.digest, BLOCK.parent, tokens) == FILE
+    data = read(FILE)
     assert data is not None and (data == DATA).all()
-    largest = name(BLOCK.parent, (-(2**31),) * IDENTITY.block_size)
-    assert len(FILE) < len(file_of(largest, DATA)) <= most_file_bytes(IDENTITY)
+    assert len(FILE) == file_bytes(IDENTITY)
 
 
 @given(st.integers(0, len(FILE) * 8 - 1))
 def test_no_bit_may_differ(bit: int) -> None:
     content = bytearray(FILE)
     content[bit // 8] ^= 1 << bit % 8
-    assert decode(bytes(content), IDENTITY, BLOCK.digest) is None
+    assert read(bytes(content)) is None
 
 
 @given(st.integers(0, len(FILE) - 1), st.binary(max_size=40))
 @settings(max_examples=50)
 def test_no_byte_may_lack_or_follow(length: int, more: bytes) -> None:
-    assert decode(FILE[:length], IDENTITY, BLOCK.digest) is None
-    assert not more or decode(FILE + more, IDENTITY, BLOCK.digest) is None
-    assert not more or decode(FILE[:length] + more, IDENTITY, BLOCK.digest) is None or FILE[length:] == more
+    assert read(FILE[:length]) is None
+    assert not more or read(FILE + more) is None
+    assert not more or read(FILE[:length] + more) is None or FILE[length:] == more
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(BlockIdentity)])
 def test_blocks_of_another_identity_are_not_read(field: str) -> None:
     value = getattr(IDENTITY, field)
     changed = other(**{field: value + 1 if isinstance(value, int) else value + "x"})
-    content = file_of(BLOCK, np.zeros(changed.block_bytes, np.uint8), changed)
-    assert decode(content, changed, BLOCK.digest) is not None or field == "block_size"
-    assert decode(content, IDENTITY, BLOCK.digest) is None
+    block = name(BLOCK.parent, tuple(range(changed.block_size)))
+    content = file_of(block, np.zeros(changed.block_bytes, np.uint8), changed)
+    assert read(content, block.digest, changed) is not None
+    assert read(content, block.digest) is None
     assert changed.folder_name != IDENTITY.folder_name
 
 
 def test_other_blocks_are_not_read() -> None:
     next_block = name(BLOCK.digest, (1, 2, 3, 4))
-    assert decode(FILE, IDENTITY, next_block.digest) is None
+    assert read(FILE, next_block.digest) is None
     for lie in (replace(BLOCK, parent=next_block.digest), replace(BLOCK, tokens=(1, 2, 3, 5))):
-        assert decode(file_of(lie, DATA), IDENTITY, BLOCK.digest) is None, "the digest is a hash of parent and tokens"
+        assert read(file_of(lie, DATA)) is None, "the digest is a hash of parent and tokens"
 
 
-def test_heads_that_are_none() -> None:
-    head = json.loads(FILE[12 : 12 + struct.unpack("<I", FILE[8:12])[0]])
-    values = [None, 7, "x", [], {}, ["a", "b", "c", "d"], [2**40] * 4, [0.5] * 4, [[]] * 4]
-    lies: list[Any] = [{**head, key: value} for key in head for value in values]
-    texts = [json.dumps(lie).encode() for lie in (*values, *lies)]
-    for text in (*texts, b"", b"\xff", b"[" * 100_000, b'{"identity": NaN}'):
-        assert decode(with_head(text), IDENTITY, BLOCK.digest) is None
-    assert decode(with_head(json.dumps(head).encode()), IDENTITY, BLOCK.digest) is not None
+@pytest.mark.parametrize("place", range(5))
+def test_files_of_another_format_or_with_other_names_are_not_read(place: int) -> None:
+    names = [b"mlxr-kv2", IDENTITY.digest, BLOCK.digest, BLOCK.parent, struct.pack("<4i", *BLOCK.tokens)]
+    assert read(file_with(DATA.tobytes(), *names)) is not None
+    names[place] = names[place][:-1] + bytes([names[place][-1] ^ 1])
+    assert read(file_with(DATA.tobytes(), *names)) is None
+
+
+def test_files_of_the_first_format_are_not_read() -> None:
+    head = json.dumps(
+        {"identity": asdict(IDENTITY), "digest": BLOCK.digest.hex(), "parent": BLOCK.parent.hex()}
+    ).encode()
+    content = b"mlxr-kv1" + struct.pack("<I", len(head)) + head + DATA.tobytes()
+    content += hashlib.blake2b(content, digest_size=32).digest()
+    assert read(content) is None and read(content[: len(FILE)]) is None
