@@ -1,6 +1,7 @@
 """Callers that go, requests that fail, and arenas that are full: each costs its own request, and no other."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -129,7 +130,8 @@ tiers = mlxr.TierSizes(disk_bytes=1 << 26, folder={str(tmp_path)!r})
 engine = mlxr.Engine({str(TINY)!r}, host="cpu", threads=1, tiers=tiers)
 engine.generate_all([list(range(100, 160))], mlxr.Sampling(max_tokens=2))
 """
-    subprocess.run([sys.executable, "-c", ask], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the same code as here writes the files
+    subprocess.run([sys.executable, "-c", ask], check=True, env=environment)
     with mlxr.Engine(TINY, host="cpu", threads=1, tiers=tiers) as engine:
         (answer,) = engine.generate_all([range(100, 160)], SHORT)
     assert answer.cached_tokens == 48
