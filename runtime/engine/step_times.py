@@ -13,7 +13,7 @@ not make them shorter.
 from collections import deque
 
 LONG_DELAY = 2.0
-SHORT_DELAY = 8.0
+SHORT_DELAY = 12.0
 SHORT_PROMPT = 2048
 _AIM = 0.8
 """Which share of the delay is aimed at, because the time of a step varies."""

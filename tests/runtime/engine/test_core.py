@@ -144,7 +144,7 @@ def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:
         times.measured(4, 30, 0.025 + noise)
     assert times.prompt_tokens(4, 512) == 32, "1.6 x 10 ms, at 0.5 ms for a token"
     assert times.prompt_tokens(3, 512) == 32 and times.prompt_tokens(9, 30) == 30
-    assert times.prompt_tokens(4, 512, SHORT_DELAY) == 128
+    assert times.prompt_tokens(4, 512, SHORT_DELAY) == 192
     for _ in range(10):
         times.measured(4, 32, 0.110)  # after a longer text, a token takes 3.1 ms
     assert times.prompt_tokens(4, 512) == 5
