@@ -89,7 +89,7 @@ class BlockFolder:
         self.move_to_end(digests)
 
     def move_to_end(self, digests: Sequence[Digest]) -> None:
-        """The part of `use` that takes no time: what is in memory."""
+        """The part of `use` that is in memory, for files whose times are set."""
         with self._lock:
             for digest in reversed(digests):
                 if (place := self._place(digest)) in self._sizes:

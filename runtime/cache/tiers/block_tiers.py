@@ -119,7 +119,13 @@ class BlockTiers:
             [blocks, block_bytes]: the first blocks, up to one that is not here any more or is damaged. It cannot be
             cancelled.
         """
-        started = time.perf_counter()
+        started, now = time.perf_counter(), time.time_ns()
+
+        def read(place: int, data: Bytes) -> Tier | None:
+            if block := self._memory.get(digests[place]):
+                data[...] = block.data
+                return "memory"
+            return "disk" if self._disk is not None and self._disk.read(digests[place], data, now - place) else None
 
         def finish(tiers: Sequence[Tier]) -> None:
             self._count_hits(tiers, time.perf_counter() - started)
@@ -129,7 +135,7 @@ class BlockTiers:
             if self._disk is not None:
                 self._disk.folder.move_to_end(digests[: len(tiers)])
 
-        fetch = Fetch(digests, self.identity.block_bytes, self._read, finish, self._used)
+        fetch = Fetch(len(digests), self.identity.block_bytes, read, finish)
         fetch.start(self._readers, _READERS)
         return fetch.result
 
@@ -253,17 +259,6 @@ class BlockTiers:
         saved = list(takewhile(disk.folder.__contains__, added))
         disk.folder.use(saved)
         return len(saved)
-
-    def _read(self, digest: Digest, data: Bytes) -> Tier | None:
-        """Reads a block to `data`, [block_bytes]; see `Fetch`."""
-        if block := self._memory.get(digest):
-            data[...] = block.data
-            return "memory"
-        return "disk" if self._disk is not None and self._disk.read(digest, data) else None
-
-    def _used(self, digests: Sequence[Digest]) -> None:
-        if self._disk is not None:
-            self._disk.folder.use(digests)
 
     def _count_hits(self, tiers: Sequence[Tier], seconds: float) -> None:
         """Counts fetched blocks; the time is that of the slowest tier."""

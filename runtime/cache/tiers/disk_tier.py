@@ -1,10 +1,12 @@
 """Blocks in a folder on disk: written in the background, checked when they are read."""
 
 import errno
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from mlxr.compiler.artifact import size
@@ -108,8 +110,13 @@ class DiskTier:
             self._changed.notify_all()
         return True
 
-    def read(self, digest: Digest, data: Bytes) -> bool:
-        """Reads K and V of a block to `data`, [block_bytes].
+    def read(self, digest: Digest, data: Bytes, time_ns: int) -> bool:
+        """Reads K and V of a block.
+
+        Args:
+            digest: of the block.
+            data: [block_bytes], gets K and V.
+            time_ns: when it is used: what the next start shall know (see `BlockFolder.use`).
 
         Returns:
             False if it is not here, or its file was damaged and is removed; `data` is of no use then.
@@ -120,6 +127,8 @@ class DiskTier:
         try:
             with self.folder.file(digest).open("rb") as file:
                 is_whole = read_block(file, self._identity, digest, data)
+                with suppress(OSError):  # a folder of somebody else's
+                    os.utime(file.fileno(), ns=(time_ns, time_ns))
         except OSError:  # above all, another process has removed it
             self.folder.forget(digest)
             return False

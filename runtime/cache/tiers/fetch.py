@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.tiers.block_file import Bytes
 
 Tier = Literal["memory", "disk"]
@@ -23,46 +22,44 @@ class Fetch:
 
     def __init__(
         self,
-        digests: Sequence[Digest],
+        num_blocks: int,
         block_bytes: int,
-        read: Callable[[Digest, Bytes], Tier | None],
+        read: Callable[[int, Bytes], Tier | None],
         finish: Callable[[Sequence[Tier]], None],
-        used: Callable[[Sequence[Digest]], None],
     ) -> None:
         """Prepares.
 
         Args:
-            digests: of the blocks.
+            num_blocks: how many.
             block_bytes: bytes of a block.
-            read: reads a block to an array, [block_bytes], and says which tier had it; None: none, and the array's
-                content is of no use.
+            read: reads the block of a number to an array, [block_bytes], and says which tier had it; None: none, and
+                the array's content is of no use.
             finish: called with the tier of each block of the result, before it is complete.
-            used: called with the digests of the result's blocks once it is complete: nobody waits for that.
         """
         self.result: Future[Bytes] = Future()
         self.result.set_running_or_notify_cancel()
-        self._digests, self._read, self._finish, self._used = digests, read, finish, used
-        self._rows = np.empty((len(digests), block_bytes), np.uint8)
-        self._tiers: list[Tier] = ["memory"] * len(digests)
-        self._found = self._left = len(digests)
+        self._read, self._finish = read, finish
+        self._rows = np.empty((num_blocks, block_bytes), np.uint8)
+        self._tiers: list[Tier] = ["memory"] * num_blocks
+        self._count = self._found = self._left = num_blocks
         self._next = 0
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def start(self, readers: Executor, count: int) -> None:
         """Lets so many threads read the blocks."""
-        for _ in range(min(count, len(self._digests))):
+        for _ in range(min(count, self._count)):
             readers.submit(self._read_all)
-        if not self._digests:
+        if not self._count:
             self.result.set_result(self._rows)
 
     def _read_all(self) -> None:
         """Reads one block after the other, as other threads do."""
-        while (place := self._take()) < len(self._digests):
+        while (place := self._take()) < self._count:
             error, tier = None, None
             try:
                 if place < self._found:
-                    tier = self._read(self._digests[place], self._rows[place])
+                    tier = self._read(place, self._rows[place])
             except BaseException as raised:  # who waits for the result gets it
                 error = raised
             with self._lock:
@@ -90,4 +87,3 @@ class Fetch:
             self.result.set_exception(raised)
         else:
             self.result.set_result(self._rows[: self._found])
-            self._used(self._digests[: self._found])
