@@ -98,6 +98,8 @@ class CpuMatrixKernel(CpuKernel):
             return "MLXR_FEW_STEADY"
         if self.tiles_f32:
             return "MLXR_FEW_F32"
+        if self._formats == {WeightFormat.Q8_0}:
+            return "MLXR_FEW_Q8_0"
         return "MLXR_FEW_INTEGER" if self._all_quantised else "MLXR_FEW_HALF"
 
     @property
