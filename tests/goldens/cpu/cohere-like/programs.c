@@ -93,7 +93,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[10];
-    attend_prefill_088d0755(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
+    attend_prefill_529b72e1(w, b, (float *)(a + 108544), (float *)(a + 0), 0, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[5];
@@ -121,7 +121,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[10];
-    attend_prefill_088d0755(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
+    attend_prefill_529b72e1(w, b, (float *)(a + 108544), (float *)(a + 0), 1, (float *)(a + 10240));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[5];

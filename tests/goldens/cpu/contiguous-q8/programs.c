@@ -21,7 +21,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_6e302f4e(w, b, (float *)(a + 512), (float *)(a + 0), 0, (float *)(a + 2304));
+    attend_prefill_e3f1d725(w, b, (float *)(a + 512), (float *)(a + 0), 0, (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[5];
@@ -45,7 +45,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_6e302f4e(w, b, (float *)(a + 512), (float *)(a + 0), 1, (float *)(a + 2304));
+    attend_prefill_e3f1d725(w, b, (float *)(a + 512), (float *)(a + 0), 1, (float *)(a + 2304));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[5];
@@ -89,7 +89,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_6e302f4e(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
+    attend_prefill_e3f1d725(w, b, (float *)(a + 11264), (float *)(a + 0), 0, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[5];
@@ -113,7 +113,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_6e302f4e(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
+    attend_prefill_e3f1d725(w, b, (float *)(a + 11264), (float *)(a + 0), 1, (float *)(a + 62464));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[5];

@@ -21,7 +21,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_2374e5b0(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
+    attend_prefill_e0cd80e6(w, b, (float *)(a + 1792), (float *)(a + 0), 0, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[5];
@@ -45,7 +45,7 @@ static void mlxr_decode(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_2374e5b0(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
+    attend_prefill_e0cd80e6(w, b, (float *)(a + 1792), (float *)(a + 0), 1, (float *)(a + 12032));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[5];
@@ -89,7 +89,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_2374e5b0(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
+    attend_prefill_e0cd80e6(w, b, (float *)(a + 14336), (float *)(a + 0), 0, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[5];
@@ -113,7 +113,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[4];
-    attend_prefill_2374e5b0(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
+    attend_prefill_e0cd80e6(w, b, (float *)(a + 14336), (float *)(a + 0), 1, (float *)(a + 96256));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[5];

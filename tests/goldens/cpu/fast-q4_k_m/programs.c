@@ -81,7 +81,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.0.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_68d62554(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
+    attend_prefill_03754d53(w, b, (float *)(a + 36864), (float *)(a + 0), 0, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.0.attention.out
     if (launches) ++launches[4];
@@ -105,7 +105,7 @@ static void mlxr_prefill(mlxr_worker *w, const mlxr_batch *b) {
     mlxr_barrier(w);
     // layers.1.attention.attended
     if (launches) ++launches[9];
-    attend_prefill_68d62554(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
+    attend_prefill_03754d53(w, b, (float *)(a + 36864), (float *)(a + 0), 1, (float *)(a + 86016));
     mlxr_barrier(w);
     // layers.1.attention.out
     if (launches) ++launches[4];
