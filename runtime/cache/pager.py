@@ -173,12 +173,15 @@ class Pager:
     def blocks_to_begin(self, prefix: Prefix, length: int) -> int:
         """How many of the free blocks a new sequence with this prefix needs until it has so many tokens.
 
-        The prefix's idle blocks are among them, and a copy of its last block if that is partly filled and in use.
+        They include the prefix's idle blocks, and copies of blocks that it shares if one side uses only a part of them.
         """
-        references, pins = self._pool.references, self._pool.pins
+        references, pins, size = self._pool.references, self._pool.pins, self.block_size
         idle = sum(not references[block_id] and not pins[block_id] for block_id in prefix.blocks)
-        copies = prefix.num_tokens % self.block_size and references[prefix.blocks[-1]] > 0
-        return idle + copies + -(-length // self.block_size) - len(prefix.blocks)
+        num_whole, rest = divmod(prefix.num_tokens, size)
+        ends = {sequence.blocks[-1] for sequence in self._sequences.values() if sequence.length % size}
+        copies = sum(references[block_id] == 1 for block_id in ends.intersection(prefix.blocks[:num_whole]))
+        copies += rest > 0 and references[prefix.blocks[-1]] > 0
+        return idle + copies + -(-length // size) - len(prefix.blocks)
 
     def can_add_sequence(self) -> bool:
         """Whether `add_sequence` would succeed."""

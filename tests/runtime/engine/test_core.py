@@ -298,6 +298,20 @@ def test_a_request_is_admitted_beside_draft_tokens_only_if_there_are_blocks_for_
     assert engine.core.stats().failed_steps == 0
 
 
+@BOTH
+def test_a_request_is_admitted_only_if_others_can_copy_what_it_shares_with_them(pipelines: bool) -> None:
+    """The first request uses two tokens of a cached block, of which the second uses all, and has read nothing yet."""
+    engine = HashEngine(3, 4, 2, context=12, pipelines=pipelines)
+    engine.add(prompt(8), 1)
+    engine.run()
+    first = engine.add([*prompt(2), 7, 7, 7], 2)
+    second = engine.add([*prompt(6), 9], 1)
+    engine.run()
+    ends(first, engine)
+    ends(second, engine)
+    assert engine.core.stats().failed_steps == 0
+
+
 def draft_zeros(requests: list[Request], tokens: int, room: int) -> None:
     for request in requests:
         request.drafted = [0] * min(8, room, max(0, request.max_length - 1 - len(request.tokens)))
