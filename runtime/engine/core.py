@@ -177,10 +177,12 @@ class EngineCore:
         self._ahead = None
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.drop(request)
-        if self._link is not None:
-            self._link.save_all()
-            self._link.tiers.close()
-            self._link = self._save = None
+        link, self._link, self._save = self._link, None, None
+        if link is not None:
+            try:
+                link.save_all()
+            finally:
+                link.tiers.close()
 
     def stats(self) -> CoreStats:
         """The counters, and the state now."""

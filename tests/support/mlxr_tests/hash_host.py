@@ -15,6 +15,7 @@ import numpy as np
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
@@ -37,6 +38,12 @@ def _logits(states: np.ndarray) -> np.ndarray:
     bits = (states * weights).sum(dtype=np.uint64) + np.arange(VOCAB, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return (4 * ((bits ^ (bits >> np.uint64(27))) >> np.uint64(40)) / 2**24).astype(np.float32)
+
+
+def is_content(block: np.ndarray, tokens: Sequence[int]) -> bool:
+    """Whether a block, [block_bytes], may hold these tokens: each slot but the first follows from the one before it."""
+    slots = block.view(np.uint64).tolist()
+    return all(_after(before, token) == slot for before, slot, token in zip(slots, slots[1:], tokens[1:], strict=False))
 
 
 def answer_alone(
@@ -69,7 +76,8 @@ class HashHost:
     Attributes:
         pipelines: whether it is taken for a host with lazy steps.
         faults: what fails in the coming steps: `copy`, `launch`, `read`, or None; a step that fails writes nonsense.
-        interruption: what the next step or read raises.
+        failing: names of methods whose next call fails: `read_blocks`, `write_blocks`.
+        interruption: what the next step, read or move of blocks raises.
         steps: tokens of each sequence of each step.
         on_step: called at the beginning of each step.
     """
@@ -83,6 +91,7 @@ class HashHost:
         self.arena = SimpleNamespace(token=mx.zeros((1,)), geometry=geometry)
         self.pipelines = pipelines
         self.faults: deque[str | None] = deque()
+        self.failing: set[str] = set()
         self.interruption: BaseException | None = None
         self.steps: list[list[int]] = []
         self.on_step: Callable[[], object] = lambda: None
@@ -149,10 +158,20 @@ class HashHost:
         return 8 * self.size
 
     def read_blocks(self, block_ids: Sequence[int]) -> np.ndarray:
+        self.interrupt()
+        if "read_blocks" in self.failing:
+            self.failing.remove("read_blocks")
+            raise HostError("blocks could not be read")
         return self.slots.reshape(-1, self.size)[list(block_ids)].view(np.uint8)
 
     def write_blocks(self, block_ids: Sequence[int], data: np.ndarray) -> None:
-        self.slots.reshape(-1, self.size)[list(block_ids)] = data.view(np.uint64)
+        blocks = self.slots.reshape(-1, self.size)
+        blocks[list(block_ids)] = 19
+        self.interrupt()
+        if "write_blocks" in self.failing:
+            self.failing.remove("write_blocks")
+            raise HostError("blocks could not be written")
+        blocks[list(block_ids)] = data.view(np.uint64)
 
     def interrupt(self) -> None:
         """Raises what was planned."""
@@ -177,6 +196,7 @@ class HashEngine:
         context: int = 64,
         max_tokens: int = 16,
         pipelines: bool = False,
+        tiers: BlockTiers | None = None,
     ) -> None:
         self.geometry: Any = SimpleNamespace(
             num_blocks=num_blocks,
@@ -187,9 +207,9 @@ class HashEngine:
             mode="paged",
         )
         self.host = HashHost(self.geometry, max_tokens, pipelines=pipelines)
-        self.pager = Pager.from_geometry(self.geometry)
+        self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)
         self.now = 0.0
-        self.core = EngineCore(self.host, self.pager, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.core = EngineCore(self.host, self.pager, tiers, clock=lambda: self.now)  # type: ignore[arg-type]
         measured = self.core._times.measured
         self.core._times.measured = lambda *counts: measured(*counts[:2], self.seconds(counts))  # type: ignore[method-assign]
         self._maker = RequestMaker(self.host.plan, self.geometry, None, ("hash",))

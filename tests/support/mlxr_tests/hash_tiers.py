@@ -1,0 +1,157 @@
+"""Tiers for a `HashHost`: nothing is read or written in the background but when a test says so, and disks have faults.
+
+So a test is the same each time, and can leave blocks on their way for as long as it likes. Every block that comes in is
+checked: its slots must be what its tokens make.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.prefix_index import CachedBlock
+from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, file_bytes
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr_tests.hash_host import is_content
+from mlxr_tests.kv_blocks import other
+
+
+def flip(path: Path) -> None:
+    """Changes a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": flip,
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "deleted": Path.unlink,
+    "another": lambda path: path.write_bytes(min(path.parent.iterdir()).read_bytes()),
+}
+"""What happens to the file of a block."""
+
+
+class HandReaders:
+    """The threads that read, run by hand.
+
+    Attributes:
+        jobs: what they have to do.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: deque[Callable[[], object]] = deque()
+
+    def submit(self, job: Callable[..., object], *arguments: object) -> None:
+        self.jobs.append(partial(job, *arguments))
+
+    def run(self, count: int = 10**9, *, newest: bool = False) -> None:
+        """Does some jobs, the newest or the oldest ones."""
+        for _ in range(min(count, len(self.jobs))):
+            (self.jobs.pop if newest else self.jobs.popleft)()()
+
+    def shutdown(self) -> None:
+        self.run()
+
+
+class HashTiers(BlockTiers):
+    """Small tiers.
+
+    Attributes:
+        readers: read when a test runs them.
+        warnings: what was told.
+        is_full: whether writes fail.
+        worth_period: every so many times, reading is not worth while; 0: it always is.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        memory_blocks: int,
+        disk_blocks: int = 0,
+        folder: Path | None = None,
+        *,
+        hour_blocks: int = 10**6,
+        worth_period: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.warnings: list[str] = []
+        identity: BlockIdentity = other(model="hash", block_size=block_size, block_bytes=8 * block_size)
+        size = file_bytes(identity)
+        super().__init__(
+            identity,
+            memory_bytes=memory_blocks * identity.block_bytes,
+            disk_bytes=disk_blocks * size,
+            folder=folder,
+            disk_bytes_per_hour=hour_blocks * size,
+            warn=self.warnings.append,
+            clock=clock,
+        )
+        self.limits = memory_blocks * identity.block_bytes, disk_blocks * size
+        self._readers.shutdown()
+        self.readers: Any = HandReaders()
+        self._readers = self.readers
+        self.is_full = False
+        self.worth_period, self._asked = worth_period, 0
+        self._may_write = threading.Event()
+        if self._disk is not None:
+            self._write_file = self._disk.folder.write
+            self._disk.folder.write = self._write  # type: ignore[method-assign]
+
+    def worth(self, num_tokens: int, from_disk: bool) -> bool:
+        self._asked += 1
+        return not self.worth_period or self._asked % self.worth_period > 0
+
+    def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
+        assert all(is_content(row, block.tokens) for block, row in zip(blocks, data, strict=True)), "nonsense is kept"
+        super().put(blocks, data)
+
+    def flush(self) -> None:
+        """Lets the disk write what waits."""
+        self._may_write.set()
+        super().flush()
+        self._may_write.clear()
+
+    def files(self) -> list[Path]:
+        """The files of blocks, in an order that is always the same."""
+        return [] if self._disk is None else sorted(self._disk.folder.path.glob("*.kv"))
+
+    def check(self) -> None:
+        """What holds while nothing is being written."""
+        stats = self.stats()
+        memory, disk = self.limits
+        assert stats.memory_bytes == stats.memory_blocks * self.identity.block_bytes <= memory
+        assert stats.disk_bytes <= disk and sum(path.stat().st_size for path in self.files()) <= disk
+        assert stats.disk_writes or not disk or self.is_full
+        assert len(self.warnings) <= self.is_full, self.warnings
+
+    def check_closed(self) -> None:
+        """What holds at the end."""
+        self.check()
+        stats = self.stats()
+        assert not self.readers.jobs and not stats.memory_blocks and not stats.waiting_bytes
+        assert self._disk is None or self._disk._thread is None or not self._disk._thread.is_alive()
+        assert len(self.warnings) == (bool(self.limits[1]) and not stats.disk_writes)
+
+    def _save(self, digests: Sequence[Digest], blocks: Iterable[StoredBlock]) -> int:
+        self._may_write.set()
+        saved = super()._save(digests, blocks)
+        self._may_write.clear()
+        return saved
+
+    def _write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
+        assert self._may_write.wait(60), "the test has forgotten to let the disk write"
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        assert self._disk is not None
+        self._write_file(digest, parts)
+        now = time.time_ns()  # the file system's clock is coarse: which of two files is older would be chance
+        os.utime(self._disk.folder.file(digest), ns=(now, now))
