@@ -90,9 +90,11 @@ class TierLink:
             return 0
         try:
             return self._restored(fetch.result(), request, prefix)
-        except (MlxrError, OSError, RuntimeError, MemoryError):  # what cannot be brought back is computed
+        except BaseException as error:
             self._pager.truncate(request.seq_id, prefix.num_tokens)
-            return 0
+            if isinstance(error, MlxrError | OSError | RuntimeError | MemoryError):
+                return 0  # what cannot be brought back is computed
+            raise
 
     def _restored(self, data: npt.NDArray[np.uint8], request: Request, prefix: Prefix) -> int:
         assert request.seq_id is not None, "it has just been admitted"

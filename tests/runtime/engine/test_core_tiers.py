@@ -64,3 +64,22 @@ def test_tiers_are_closed_although_the_arena_cannot_be_saved(tmp_path: Path) -> 
     tiers.check_closed()
     assert tiers.files(), "what was in host memory is saved"
     engine.core.close()
+
+
+@BOTH
+def test_a_restore_that_is_interrupted_is_computed(pipelines: bool) -> None:
+    tiers = HashTiers(4, 40)
+    engine = small(tiers, pipelines)
+    for first in range(3):
+        engine.add([first, *range(1, 12)], 12)
+        run(engine, tiers)
+    answer = engine.add([0, *range(1, 12), 9], 4)
+    engine.core.step()
+    tiers.readers.run()
+    engine.host.interruption = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.core.step()
+    run(engine, tiers)
+    assert answer.tokens == engine.alone(answer.request)
+    assert engine.core.stats().restored_tokens == 0
+    engine.check_empty()
