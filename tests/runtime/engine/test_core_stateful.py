@@ -1,10 +1,14 @@
-"""Random requests through core, scheduler, pager and prefix cache, with faults of every kind.
+"""Random requests through core, scheduler, pager, prefix cache and tiers, with faults of every kind.
 
 Whatever happens, a request gets the tokens that it gets alone, for as long as it gets any; and when no new ones come,
 all end soon, and everything is free.
 """
 
+import tempfile
+import threading
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,8 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine
+from mlxr_tests.hash_tiers import DAMAGES, HashTiers
 
-PROMPTS = st.lists(st.sampled_from([1, 2]), max_size=20).map(lambda tail: [1] * (20 - len(tail)) + tail)
+PROMPTS = st.builds(
+    lambda first, tail, cut: ([first] * (20 - len(tail)) + tail)[cut:],
+    st.sampled_from([1, 1, 1, 3, 4]),
+    st.lists(st.sampled_from([1, 2]), max_size=20),
+    st.sampled_from([0, 0, 0, 1, 4, 13, 19]),
+)
 SAMPLINGS = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.0, 1.0]),
@@ -25,6 +35,26 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.0, 1.0]),
     logprobs=st.sampled_from([None, None, 2]),
 )
+ARRIVALS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompt": PROMPTS,
+            "sampling": SAMPLINGS,
+            "priority": st.integers(-1, 1),
+            "deadline": st.sampled_from([None, None, None, 3.0]),
+            "salt": st.sampled_from(["", "", "", "x"]),
+            "raises_at": st.sampled_from([None, None, None, 1, 3]),
+        }
+    ),
+    max_size=2,
+)
+TIERS = [None, (2, 0), (40, 0), (0, 40), (2, 4), (3, 40)]
+"""Most blocks in host memory and on disk."""
+
+
+def holdings():
+    """Open files, and threads."""
+    return sum(1 for _ in Path("/dev/fd").iterdir()), set(threading.enumerate())
 
 
 class Told(Answer):
@@ -42,6 +72,23 @@ class Told(Answer):
             raise KeyError("a listener failed")
 
 
+def event(**strategies):
+    """A rule that begins with arrivals and steps: so each run of the machine has some, whatever its rules are."""
+
+    def decorate(function):
+        def run(self, arrivals, steps, **drawn):
+            for arrival in arrivals:
+                self.add(**arrival)
+            for _ in range(steps):
+                self.run_step()
+            function(self, **drawn)
+
+        run.__name__ = run.__qualname__ = function.__name__
+        return rule(arrivals=ARRIVALS, steps=st.integers(0, 4), **strategies)(run)
+
+    return decorate
+
+
 class CoreMachine(RuleBasedStateMachine):
     pipelines = False
 
@@ -51,51 +98,59 @@ class CoreMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 5),
         max_tokens=st.integers(6, 24),
         drafts=st.booleans(),
+        tiers=st.sampled_from(TIERS),
+        hour_blocks=st.sampled_from([6, 1000, 1000]),
+        worth_period=st.sampled_from([0, 0, 3]),
     )
-    def make(self, num_blocks, block_size, max_sequences, max_tokens, drafts=False):
-        self.engine = HashEngine(
-            num_blocks, block_size, max_sequences, context=32, max_tokens=max_tokens, pipelines=self.pipelines
-        )
-        if drafts:
-            self.engine.core.speculator = Guesser(self.engine)
+    def make(self, num_blocks, block_size, max_sequences, max_tokens, drafts, tiers, hour_blocks=1000, worth_period=0):
+        self.before = holdings()
+        self.sizes = num_blocks, block_size, max_sequences
+        self.max_tokens, self.drafts, self.tier_blocks = max_tokens, drafts, tiers
+        self.tier_options = {"hour_blocks": hour_blocks, "worth_period": worth_period}
+        self.folder = tempfile.TemporaryDirectory()
+        self.reads, self.newest_first, self.writes = 1, False, True
         self.open = []
+        self.now = 0.0
+        self.load()
 
-    @rule(
-        prompt=PROMPTS,
-        cut=st.integers(0, 19),
-        sampling=SAMPLINGS,
-        priority=st.integers(-1, 1),
-        deadline=st.sampled_from([None, None, None, 3.0]),
-        salt=st.sampled_from(["", "", "", "x"]),
-        raises_at=st.sampled_from([None, None, None, 1, 3]),
-        times=st.sampled_from([1, 1, 2]),
-    )
-    def add(self, prompt, cut, sampling, priority, deadline, salt, raises_at, times):
-        for _ in range(times):
-            answers = [Told(raises_at) for _ in range(sampling.n)]
-            requests = self.engine.requests(
-                prompt[cut:],
-                sampling,
-                lambda news, answers=answers: None,
-                priority=priority,
-                deadline=deadline,
-                salt=salt,
+    def load(self):
+        self.tiers = None
+        if self.tier_blocks is not None:
+            self.tiers = HashTiers(
+                self.sizes[1],
+                *self.tier_blocks,
+                Path(self.folder.name),
+                clock=lambda: self.engine.now,
+                **self.tier_options,
             )
-            for answer, request in zip(answers, requests, strict=True):
-                request.listener, answer.request = answer.listen, request
-                answer.expected = self.engine.alone(request)
-                self.engine.core.add(request)
-            self.open += answers
+        self.engine = HashEngine(
+            *self.sizes, context=32, max_tokens=self.max_tokens, pipelines=self.pipelines, tiers=self.tiers
+        )
+        self.engine.now = self.now
+        self.memory = SimpleNamespace(wanted=0, is_low=False)
+        self.memory.poll = lambda: self.memory.wanted
+        self.engine.core._watch = self.memory
+        if self.drafts:
+            self.engine.core.speculator = Guesser(self.engine)
 
-    @rule(count=st.integers(1, 8))
-    def step(self, count):
-        for _ in range(count):
-            self.run_step()
+    def add(self, prompt, sampling, raises_at=None, **terms):
+        answers = [Told(raises_at) for _ in range(sampling.n)]
+        requests = self.engine.requests(prompt, sampling, lambda news: None, **terms)
+        for answer, request in zip(answers, requests, strict=True):
+            request.listener, answer.request = answer.listen, request
+            answer.expected = self.engine.alone(request)
+            self.engine.core.add(request)
+        self.open += answers
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data(), silently=st.booleans())
-    def cancel(self, data, silently):
-        answer = data.draw(st.sampled_from(self.open))
+    @event()
+    def step(self):
+        """Only that."""
+
+    @event(number=st.integers(0, 20), silently=st.booleans())
+    def cancel(self, number, silently):
+        if not self.open:
+            return
+        answer = self.open[number % len(self.open)]
         if silently:
             self.engine.core.drop(answer.request)
             answer.has_raised = True
@@ -104,37 +159,97 @@ class CoreMachine(RuleBasedStateMachine):
             assert answer.finish_reason == "cancelled" or answer.has_raised
         self.after()
 
-    @rule(faults=st.lists(st.sampled_from([None, "copy", "launch", "read"]), min_size=1, max_size=3))
+    @event(faults=st.lists(st.sampled_from([None, "copy", "launch", "read"]), min_size=1, max_size=3))
     def steps_that_fail(self, faults):
         self.engine.host.faults.extend(faults)
-        while self.engine.host.faults and self.engine.core.scheduler.running + self.engine.core.scheduler.waiting:
+        goes_on = True
+        while self.engine.host.faults and goes_on:  # it does not while all requests wait for blocks of a tier
             before = self.engine.core.stats().failed_steps
-            self.run_step(may_fail=True)
+            goes_on = self.run_step(may_fail=True)
             assert self.engine.core.stats().failed_steps <= before + 2
         self.engine.host.faults.clear()
         self.run_step(may_fail=True)  # a pipelined step fails when it is read
 
-    @rule(steps=st.integers(0, 1))
-    def interrupt(self, steps):
+    @event()
+    def interrupt(self):
         """Ctrl-C while the host computes."""
-        for _ in range(steps):
-            self.run_step()
         self.engine.host.interruption = KeyboardInterrupt()
         with suppress(KeyboardInterrupt):
             self.engine.core.step()
         self.engine.host.interruption = None
         self.after()
 
-    @rule(seconds=st.sampled_from([1.0, 4.0]))
+    @event(seconds=st.sampled_from([1.0, 4.0]))
     def wait(self, seconds):
         self.engine.now += seconds
         self.after()
 
+    @precondition(lambda self: self.tiers)
+    @event(reads=st.integers(0, 3), newest_first=st.booleans(), writes=st.booleans())
+    def tiers_are_slow(self, reads, newest_first, writes):
+        """So many blocks are read between two steps, and none or all are written."""
+        self.reads, self.newest_first, self.writes = reads, newest_first, writes
+
+    @precondition(lambda self: self.tiers)
+    @event(
+        trouble=st.sampled_from(["read_blocks", "write_blocks", "memory", "full", *DAMAGES, *DAMAGES]),
+        number=st.integers(0, 40),
+        count=st.integers(0, 4),
+    )
+    def tiers_in_trouble(self, trouble, number, count):
+        if trouble in DAMAGES:
+            if files := self.tiers.files():
+                DAMAGES[trouble](files[number % len(files)])
+        elif trouble == "memory":
+            self.memory.wanted, self.memory.is_low = 8 * number, number % 2 > 0
+        elif trouble == "full" and number < 10:
+            self.tiers.is_full = True
+        elif trouble != "full":
+            self.engine.host.failing.add(trouble)
+        for _ in range(count):
+            self.run_step(may_fail=True)
+            self.memory.wanted = 0
+        self.engine.host.failing.clear()
+
+    @precondition(lambda self: self.tiers)
+    @event()
+    def save(self):
+        if self.tier_blocks[1]:
+            assert self.engine.core.save() <= self.sizes[0]
+            self.after()
+
+    @precondition(lambda self: self.tiers)
+    @event(fails=st.sampled_from([False, False, True]))
+    def restart(self, fails):
+        """Another process goes on with the files of this one, which may have died in trouble."""
+        self.now = self.engine.now
+        if fails:
+            self.engine.host.failing.add("read_blocks")
+        for answer in self.open:
+            answer.has_raised = True
+        with suppress(HostError):
+            self.engine.core.close()
+        self.tiers.check_closed()
+        assert all(answer.request.is_done for answer in self.open)
+        self.open.clear()
+        self.load()
+
     def run_step(self, may_fail=False):
         for answer in self.open:
             answer.may_fail = may_fail
-        self.engine.core.step()
+        core, tiers = self.engine.core, self.tiers
+        core.wake.clear()
+        goes_on = core.step()
+        if not goes_on and (core.scheduler.running or core.scheduler.waiting):
+            reads = [request.fetch for request in core.scheduler.waiting if request.fetch]
+            assert core.wake.is_set() or not all(read.done() for read in reads), "they wait for something"
+        if tiers:
+            tiers.readers.run(self.reads, newest=self.newest_first)
+            if self.writes:
+                tiers.flush()
+                tiers.check()
         self.after()
+        return goes_on
 
     def after(self):
         self.engine.check()
@@ -157,6 +272,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         total = sum(len(answer.request.tokens) + len(answer.expected) for answer in self.open)
+        self.reads, self.writes = 10, True
         for _ in range(20 + 4 * total):
             if not self.open:
                 break
@@ -164,6 +280,11 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.open, "each request ends when no others come"
         self.engine.core.step()
         self.engine.check_empty()
+        self.engine.core.close()
+        if self.tiers:
+            self.tiers.check_closed()
+        self.folder.cleanup()
+        assert all(after <= before for after, before in zip(holdings(), self.before, strict=True))
 
 
 class PipelinedMachine(CoreMachine):

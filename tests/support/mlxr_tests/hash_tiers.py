@@ -25,19 +25,19 @@ from mlxr_tests.kv_blocks import other
 
 def flip(path: Path) -> None:
     """Changes a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 8
-    path.write_bytes(content)
+    if content := bytearray(path.read_bytes()):
+        content[len(content) // 2] ^= 8
+        path.write_bytes(content)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
-    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
     "deleted": Path.unlink,
-    "another": lambda path: path.write_bytes(min(path.parent.iterdir()).read_bytes()),
+    "another": lambda path: path.write_bytes(min(path.parent.iterdir()).read_bytes()[: path.stat().st_size]),
 }
-"""What happens to the file of a block."""
+"""What happens to the file of a block: it never grows, so that the tier's limit holds."""
 
 
 class HandReaders:
@@ -148,7 +148,7 @@ class HashTiers(BlockTiers):
         return saved
 
     def _write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
-        assert self._may_write.wait(60), "the test has forgotten to let the disk write"
+        self._may_write.wait()
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         assert self._disk is not None
