@@ -317,14 +317,11 @@ class Pager:
         """`append_all` of one token for each sequence, in less time, where that is plain.
 
         Returns:
-            The slots; or None, and then nothing has changed: a sequence is unknown, comes twice, has another length or
-            no room, or its last block must be copied first or is also in the prefix cache.
+            The slots; or None, with nothing changed: for an error, a full arena, or a last block to be copied first.
         """
         sequences, references, cached = self._sequences, self._pool.references, self._pool.index.cached
-        size, context = self.block_size, self.context
-        growing: list[BlockSequence] = []
-        slots: list[int] = []
-        full: list[int] = []  # those whose last block is full
+        size, context, growing, slots = self.block_size, self.context, list[BlockSequence](), list[int]()
+        full = list[int]()  # the places of those whose last block is full
         for seq_id, length in zip(seq_ids, lengths, strict=True):  # for each sequence of each step
             sequence = sequences.get(seq_id)
             if sequence is None or sequence.length != length or length >= context:
@@ -332,7 +329,7 @@ class Pager:
             growing.append(sequence)
             if offset := length % size:
                 last = sequence.blocks[-1]
-                if references[last] > 1 or last in cached:
+                if references[last] > 1 or (last in cached and len(cached[last].tokens) > offset):
                     return None
                 slots.append(last * size + offset)
             else:
@@ -341,8 +338,7 @@ class Pager:
         if len(full) > self._pool.num_free or len({*seq_ids}) < len(seq_ids):
             return None
         for i in full:
-            slots[i] = self._grow(growing[i], 1)[0]
-            growing[i].length -= 1
+            slots[i] = self._take_block(growing[i]) * size
         for sequence in growing:
             sequence.length += 1
         return slots
@@ -476,13 +472,17 @@ class Pager:
         start, stop = sequence.length, sequence.length + num_tokens
         sequence.length = stop
         while len(blocks) * size < stop:
-            self._tables[sequence.row, len(blocks)] = block_id = self._pool.take()
-            blocks.append(block_id)
+            self._take_block(sequence)
         slots: list[int] = []
         for i in range(start // size, len(blocks)):
             first = blocks[i] * size
             slots += range(first + max(0, start - i * size), first + min(size, stop - i * size))
         return slots
+
+    def _take_block(self, sequence: BlockSequence) -> int:
+        self._tables[sequence.row, len(sequence.blocks)] = block_id = self._pool.take()
+        sequence.blocks.append(block_id)
+        return block_id
 
     def _own_last_block(self, sequence: BlockSequence) -> None:
         source = sequence.blocks[-1]

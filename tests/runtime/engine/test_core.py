@@ -134,6 +134,19 @@ def test_samples_share_their_prompt() -> None:
     assert engine.core.stats().computed_tokens == 30 + 2 * 1 + 3 * 8
 
 
+def test_steady_decoding_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = HashEngine()
+    answers = [engine.add(prompt(5, i), 30) for i in range(3)]
+    while not all(answer.tokens for answer in answers):
+        engine.core.step()
+    before = len(answers[0].tokens)
+    monkeypatch.setattr(engine.pager, "append_all", None)
+    for _ in range(10):  # over the ends of blocks, too
+        engine.core.step()
+    assert [len(answer.tokens) - before for answer in answers] == [10] * 3
+    assert all(answer.error is None for answer in answers)
+
+
 def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:
     times = StepTimes()
     assert times.prompt_tokens(0, 512) == 512, "nobody waits"
