@@ -82,14 +82,18 @@ class BlockFolder:
 
     def use(self, digests: Sequence[Digest]) -> None:
         """Makes these the most recently used blocks, the first one most of all: later ones are of no use without it."""
+        self.move_to_end(digests)
+        self.set_times(digests)
+
+    def set_times(self, digests: Sequence[Digest]) -> None:
+        """The part of `use` that the next scan or start sees."""
         now = time.time_ns()
         for age, digest in enumerate(digests):
-            with suppress(OSError):  # it is not there, or another process has just removed it
+            with suppress(OSError):  # it is not there, another process has just removed it, or it is somebody else's
                 os.utime(self.file(digest), ns=(now - age, now - age))
-        self.move_to_end(digests)
 
     def move_to_end(self, digests: Sequence[Digest]) -> None:
-        """The part of `use` that is in memory, for files whose times are set."""
+        """The part of `use` that is in memory."""
         with self._lock:
             for digest in reversed(digests):
                 if (place := self._place(digest)) in self._sizes:

@@ -11,7 +11,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import block_bytes
 
-FORMAT = b"mlxr-kv2"
+FORMAT = b"mlxr-kv3"
 """The format of a block's file. Another format has other folders, so no version of MLXR reads files of another one."""
 
 

@@ -119,13 +119,13 @@ class BlockTiers:
             [blocks, block_bytes]: the first blocks, up to one that is not here any more or is damaged. It cannot be
             cancelled.
         """
-        started, now = time.perf_counter(), time.time_ns()
+        started = time.perf_counter()
 
         def read(place: int, data: Bytes) -> Tier | None:
             if block := self._memory.get(digests[place]):
                 data[...] = block.data
                 return "memory"
-            return "disk" if self._disk is not None and self._disk.read(digests[place], data, now - place) else None
+            return "disk" if self._disk is not None and self._disk.read(digests[place], data) else None
 
         def finish(tiers: Sequence[Tier]) -> None:
             self._count_hits(tiers, time.perf_counter() - started)
@@ -135,7 +135,11 @@ class BlockTiers:
             if self._disk is not None:
                 self._disk.folder.move_to_end(digests[: len(tiers)])
 
-        fetch = Fetch(len(digests), self.identity.block_bytes, read, finish)
+        def set_times(tiers: Sequence[Tier]) -> None:
+            if self._disk is not None:
+                self._disk.folder.set_times(digests[: len(tiers)])
+
+        fetch = Fetch(len(digests), self.identity.block_bytes, read, finish, set_times)
         fetch.start(self._readers, _READERS)
         return fetch.result
 

@@ -1,12 +1,10 @@
 """Blocks in a folder on disk: written in the background, checked when they are read."""
 
 import errno
-import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from mlxr.compiler.artifact import size
@@ -110,13 +108,12 @@ class DiskTier:
             self._changed.notify_all()
         return True
 
-    def read(self, digest: Digest, data: Bytes, time_ns: int) -> bool:
-        """Reads K and V of a block.
+    def read(self, digest: Digest, data: Bytes) -> bool:
+        """Reads K and V of a block; that it is used must be said besides (`BlockFolder.use`).
 
         Args:
             digest: of the block.
             data: [block_bytes], gets K and V.
-            time_ns: when it is used: what the next start shall know (see `BlockFolder.use`).
 
         Returns:
             False if it is not here, or its file was damaged and is removed; `data` is of no use then.
@@ -125,10 +122,7 @@ class DiskTier:
             data[...] = block.data
             return True
         try:
-            with self.folder.file(digest).open("rb") as file:
-                is_whole = read_block(file, self._identity, digest, data)
-                with suppress(OSError):  # a folder of somebody else's
-                    os.utime(file.fileno(), ns=(time_ns, time_ns))
+            is_whole = read_block(self.folder.file(digest), self._identity, digest, data)
         except OSError:  # above all, another process has removed it
             self.folder.forget(digest)
             return False

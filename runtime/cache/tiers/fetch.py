@@ -26,6 +26,7 @@ class Fetch:
         block_bytes: int,
         read: Callable[[int, Bytes], Tier | None],
         finish: Callable[[Sequence[Tier]], None],
+        after: Callable[[Sequence[Tier]], None],
     ) -> None:
         """Prepares.
 
@@ -35,10 +36,11 @@ class Fetch:
             read: reads the block of a number to an array, [block_bytes], and says which tier had it; None: none, and
                 the array's content is of no use.
             finish: called with the tier of each block of the result, before it is complete.
+            after: called with the same afterwards, when nobody waits any more.
         """
         self.result: Future[Bytes] = Future()
         self.result.set_running_or_notify_cancel()
-        self._read, self._finish = read, finish
+        self._read, self._finish, self._after = read, finish, after
         self._rows = np.empty((num_blocks, block_bytes), np.uint8)
         self._tiers: list[Tier] = ["memory"] * num_blocks
         self._count = self._found = self._left = num_blocks
@@ -87,3 +89,4 @@ class Fetch:
             self.result.set_exception(raised)
         else:
             self.result.set_result(self._rows[: self._found])
+            self._after(self._tiers[: self._found])
