@@ -9,10 +9,8 @@ from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from mlxr.runtime.cache.block_hashes import BlockHashes
+from mlxr.runtime.cache.tiers.fetch import Fetched
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion, Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.constraint import Constraint
@@ -83,7 +81,7 @@ class Request:
     is_done: bool = False
     unread: list[tuple[int, Hashable]] = field(default_factory=list)
     awaited: Hashable = None
-    fetch: "Future[npt.NDArray[np.uint8]] | None" = None
+    fetch: Future[Fetched] | None = None
     fetched_from: int = 0
     drafted: list[int] = field(default_factory=list)
 

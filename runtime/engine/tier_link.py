@@ -1,7 +1,8 @@
 """Connects the arena with the tiers: evicted blocks go there, and come back when a prompt needs them.
 
 A block is saved before the step that writes over it. A prompt whose blocks a tier has waits in the queue while they are
-read; then they are written into the arena before the next step.
+read; then they are written into the arena before the next step. The last block may be one of which the prompt uses only
+the first tokens. It is the sequence's own: only these tokens are committed, and the sequence writes over the others.
 """
 
 import threading
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.cache.pager import Evicted, Pager, Prefix
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.cache.tiers.fetch import Fetched
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.hosts.host import Host
 
@@ -79,7 +81,10 @@ class TierLink:
         if len(self._fetching) >= _MOST_FETCHES:
             return True  # its turn comes when one of these has begun
         self._fetching.append(request)
-        request.fetch, request.fetched_from = self.tiers.fetch(digests[:count]), first
+        end = (first + count) * size
+        rest = tokens[end : min(end + size, len(tokens) - 1)]  # the last token's logits are wanted
+        request.fetch = self.tiers.fetch(digests[:count], request.hashes.parent(first + count), rest)
+        request.fetched_from = first
         request.fetch.add_done_callback(lambda _: self._wake.set())
         return True
 
@@ -96,20 +101,21 @@ class TierLink:
                 return 0  # what cannot be brought back is computed
             raise
 
-    def _restored(self, data: npt.NDArray[np.uint8], request: Request, prefix: Prefix) -> int:
+    def _restored(self, fetched: Fetched, request: Request, prefix: Prefix) -> int:
         assert request.seq_id is not None, "it has just been admitted"
         size = self._pager.block_size
         first = prefix.num_tokens // size
-        data = data[first - request.fetched_from :]
+        data = fetched.data[first - request.fetched_from :]
+        num_tokens = fetched.num_tokens - (first - request.fetched_from) * size
         # While the blocks were read, the arena may have lost blocks before them, or got some of them.
-        if first < request.fetched_from or not len(data) or prefix.num_tokens % size:
+        if first < request.fetched_from or num_tokens <= 0 or prefix.num_tokens % size:
             return 0
-        self._pager.append(request.seq_id, len(data) * size)
+        self._pager.append(request.seq_id, num_tokens)
         self.save(self._pager.take_evicted())
         copies = self._pager.take_copies()
         assert not copies, "a sequence that ends with a full block needs no copy"
         blocks = self._pager.blocks_of(request.seq_id)[first : first + len(data)]
         self._host.write_blocks(blocks, data)
-        self._pager.commit(request.seq_id, request.tokens, request.hashes, (first + len(data)) * size)
-        self.restored_tokens += len(data) * size
-        return len(data) * size
+        self._pager.commit(request.seq_id, request.tokens, request.hashes, prefix.num_tokens + num_tokens)
+        self.restored_tokens += num_tokens
+        return num_tokens

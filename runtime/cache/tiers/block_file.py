@@ -92,6 +92,23 @@ def read_block(path: Path, identity: BlockIdentity, digest: Digest, data: Bytes)
     return (magic, owner, own) == (FORMAT, identity.digest, digest) and block_digest(parent, tokens) == digest
 
 
+def read_tokens(path: Path, identity: BlockIdentity) -> tuple[int, ...]:
+    """Reads the tokens of a block from its file, without K and V, and without a check; none if the file is too short.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    layout = _names(identity)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        names = os.pread(handle, layout.size, identity.block_bytes)
+    finally:
+        os.close(handle)
+    if len(names) < layout.size:
+        return ()
+    return layout.unpack(names)[4:]
+
+
 def _read(parts: list[memoryview | bytearray], path: Path) -> int:
     """Reads a file to buffers, one after the other, until they are full; returns how many bytes there were.
 

@@ -1,5 +1,7 @@
 """The folder of the disk tier: which files are in it, how large they are, and in which order they were used.
 
+A file's name is `digest-branch.kv`: the digest finds a whole block, the branch those that begin as a prompt goes on.
+
 Each identity has a folder of its own within one root, and the limit is on all of them: blocks of models that nobody
 loads any more make room for others. Several processes may share a root. Files appear and vanish whole, so a file that
 another process has removed is only a miss; files that another process has added are found by the next scan.
@@ -16,9 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlxr.runtime.cache.block_hashes import Digest
+from mlxr.runtime.cache.tiers.branches import Branch, Branches
 
 _FOLDER = re.compile(r".+-[0-9a-f]{32}", re.DOTALL)
-_FILE = re.compile(r"[0-9a-f]{32}\.kv")
+_FILE = re.compile(r"([0-9a-f]{32})(?:-([0-9a-f]{8}))?\.kv")
+"""Files of earlier formats, which have other folders, are without a branch."""
 _Place = tuple[str, str]
 """Names of a file's folder and of the file."""
 _UNFINISHED = ".new-"
@@ -47,21 +51,25 @@ class BlockFolder:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
         self._root, self._name = root, name
-        self._sizes: OrderedDict[_Place, int] = OrderedDict()
+        self._files = _Files(name)
         self._unscanned_bytes = 0
         self._lock = threading.Lock()
         self.scan()
 
     def __len__(self) -> int:
-        with self._lock:
-            return sum(folder == self._name for folder, _ in self._sizes)
+        return len(self._files.branch_of)
 
     def __contains__(self, digest: Digest) -> bool:
-        return self._place(digest) in self._sizes
+        return digest in self._files.branch_of
 
     def file(self, digest: Digest) -> Path:
-        """The path of a block's file."""
+        """The path of a block's file; there is none if the block is not in the index."""
         return self.path / self._place(digest)[1]
+
+    def newest(self, branch: Branch, most: int) -> list[Digest]:
+        """The blocks of a branch that came last, the newest one first."""
+        with self._lock:
+            return self._files.branches.newest(branch, most)
 
     def scan(self) -> None:
         """Finds out again which files are in the root."""
@@ -74,10 +82,12 @@ class BlockFolder:
                         files.append((status.st_mtime_ns, (folder.name, entry.name), status.st_size))
                     elif entry.name.startswith(_UNFINISHED) and status.st_mtime < time.time() - _STALE_SECONDS:
                         Path(entry).unlink()
-        files.sort()
+        found = _Files(self._name)
+        for _, place, size in sorted(files):
+            found.add(place, size)
         with self._lock:
-            self._sizes = OrderedDict((place, size) for _, place, size in files)
-            self.size_bytes = sum(self._sizes.values())
+            self._files = found
+            self.size_bytes = sum(found.sizes.values())
             self._unscanned_bytes = 0
 
     def use(self, digests: Sequence[Digest]) -> None:
@@ -96,13 +106,18 @@ class BlockFolder:
         """The part of `use` that is in memory."""
         with self._lock:
             for digest in reversed(digests):
-                if (place := self._place(digest)) in self._sizes:
-                    self._sizes.move_to_end(place)
+                if digest in self._files.branch_of:
+                    self._files.sizes.move_to_end(self._place(digest))
 
-    def write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
+    def write(self, digest: Digest, branch: Branch, parts: Sequence[bytes | memoryview]) -> None:
         """Writes a block's file, which appears whole or not at all. Makes room for it first.
 
         It is not forced to the disk: after a power cut a file may be damaged, and then its checksum is wrong.
+
+        Args:
+            digest: of the block.
+            branch: of the block.
+            parts: the file's content, in order.
 
         Raises:
             OSError: it cannot be written.
@@ -111,19 +126,19 @@ class BlockFolder:
         self._make_room(size)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.path)
-        temporary, place = Path(name), self._place(digest)
+        temporary, place = Path(name), (self._name, _file_name(digest, branch))
         try:
             with os.fdopen(handle, "wb") as file:
                 for part in parts:
                     file.write(part)
-            temporary.replace(self.file(digest))
+            temporary.replace(self._root.joinpath(*place))
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
         self._forget(place)
         with self._lock:
-            self._sizes[place] = size
+            self._files.add(place, size)
             self.size_bytes += size
             self._unscanned_bytes += size
 
@@ -141,13 +156,13 @@ class BlockFolder:
             self.scan()
         while self.size_bytes + size > self.limit_bytes:
             with self._lock:
-                oldest = next(iter(self._sizes), None)
+                oldest = next(iter(self._files.sizes), None)
             if oldest is None:  # another thread has just removed the last one
                 return
             self._remove(oldest)
 
     def _place(self, digest: Digest) -> _Place:
-        return self._name, f"{digest.hex()}.kv"
+        return self._name, _file_name(digest, self._files.branch_of.get(digest, b""))
 
     def _remove(self, place: _Place) -> None:
         self._forget(place)
@@ -156,7 +171,41 @@ class BlockFolder:
 
     def _forget(self, place: _Place) -> None:
         with self._lock:
-            self.size_bytes -= self._sizes.pop(place, 0)
+            self.size_bytes -= self._files.remove(place)
+
+
+class _Files:
+    """The files of all identities, the least recently used first, and the names of blocks of one of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.sizes: OrderedDict[_Place, int] = OrderedDict()
+        self.branch_of: dict[Digest, Branch] = {}
+        self.branches = Branches()
+
+    def add(self, place: _Place, size: int) -> None:
+        self.sizes[place] = size
+        if names := self._names(place):
+            digest, branch = names
+            self.branch_of[digest] = branch
+            self.branches.add(branch, digest)
+
+    def remove(self, place: _Place) -> int:
+        """Returns the size; 0 if the file is not there."""
+        if names := self._names(place):
+            digest, branch = names
+            self.branches.remove(branch, digest)
+            if self.branch_of.get(digest) == branch:
+                del self.branch_of[digest]
+        return self.sizes.pop(place, 0)
+
+    def _names(self, place: _Place) -> tuple[Digest, Branch] | None:
+        names = _FILE.fullmatch(place[1]) if place[0] == self._name else None
+        return (bytes.fromhex(names[1]), bytes.fromhex(names[2])) if names and names[2] else None
+
+
+def _file_name(digest: Digest, branch: Branch) -> str:
+    return f"{digest.hex()}{'-' if branch else ''}{branch.hex()}.kv"
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:

@@ -1,5 +1,7 @@
 """Both tiers: blocks that the arena evicts go to host memory, from there to disk, and come back by their digests.
 
+A prompt may leave what is stored, or end, within a block. Then it gets the first tokens of a block that begins alike.
+
 The thread that runs steps calls everything here. No call waits for the disk, except `save`, `flush` and `close`.
 """
 
@@ -12,17 +14,20 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
-from mlxr.runtime.cache.block_hashes import Digest
-from mlxr.runtime.cache.prefix_index import CachedBlock
+from mlxr.runtime.cache.block_hashes import Digest, block_digest
+from mlxr.runtime.cache.prefix_index import CachedBlock, num_common
 from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.branches import branch_of
 from mlxr.runtime.cache.tiers.disk_tier import DiskTier
-from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Tier
+from mlxr.runtime.cache.tiers.fetch import TIERS, Fetch, Fetched, Tier
 from mlxr.runtime.cache.tiers.memory_tier import MemoryTier, give_memory_back
 from mlxr.runtime.cache.tiers.rates import Worth
 from mlxr.runtime.cache_folder import KV_FOLDER, cache_folder
 
 _READERS = 4
+_CANDIDATES = 8
+"""Blocks of a branch that are looked at, at most; the tokens of those on disk are read for that."""
 
 
 @dataclass(frozen=True)
@@ -109,37 +114,52 @@ class BlockTiers:
         """How many of the first blocks are in host memory, without one missing between them."""
         return sum(1 for _ in takewhile(self._memory.__contains__, digests))
 
-    def fetch(self, digests: Sequence[Digest]) -> "Future[Bytes]":
+    def fetch(self, digests: Sequence[Digest], parent: Digest = b"", rest: Sequence[int] = ()) -> "Future[Fetched]":
         """Starts to read blocks, which stay where they are.
 
         Args:
             digests: of the blocks, in the order of a sequence.
+            parent: the digest of what comes before `rest`.
+            rest: how the sequence goes on, less than a block. A block that begins like this may come last. It is looked
+                for on disk only if others come from there.
 
         Returns:
-            [blocks, block_bytes]: the first blocks, up to one that is not here any more or is damaged. It cannot be
-            cancelled.
+            The first blocks, up to one that is not here any more or is damaged. It cannot be cancelled.
         """
         started = time.perf_counter()
+        disk = self._disk
+        disk_of_rest = disk if self.count_in_memory(digests) < len(digests) else None
+        used, num_rest = list(digests), 0
 
-        def read(place: int, data: Bytes) -> Tier | None:
-            if block := self._memory.get(digests[place]):
+        def read_block(digest: Digest, data: Bytes) -> Tier | None:
+            if block := self._memory.get(digest):
                 data[...] = block.data
                 return "memory"
-            return "disk" if self._disk is not None and self._disk.read(digests[place], data) else None
+            return "disk" if disk is not None and disk.read(digest, data) else None
 
-        def finish(tiers: Sequence[Tier]) -> None:
+        def read(place: int, data: Bytes) -> Tier | None:
+            nonlocal num_rest
+            if place < len(digests):
+                return read_block(digests[place], data)
+            digest, num_rest = self._longest(parent, rest, disk_of_rest)
+            used.append(digest)
+            return read_block(digest, data) if num_rest else None
+
+        def finish(tiers: Sequence[Tier]) -> int:
             self._count_hits(tiers, time.perf_counter() - started)
+            del used[len(tiers) :]
             with self._lock:
-                for digest in reversed(digests[: len(tiers)]):
+                for digest in reversed(used):
                     self._memory.use(digest)
-            if self._disk is not None:
-                self._disk.folder.move_to_end(digests[: len(tiers)])
+            if disk is not None:
+                disk.folder.move_to_end(used)
+            return min(len(tiers), len(digests)) * self.identity.block_size + num_rest * (len(tiers) > len(digests))
 
-        def set_times(tiers: Sequence[Tier]) -> None:
-            if self._disk is not None:
-                self._disk.folder.set_times(digests[: len(tiers)])
+        def set_times() -> None:
+            if disk is not None:
+                disk.folder.set_times(used)
 
-        fetch = Fetch(len(digests), self.identity.block_bytes, read, finish, set_times)
+        fetch = Fetch(len(digests) + bool(rest), self.identity.block_bytes, read, finish, set_times)
         fetch.start(self._readers, _READERS)
         return fetch.result
 
@@ -245,6 +265,23 @@ class BlockTiers:
             disk_bytes_per_second=int(reading["disk"].per_second),
             computed_tokens_per_second=int(self._worth.computing.per_second),
         )
+
+    def _longest(self, parent: Digest, tokens: Sequence[int], disk: DiskTier | None) -> tuple[Digest, int]:
+        """The block after a parent that has most of the first tokens in common with these, and how many; else 0."""
+        branch, best = branch_of(parent, tokens), (b"", 0)
+        with self._lock:
+            candidates = self._memory.branches.newest(branch, _CANDIDATES)
+        if disk is not None:
+            candidates += disk.folder.newest(branch, _CANDIDATES)
+        for digest in candidates:
+            block = self._memory.get(digest)
+            own = block.tokens if block else disk.tokens(digest) if disk is not None else ()
+            count = num_common(own, tokens)
+            if count > best[1] and block_digest(parent, own) == digest:
+                best = digest, count
+                if count == len(tokens):
+                    break
+        return best
 
     def _to_disk(self, blocks: Sequence[StoredBlock]) -> None:
         if self._disk is not None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mlxr.compiler.artifact import size
 from mlxr.runtime.cache.block_hashes import Digest
-from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, encode, file_bytes, read_block
+from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, encode, file_bytes, read_block, read_tokens
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
+from mlxr.runtime.cache.tiers.branches import branch_of
 from mlxr.runtime.cache.tiers.write_limit import WriteLimit
 
 QUEUE_BYTES = 64 << 20
@@ -132,6 +133,13 @@ class DiskTier:
             self.folder.remove(digest)
         return is_whole
 
+    def tokens(self, digest: Digest) -> tuple[int, ...]:
+        """Reads the tokens of a block, which may be damaged; none if they cannot be read."""
+        try:
+            return read_tokens(self.folder.file(digest), self._identity)
+        except OSError:
+            return ()
+
     def flush(self) -> None:
         """Waits until nothing waits to be written."""
         with self._changed:
@@ -172,11 +180,11 @@ class DiskTier:
     def _write(self, block: StoredBlock) -> Exception | None:
         """Writes a block; returns the error after which nothing more should be written."""
         try:
-            parts = encode(self._identity, block)
+            branch, parts = branch_of(block.parent, block.tokens), encode(self._identity, block)
             try:
-                self.folder.write(block.digest, parts)
+                self.folder.write(block.digest, branch, parts)
             except FileNotFoundError:  # somebody has just removed the folder
-                self.folder.write(block.digest, parts)
+                self.folder.write(block.digest, branch, parts)
         except OSError as error:
             return None if error.errno in _IN_THE_WAY else error
         except Exception as error:  # whatever it is: others wait for this thread, and must not wait for ever

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,11 +14,25 @@ Tier = Literal["memory", "disk"]
 TIERS: tuple[Tier, ...] = ("memory", "disk")
 
 
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """Neighbouring blocks of a sequence.
+
+    Attributes:
+        data: [blocks, block_bytes].
+        num_tokens: tokens of the sequence whose K and V are in the blocks: as many as these have slots, or fewer if
+            other tokens follow in the last one.
+    """
+
+    data: Bytes
+    num_tokens: int
+
+
 class Fetch:
     """Reads blocks. The thread that reads the last one completes the result.
 
     Attributes:
-        result: [blocks, block_bytes]: the first blocks, up to one that was not found.
+        result: the first blocks, up to one that was not found.
     """
 
     def __init__(
@@ -25,8 +40,8 @@ class Fetch:
         num_blocks: int,
         block_bytes: int,
         read: Callable[[int, Bytes], Tier | None],
-        finish: Callable[[Sequence[Tier]], None],
-        after: Callable[[Sequence[Tier]], None],
+        finish: Callable[[Sequence[Tier]], int],
+        after: Callable[[], None],
     ) -> None:
         """Prepares.
 
@@ -35,10 +50,11 @@ class Fetch:
             block_bytes: bytes of a block.
             read: reads the block of a number to an array, [block_bytes], and says which tier had it; None: none, and
                 the array's content is of no use.
-            finish: called with the tier of each block of the result, before it is complete.
-            after: called with the same afterwards, when nobody waits any more.
+            finish: called with the tier of each block of the result, before it is complete; says how many tokens
+                of the sequence are in them.
+            after: called when the result is complete, and nobody waits any more.
         """
-        self.result: Future[Bytes] = Future()
+        self.result: Future[Fetched] = Future()
         self.result.set_running_or_notify_cancel()
         self._read, self._finish, self._after = read, finish, after
         self._rows = np.empty((num_blocks, block_bytes), np.uint8)
@@ -53,7 +69,7 @@ class Fetch:
         for _ in range(min(count, self._count)):
             readers.submit(self._read_all)
         if not self._count:
-            self.result.set_result(self._rows)
+            self.result.set_result(Fetched(self._rows, 0))
 
     def _read_all(self) -> None:
         """Reads one block after the other, as other threads do."""
@@ -84,9 +100,9 @@ class Fetch:
         try:
             if self._error is not None:
                 raise self._error
-            self._finish(self._tiers[: self._found])
+            num_tokens = self._finish(self._tiers[: self._found])
         except BaseException as raised:
             self.result.set_exception(raised)
         else:
-            self.result.set_result(self._rows[: self._found])
-            self._after(self._tiers[: self._found])
+            self.result.set_result(Fetched(self._rows[: self._found], num_tokens))
+            self._after()

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from mlxr.runtime.cache.block_hashes import Digest
 from mlxr.runtime.cache.tiers.block_file import StoredBlock
+from mlxr.runtime.cache.tiers.branches import Branches, branch_of
 
 
 class MemoryTier:
@@ -15,6 +16,7 @@ class MemoryTier:
     Attributes:
         size_bytes: K and V of all blocks.
         limit_bytes: most of them.
+        branches: of all blocks.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -25,6 +27,7 @@ class MemoryTier:
         """
         self.size_bytes = 0
         self.limit_bytes = limit_bytes
+        self.branches = Branches()
         self._blocks: OrderedDict[Digest, StoredBlock] = OrderedDict()
 
     def __len__(self) -> int:
@@ -45,6 +48,7 @@ class MemoryTier:
     def add(self, block: StoredBlock) -> list[StoredBlock]:
         """Adds a block that is not here; returns the blocks that must leave: perhaps this one."""
         self._blocks[block.digest] = block
+        self.branches.add(branch_of(block.parent, block.tokens), block.digest)
         self.size_bytes += block.data.nbytes
         return self._drop_to(self.limit_bytes)
 
@@ -60,6 +64,7 @@ class MemoryTier:
         dropped = []
         while self.size_bytes > limit_bytes:
             _, block = self._blocks.popitem(last=False)
+            self.branches.remove(branch_of(block.parent, block.tokens), block.digest)
             self.size_bytes -= block.data.nbytes
             dropped.append(block)
         return dropped

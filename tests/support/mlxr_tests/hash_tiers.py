@@ -20,15 +20,7 @@ from mlxr.runtime.cache.tiers.block_file import Bytes, StoredBlock, file_bytes
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr_tests.hash_host import is_content
-from mlxr_tests.kv_blocks import other
-
-
-def flip(path: Path) -> None:
-    """Changes a bit of a file."""
-    if content := bytearray(path.read_bytes()):
-        content[len(content) // 2] ^= 8
-        path.write_bytes(content)
-
+from mlxr_tests.kv_blocks import flip, other
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
@@ -147,11 +139,11 @@ class HashTiers(BlockTiers):
         self._may_write.clear()
         return saved
 
-    def _write(self, digest: Digest, parts: Sequence[bytes | memoryview]) -> None:
+    def _write(self, digest: Digest, branch: bytes, parts: Sequence[bytes | memoryview]) -> None:
         self._may_write.wait()
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         assert self._disk is not None
-        self._write_file(digest, parts)
+        self._write_file(digest, branch, parts)
         now = time.time_ns()  # the file system's clock is coarse: which of two files is older would be chance
         os.utime(self._disk.folder.file(digest), ns=(now, now))

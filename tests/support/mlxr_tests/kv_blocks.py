@@ -1,6 +1,7 @@
 """Blocks of the KV cache for tests of tiers: chains of them with bytes that follow from their number."""
 
 import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +83,22 @@ def make_tiers(
 
 def fetched(tiers: BlockTiers, names: list[CachedBlock]) -> Bytes:
     """The blocks that a fetch gives."""
-    return tiers.fetch(digests(names)).result(timeout=60)
+    return tiers.fetch(digests(names)).result(timeout=60).data
 
 
 def other(**changes: Any) -> BlockIdentity:
     """The identity with changes."""
     return replace(IDENTITY, **changes)
+
+
+def file_of(folder: Path, block: CachedBlock) -> Path:
+    """The file of a block in a tier's folder, named as the docs say."""
+    branch = hashlib.blake2b(block.parent + struct.pack("<i", block.tokens[0]), digest_size=16).digest()[:4]
+    return folder / IDENTITY.folder_name / f"{block.digest.hex()}-{branch.hex()}.kv"
+
+
+def flip(path: Path) -> None:
+    """Changes a bit of a file."""
+    if content := bytearray(path.read_bytes()):
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)

@@ -40,7 +40,7 @@ def test_blocks_of_an_arena_come_back_through_tiers() -> None:
     host.write_blocks([4, 2, 7], data)
     tiers = make_tiers(None, memory_blocks=3, identity=own)
     tiers.put(names, host.read_blocks([4, 2, 7]))
-    host.write_blocks([9, 8, 3], tiers.fetch(digests(names)).result())
+    host.write_blocks([9, 8, 3], tiers.fetch(digests(names)).result().data)
     assert np.array_equal(host.read_blocks([9, 8, 3]), data)
     tiers.close()
 

@@ -11,23 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxr.runtime.cache.prefix_index import CachedBlock
 from mlxr.runtime.cache.tiers import disk_tier
 from mlxr.runtime.cache.tiers.block_file import file_bytes
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
-from mlxr_tests.kv_blocks import IDENTITY, chain, digests, fetched, make_tiers, other
+from mlxr_tests.kv_blocks import IDENTITY, chain, digests, fetched, file_of, flip, make_tiers, other
 
 SIZE = IDENTITY.block_bytes
 FILE_SIZE = file_bytes(IDENTITY)
 
 
-def file_of(folder: Path, block: CachedBlock) -> Path:
-    return folder / IDENTITY.folder_name / f"{block.digest.hex()}.kv"
-
-
 def files(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*/*.kv")}
+    """Digests of the blocks of all files."""
+    return {path.stem.partition("-")[0] for path in folder.glob("*/*.kv")}
 
 
 def test_blocks_go_down_and_come_back(tmp_path: Path) -> None:
@@ -99,12 +95,6 @@ def test_the_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "kv" / IDENTITY.folder_name
     assert len(list(folder.iterdir())) == 1
     assert folder.stat().st_mode & 0o077 == 0, "tokens of prompts are nobody else's business"
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def replace_by_folder(path: Path) -> None:
