@@ -1,0 +1,77 @@
+"""What an API asks of a model: the messages of a conversation, and how to answer them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.sampling import Sampling
+
+_NAMED = "function:"
+_CHOICES = ("auto", "none", "required")
+
+
+@dataclass(frozen=True)
+class ChatJob:
+    """One request for an answer, or for several.
+
+    Attributes:
+        messages: as the chat templates of Hugging Face read them: `role`, `content` (text), `reasoning_content`,
+            `tool_calls` (each with `id`, `type` and `function`: a `name` and `arguments`, a dict or its JSON text),
+            `tool_call_id`, `name`.
+        sampling: how tokens are chosen, with the answer's own constraint if it has one.
+        tools: in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+        tool_choice: `auto`, `none`, `required`, or `function:NAME`.
+        parallel_tool_calls: whether one answer may call several tools.
+        variables: for the template: `enable_thinking`, `reasoning_effort` ...
+        reasoning: whether it is told apart from the answer's text; else it stays in it.
+        continue_final: whether the last message is the beginning of the answer.
+
+    Raises:
+        RequestError: a tool choice that is not known, or that needs tools where there are none.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    sampling: Sampling
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: bool = True
+    continue_final: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the tool choice."""
+        if self.tool_choice not in _CHOICES and not self.tool_choice.startswith(_NAMED):
+            raise RequestError(
+                f"tool_choice is {self.tool_choice!r}; expected auto, none, required, or the name of a tool"
+            )
+        if self.must_call and not self.tools:
+            raise RequestError(
+                f"tool_choice is {self.tool_choice!r}, and there are no tools: give some, or leave it out"
+            )
+        if self.chosen_tool is not None and self.chosen_tool not in self.tool_names:
+            raise RequestError(
+                f"tool_choice names the tool {self.chosen_tool!r}, which is not among the tools: "
+                f"{', '.join(self.tool_names)}"
+            )
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the answer may call a tool."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must call a tool."""
+        return self.tool_choice == "required" or self.tool_choice.startswith(_NAMED)
+
+    @property
+    def chosen_tool(self) -> str | None:
+        """The name of the one tool that must be called, if the request names it."""
+        return self.tool_choice.removeprefix(_NAMED) if self.tool_choice.startswith(_NAMED) else None
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of the tools."""
+        return tuple(tool["function"]["name"] for tool in self.tools)

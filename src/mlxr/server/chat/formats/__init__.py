@@ -1,0 +1,1 @@
+"""How the families of models write answers: one file for each, found by the text of the model's chat template."""
