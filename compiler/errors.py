@@ -17,6 +17,8 @@
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
         PromptTooLongError    a prompt that leaves no token of the context for the answer
         QueueFullError        too many requests wait already
+      RegistryError           a registry that cannot be read or written, or a name that it lacks, or has already
+      HubError                a model that cannot be fetched from the hub
       EngineError             an engine that was closed, or that can no longer run
 
 The commands print the message and exit with 1. They show the traceback only if MLXR_DEBUG is set.
@@ -93,3 +95,11 @@ class QueueFullError(RequestError):
 
 class EngineError(MlxrError):
     """An engine that was closed, or that can no longer run."""
+
+
+class RegistryError(MlxrError):
+    """A registry that cannot be read or written, or a name that it does not have, or has already."""
+
+
+class HubError(MlxrError):
+    """A model that cannot be fetched from the hub."""

@@ -5,12 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Names are looked up in a registry that is not there, not in that of whoever runs the tests.
+os.environ["MLXR_DATA_DIR"] = str(Path(tempfile.gettempdir()) / "mlxr-tests-without-registry")
 
 # The oracle of f32 kernels is f32 arithmetic; with TF32, MLX on a GPU would not compute in f32.
 os.environ["MLX_ENABLE_TF32"] = "0"

@@ -1,0 +1,78 @@
+"""Whether the files of a registered model are what they were when it was added."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlxr.compiler.errors import RegistryError
+from mlxr.registry.records import FileRecord
+
+HashProgress = Callable[[Path, int, int], None]
+"""Called with a file, how many bytes of it are read, and how many it has."""
+
+_PIECE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """The state of a model's files: `ok`, or the first one that changed or is missing."""
+
+    state: Literal["ok", "changed", "missing"]
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return self.state if self.path is None else f"{self.state} {self.path}"
+
+
+OK = FileStatus("ok")
+
+
+def status_of(files: Iterable[FileRecord], *, verify: bool = False, progress: HashProgress | None = None) -> FileStatus:
+    """Compares files with what the registry says of them.
+
+    Args:
+        files: the files.
+        verify: whether to read them and compare their hashes; otherwise sizes and times of change are compared.
+        progress: called while files are read.
+
+    Raises:
+        RegistryError: a file is there and cannot be read.
+    """
+    for file in files:
+        try:
+            now = file.path.stat()
+        except OSError:
+            return FileStatus("missing", file.path)
+        same = now.st_size == file.size_bytes
+        if verify:
+            same = same and recorded(file.path, progress).sha256 == file.sha256
+        elif now.st_mtime_ns != file.mtime_ns:
+            same = False
+        if not same:
+            return FileStatus("changed", file.path)
+    return OK
+
+
+def recorded(path: Path, progress: HashProgress | None = None) -> FileRecord:
+    """Reads a file and makes its record.
+
+    Raises:
+        RegistryError: it cannot be read, or it changes meanwhile.
+    """
+    digest = hashlib.sha256()
+    try:
+        before, done = path.stat(), 0
+        with path.open("rb", buffering=0) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                digest.update(piece)
+                done += len(piece)
+                if progress is not None:
+                    progress(path, done, before.st_size)
+        after = path.stat()
+    except OSError as error:
+        raise RegistryError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or done != after.st_size:
+        raise RegistryError(f"{path}: changed while it was read; try again when nobody writes it")
+    return FileRecord(path, before.st_size, before.st_mtime_ns, digest.hexdigest())
