@@ -20,6 +20,7 @@ COMMANDS = {
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
     "tokenize": ("tokenize", "show the tokens of a text"),
     "inspect": ("inspect", "show what an artifact holds"),
+    "diff": ("diff", "show what differs between two models"),
     "tune": ("tune", "choose launch geometry by measuring on this machine's GPU"),
     "logits": ("logits", "write the logits of given tokens"),
     "import": ("import_spec", "write the spec of a model's own files"),
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: list[str]) -> int:
     parser = CommandParser(
         prog="mlxr",
-        description="Run, inspect, tune and check compiled language models. Compile specs with mlxr-compile.",
+        description="Run, inspect, compare, tune and check compiled language models. Compile specs with mlxr-compile.",
     )
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
