@@ -28,6 +28,8 @@ _Place = tuple[str, str]
 _UNFINISHED = ".new-"
 _STALE_SECONDS = 60.0
 """A file that is being written for longer belongs to a process that has died. (If not, its block is not kept.)"""
+_TIMES_SECONDS = 60.0
+"""After so long, other processes shall know which files were used."""
 _SCANS = 16
 """Another scan when a sixteenth of the limit has been written: what other processes write counts too."""
 
@@ -36,7 +38,8 @@ class BlockFolder:
     """The files of one identity, and the sizes of all others in the root.
 
     One thread writes and scans; any thread may do the rest. No lock is held during input or output. The order of use is
-    kept in memory. Each use also sets the file's time, so that the next scan or start knows the order.
+    kept in memory. The next scan or start knows it from the files' times, which are set now and then: 60 blocks take a
+    millisecond, and more while another thread runs.
     """
 
     def __init__(self, root: Path, name: str, limit_bytes: int) -> None:
@@ -52,6 +55,8 @@ class BlockFolder:
         self.size_bytes = 0
         self._root, self._name = root, name
         self._files = _Files(name)
+        self._times: dict[Digest, int] = {}
+        self._times_set = time.monotonic()
         self._unscanned_bytes = 0
         self._lock = threading.Lock()
         self.scan()
@@ -73,6 +78,7 @@ class BlockFolder:
 
     def scan(self) -> None:
         """Finds out again which files are in the root."""
+        self.set_times()
         files: list[tuple[int, _Place, int]] = []
         for folder in _entries(self._root):
             for entry in _entries(Path(folder)) if _FOLDER.fullmatch(folder.name) else ():
@@ -92,22 +98,25 @@ class BlockFolder:
 
     def use(self, digests: Sequence[Digest]) -> None:
         """Makes these the most recently used blocks, the first one most of all: later ones are of no use without it."""
-        self.move_to_end(digests)
-        self.set_times(digests)
-
-    def set_times(self, digests: Sequence[Digest]) -> None:
-        """The part of `use` that the next scan or start sees."""
         now = time.time_ns()
-        for age, digest in enumerate(digests):
-            with suppress(OSError):  # it is not there, another process has just removed it, or it is somebody else's
-                os.utime(self.file(digest), ns=(now - age, now - age))
-
-    def move_to_end(self, digests: Sequence[Digest]) -> None:
-        """The part of `use` that is in memory."""
         with self._lock:
-            for digest in reversed(digests):
+            for age, digest in reversed(list(enumerate(digests))):
                 if digest in self._files.branch_of:
                     self._files.sizes.move_to_end(self._place(digest))
+                    self._times[digest] = now - age
+
+    @property
+    def has_old_times(self) -> bool:
+        """Whether `set_times` was last called a minute ago or earlier, and there is something to set."""
+        return bool(self._times) and time.monotonic() - self._times_set > _TIMES_SECONDS
+
+    def set_times(self) -> None:
+        """Sets the times of the files that were used."""
+        with self._lock:
+            times, self._times, self._times_set = self._times, {}, time.monotonic()
+        for digest, used in times.items():
+            with suppress(OSError):  # another process has just removed it, or it is somebody else's
+                os.utime(self.file(digest), ns=(used, used))
 
     def write(self, digest: Digest, branch: Branch, parts: Sequence[bytes | memoryview]) -> None:
         """Writes a block's file, which appears whole or not at all. Makes room for it first.

@@ -101,6 +101,7 @@ class BlockTiers:
         if disk_bytes:
             root = cache_folder(KV_FOLDER) if folder is None else folder
             self._disk = DiskTier(root, identity, disk_bytes, disk_bytes_per_hour, warn, clock)
+        self._most_readers = _READERS
         self._readers = ThreadPoolExecutor(_READERS, "mlxr-kv-reader")
         self._worth = Worth(identity.block_bytes / identity.block_size)
         self._hits = dict.fromkeys(TIERS, 0)
@@ -152,15 +153,15 @@ class BlockTiers:
                 for digest in reversed(used):
                     self._memory.use(digest)
             if disk is not None:
-                disk.folder.move_to_end(used)
+                disk.folder.use(used)
             return min(len(tiers), len(digests)) * self.identity.block_size + num_rest * (len(tiers) > len(digests))
 
         def set_times() -> None:
-            if disk is not None:
-                disk.folder.set_times(used)
+            if disk is not None and disk.folder.has_old_times:
+                disk.folder.set_times()
 
         fetch = Fetch(len(digests) + bool(rest), self.identity.block_bytes, read, finish, set_times)
-        fetch.start(self._readers, _READERS)
+        fetch.start(self._readers, self._most_readers)
         return fetch.result
 
     def put(self, blocks: Sequence[CachedBlock], data: Bytes) -> None:
@@ -299,6 +300,7 @@ class BlockTiers:
         disk.flush()
         saved = list(takewhile(disk.folder.__contains__, added))
         disk.folder.use(saved)
+        disk.folder.set_times()
         return len(saved)
 
     def _count_hits(self, tiers: Sequence[Tier], seconds: float) -> None:

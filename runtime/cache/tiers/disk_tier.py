@@ -152,6 +152,7 @@ class DiskTier:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_SECONDS_TO_CLOSE)
+        self.folder.set_times()
 
     def _is_full(self, size_bytes: int) -> bool:
         return bool(self._waiting) and self._waiting_bytes + size_bytes > QUEUE_BYTES

@@ -1,8 +1,14 @@
-"""Blocks that are being read by several threads into one array."""
+"""Blocks that are being read into one array, by as many threads as it takes.
+
+Where the system has the files in memory, one thread is the fastest: several hand the interpreter's lock to each other
+at every call. Where a disk or a network makes it wait, others join.
+"""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +18,9 @@ from mlxr.runtime.cache.tiers.block_file import Bytes
 
 Tier = Literal["memory", "disk"]
 TIERS: tuple[Tier, ...] = ("memory", "disk")
+
+_SLOW_SECONDS = 5e-4
+"""When a block takes longer, another thread joins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +71,22 @@ class Fetch:
         self._count = self._found = self._left = num_blocks
         self._next = 0
         self._error: BaseException | None = None
+        self._readers: Executor | None = None
+        self._spare = 0
         self._lock = threading.Lock()
 
     def start(self, readers: Executor, count: int) -> None:
-        """Lets so many threads read the blocks."""
-        for _ in range(min(count, self._count)):
-            readers.submit(self._read_all)
+        """Lets one thread read the blocks, and up to so many if it takes long."""
         if not self._count:
             self.result.set_result(Fetched(self._rows, 0))
+            return
+        self._readers, self._spare = readers, min(count, self._count) - 1
+        readers.submit(self._read_all)
 
     def _read_all(self) -> None:
         """Reads one block after the other, as other threads do."""
         while (place := self._take()) < self._count:
-            error, tier = None, None
+            error, tier, started = None, None, time.perf_counter()
             try:
                 if place < self._found:
                     tier = self._read(place, self._rows[place])
@@ -87,9 +99,14 @@ class Fetch:
                 else:
                     self._tiers[place] = tier
                 self._left -= 1
-                if self._left:
-                    continue
-            self._complete()
+                is_last = not self._left
+                joins = self._spare > 0 and self._next < self._count and time.perf_counter() - started > _SLOW_SECONDS
+                self._spare -= joins
+            if joins and self._readers is not None:
+                with suppress(RuntimeError):  # the tiers are being closed: this thread reads the rest
+                    self._readers.submit(self._read_all)
+            if is_last:
+                self._complete()
 
     def _take(self) -> int:
         with self._lock:

@@ -88,6 +88,7 @@ class HashTiers(BlockTiers):
             clock=clock,
         )
         self.limits = memory_blocks * identity.block_bytes, disk_blocks * size
+        self._most_readers = 1  # how many join depends on the time that reading takes
         self._readers.shutdown()
         self.readers: Any = HandReaders()
         self._readers = self.readers

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mlxr.runtime.cache.tiers import disk_tier
-from mlxr.runtime.cache.tiers.block_file import file_bytes
+from mlxr.runtime.cache.tiers.block_file import Bytes, file_bytes
 from mlxr.runtime.cache.tiers.block_folder import BlockFolder
+from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr_tests.kv_blocks import IDENTITY, chain, digests, fetched, file_of, flip, make_tiers, other
 
@@ -381,6 +382,24 @@ def test_reading_is_compared_with_computing() -> None:
     assert not tiers.worth(8, from_disk=False) and tiers.worth(8, from_disk=True)
     asked = [tiers.worth(8, from_disk=False) for _ in range(100)]
     assert asked.count(True) == 3, "now and then it is tried again"
+    tiers.close()
+
+
+def test_several_threads_read_from_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, data = chain(7)
+    tiers = make_tiers(tmp_path)
+    tiers.save(names, data)
+    read, pair = disk_tier.read_block, threading.Barrier(2)
+
+    def slowly(path: Path, identity: BlockIdentity, digest: bytes, row: Bytes) -> bool:
+        if digest == names[0].digest:
+            time.sleep(0.01)
+        else:
+            pair.wait(60)  # for another thread that reads
+        return read(path, identity, digest, row)
+
+    monkeypatch.setattr(disk_tier, "read_block", slowly)
+    assert (fetched(tiers, names) == data).all()
     tiers.close()
 
 
