@@ -33,6 +33,7 @@ from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.blocks import BlockPool
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
+from mlxr.runtime.cache.one_token_each import OneTokenEach
 from mlxr.runtime.cache.prefix_cache import Prefix, PrefixCache
 from mlxr.runtime.cache.prefix_index import CachedBlock as Evicted
 
@@ -97,6 +98,7 @@ class Pager:
         else:
             self._prefixes = PrefixCache(self._pool, block_size, self._tables)
         self._sequences: dict[int, BlockSequence] = {}
+        self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._take_block)
         self._next_id = 0
         self._copies: dict[int, int] = {}
         """Pending copies: the source of each destination. Sources are pinned."""
@@ -155,8 +157,8 @@ class Pager:
 
     def block_tables(self, seq_ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """Blocks of several sequences: [sequences, max_blocks_per_sequence], int32; unused entries are 0."""
-        sequences = self._sequences
-        return self._tables.take([(sequences.get(seq_id) or self._get(seq_id)).row for seq_id in seq_ids], axis=0)
+        rows = self._one_each.rows_of(seq_ids)
+        return self._tables.take([self._get(i).row for i in seq_ids] if rows is None else rows, axis=0)
 
     def find_prefix(self, tokens: Sequence[int], hashes: BlockHashes, *, whole_blocks: bool = False) -> Prefix:
         """The longest start of a prompt whose K and V are in the arena, without the last token: its logits are wanted.
@@ -313,35 +315,13 @@ class Pager:
             slots.append(self._grow(sequence, num_tokens))
         return slots
 
-    def append_one_each(self, seq_ids: Sequence[int], lengths: Sequence[int]) -> list[int] | None:
+    def append_one_each(self, seq_ids: Sequence[int], lengths: list[int]) -> list[int] | None:
         """`append_all` of one token for each sequence, in less time, where that is plain.
 
         Returns:
             The slots; or None, with nothing changed: for an error, a full arena, or a last block to be copied first.
         """
-        sequences, references, cached = self._sequences, self._pool.references, self._pool.index.cached
-        size, context, growing, slots = self.block_size, self.context, list[BlockSequence](), list[int]()
-        full = list[int]()  # the places of those whose last block is full
-        for seq_id, length in zip(seq_ids, lengths, strict=True):  # for each sequence of each step
-            sequence = sequences.get(seq_id)
-            if sequence is None or sequence.length != length or length >= context:
-                return None
-            growing.append(sequence)
-            if offset := length % size:
-                last = sequence.blocks[-1]
-                if references[last] > 1 or (last in cached and len(cached[last].tokens) > offset):
-                    return None
-                slots.append(last * size + offset)
-            else:
-                full.append(len(slots))
-                slots.append(-1)
-        if len(full) > self._pool.num_free or len({*seq_ids}) < len(seq_ids):
-            return None
-        for i in full:
-            slots[i] = self._take_block(growing[i]) * size
-        for sequence in growing:
-            sequence.length += 1
-        return slots
+        return self._one_each.append(seq_ids, lengths, self.context)
 
     def can_fork(self, seq_id: int) -> bool:
         """Whether `fork` would succeed now.
@@ -421,6 +401,7 @@ class Pager:
         self._prefixes.keep_last_block(sequence)
         self.truncate(seq_id, 0)
         self._free_rows.append(sequence.row)
+        self._one_each.forget()
         del self._sequences[seq_id]
 
     def take_evicted(self) -> list[Evicted]:

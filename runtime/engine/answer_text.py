@@ -12,9 +12,13 @@ _TAIL = 32
 
 
 class AnswerText:
-    """Decodes the tokens of an answer, so that its text continues that of the prompt."""
+    """Decodes the tokens of an answer, so that its text continues that of the prompt.
 
-    __slots__ = ("_decoder", "_num_decodable", "_prompt", "_stop", "_tokenizer")
+    Attributes:
+        can_stop: whether there are stop strings.
+    """
+
+    __slots__ = ("_decoder", "_num_decodable", "_prompt", "_stop", "_tokenizer", "can_stop")
 
     def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], sampling: Sampling) -> None:
         """Makes the decoder at the first token, when the first step has been launched and need not wait for it.
@@ -26,6 +30,7 @@ class AnswerText:
         """
         self._tokenizer, self._prompt = tokenizer, prompt[-_TAIL:]
         self._stop = StopStrings(sampling.stop, sampling.include_stop) if sampling.stop else None
+        self.can_stop = self._stop is not None
         self._num_decodable = tokenizer.vocab_size if tokenizer else 0
         self._decoder: StreamDecoder | None = None
 
@@ -36,10 +41,14 @@ class AnswerText:
             token: its id.
             may_stop: whether stop strings count yet.
         """
-        if token >= self._num_decodable:  # a model's vocabulary may be larger than its tokenizer's
-            return "", False
-        text = (self._decoder or self._begin()).push(token)
+        text = self.decode(token)
         return (text, False) if self._stop is None or not may_stop else self._stop.push(text)
+
+    def decode(self, token: int) -> str:
+        """`push` for an answer without stop strings: all text is certain."""
+        if token >= self._num_decodable:  # a model's vocabulary may be larger than its tokenizer's
+            return ""
+        return (self._decoder or self._begin()).push(token)
 
     def flush(self) -> str:
         """The text that is left at the end of an answer."""

@@ -76,6 +76,7 @@ class EngineCore:
         self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
         self._ahead: LaunchedStep | None = None
+        self._decoded: LaunchedStep | None = None  # the step before, if it has `decode` and its tokens have been taken
         self._next_deadline = float("inf")
         self._last_end = 0.0
         self._is_stepping = False
@@ -211,17 +212,19 @@ class EngineCore:
         """
         if not parts:
             return None
-        step = LaunchedStep(parts, time.perf_counter())
+        decoded, self._decoded = self._decoded, None
+        step = LaunchedStep(parts, time.perf_counter(), decoded if decoded and decoded.parts is parts else None)
         decode = None if self._host.pipelines else step.decode
         requests = [] if decode else batch_requests(parts)
         try:
             on_device = None if before is None else with_tokens_of(before, parts, requests)
             logits = launch_step(self._host, self._pager, decode or requests, on_device, self._save)
-            for (request, _, samples, _), end in zip(parts, step.ends, strict=True):
-                request.computed = end
-                request.in_flight += samples
-            if not decode and any(part.request.prompt_rows for part in parts):
-                step.logits = logits
+            if not decode:
+                for (request, _, samples, _), end in zip(parts, step.ends, strict=True):
+                    request.computed = end
+                    request.in_flight += samples
+                if any(part.request.prompt_rows for part in parts):
+                    step.logits = logits
             if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 self._host.start(logits, self._host.arena.token)  # it computes while masks are made
@@ -241,9 +244,11 @@ class EngineCore:
         return self._launch(self._schedule(), step)
 
     def _schedule(self) -> list[Part]:
+        before = None if self._decoded is None else self._decoded.parts
         if self.speculator is not None:
             self._draft(self.speculator)
-        parts = self.scheduler.schedule()
+            before = None  # there may be draft tokens
+        parts = self.scheduler.schedule(before)
         while self.scheduler.failures:
             self._fail(*self.scheduler.failures.pop())
         return parts
@@ -278,8 +283,10 @@ class EngineCore:
         stats.computed_tokens += stats.batch_tokens
         stats.generated_tokens += len(samples) - step.drafted
         stats.draft_tokens += step.drafted
+        if step.decode is not None and not self._host.pipelines:
+            self._complete_decode(step, samples)
+            return
         tokens = iter(samples)
-        # Each statement here runs for each sequence of each step.
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request, _, has_sample, draft = part
             sampled = next(tokens) if has_sample else None
@@ -300,15 +307,34 @@ class EngineCore:
                     self.scheduler.has_computed(request)
             if sampled is not None:
                 request.in_flight -= 1
-                if request.constraint is None and sampled.logprob is None:
-                    self._add_token(request, sampled.token, None)
-                else:
-                    self._accept(request, sampled)
+                self._accept(request, sampled)
                 stats.speculating_parts += request.speculates
                 if draft:
                     self._accept_draft(part, end, [sampled, *after_draft])
                 if request.constraint is not None:
                     self._take_forced(request, request.constraint)
+
+    def _complete_decode(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
+        """`_complete` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
+        size, pager = self._pager.block_size, self._pager
+        for request, end, sampled in zip(step.requests, step.ends, samples, strict=True):
+            if request.is_done:  # a listener has ended it
+                continue
+            if sampled.error is not None:
+                self._fail(request, sampled.error, keep=False)
+                continue
+            if request.unread or not end % size:
+                assert request.seq_id is not None, "it runs"
+                pager.commit(request.seq_id, request.tokens, request.hashes, end)
+            request.computed = request.certain = end
+            if request.unread:
+                self.scheduler.has_computed(request)
+            if sampled.logprob is None:
+                self._add_token(request, sampled.token)
+            else:
+                self._accept(request, sampled)
+        self._stats.speculating_parts += sum(request.speculates for request in step.requests)
+        self._decoded = step
 
     def _measure(self, step: LaunchedStep) -> None:
         """Tells those who plan steps how long one has taken."""
@@ -378,7 +404,9 @@ class EngineCore:
                 self._stats.generated_tokens += 1
                 self._add_token(request, token, None, is_complete and i == len(tokens) - 1)
 
-    def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
+    def _add_token(
+        self, request: Request, token: int, logprob: TokenLogprob | None = None, is_complete: bool = False
+    ) -> None:
         try:
             event = request.accept(token, logprob, is_complete)
         except Exception as error:

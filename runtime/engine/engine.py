@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
@@ -301,7 +300,7 @@ class Engine:
                 f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )
 
-        call.requests = model.make_requests(prompts, params, partial(self._deliver, call), terms)
+        call.requests = model.make_requests(prompts, params, self._listener(call), terms)
         self._send(lambda: self._begin(call))
 
     def _leave(self, call: _Call) -> None:
@@ -388,16 +387,25 @@ class Engine:
         for request in call.requests:
             self._model.core.drop(request)
 
-    def _deliver(self, call: _Call, news: _News) -> None:
-        """Puts an event where its caller waits. Tasks get all events of a step at once: waking a loop is slow."""
-        if call.loop is None:
-            call.events.put(news)
-        else:
-            self._outbox[call.loop].append((call, news))
-        if isinstance(news, BaseException) or news.finish_reason:
-            call.num_untold -= 1
-            if not call.num_untold:
-                self._calls.discard(call)
+    def _listener(self, call: _Call) -> Callable[[_News], None]:
+        """What puts events where their caller waits. Tasks get all events of a step at once: waking a loop is slow."""
+        loop, outbox, put, is_told = call.loop, self._outbox, call.events.put, self._is_told
+
+        def deliver(news: _News) -> None:  # runs for each token
+            if loop is None:
+                put(news)
+            else:
+                outbox[loop].append((call, news))
+            if isinstance(news, BaseException) or news.finish_reason:
+                is_told(call)
+
+        return deliver
+
+    def _is_told(self, call: _Call) -> None:
+        """Counts a request whose end has been told."""
+        call.num_untold -= 1
+        if not call.num_untold:
+            self._calls.discard(call)
 
     def _flush(self) -> None:
         outbox = dict(self._outbox)
@@ -419,7 +427,7 @@ class Engine:
             with suppress(Exception):
                 self._inbox.popleft()()
         for call in list(self._calls):
-            self._deliver(call, EngineError(reason))
+            self._listener(call)(EngineError(reason))
         self._flush()
 
 

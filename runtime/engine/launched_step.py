@@ -26,6 +26,7 @@ class LaunchedStep:
         prompt_tokens: tokens of the other parts.
         drafted: draft tokens.
         decode: what the host is asked for if each part has one known token and nothing special; else None.
+        requests: of the parts, if there is `decode`.
         logits: its logits, where requests ask for those of their prompts.
         samples: the tokens that it samples.
     """
@@ -40,18 +41,26 @@ class LaunchedStep:
         "logits",
         "parts",
         "prompt_tokens",
+        "requests",
         "samples",
         "sequences",
     )
 
-    def __init__(self, parts: list[Part], begin: float) -> None:
-        """Begins a step; `samples` is set when it has been launched."""
+    def __init__(self, parts: list[Part], begin: float, before: "LaunchedStep | None" = None) -> None:
+        """Begins a step; `samples` is set when it has been launched.
+
+        Args:
+            parts: what the scheduler chose.
+            begin: now, in seconds of `time.perf_counter`.
+            before: a step with `decode` and the same parts, after which each request has got one more token.
+        """
         self.parts, self.begin = parts, begin
         self.logits: Logits | None = None
         self.samples: Samples
-        self.sequences: list[int | None]
+        self.sequences: Sequence[int | None]
+        self.requests: list[Request] = []
         self._rows: list[Row] = []
-        self.decode = self._plain_decode()
+        self.decode = self._plain_decode() if before is None else self._decode_after(before)
         if self.decode is not None:
             self.decoding, self.prompt_tokens, self.drafted = len(parts), 0, 0
             return
@@ -63,7 +72,7 @@ class LaunchedStep:
         self.drafted = sum([len(draft) for _, _, _, draft in parts])
 
     def _plain_decode(self) -> DecodeRequests | None:
-        """`decode`; if there is one, `sequences`, `ends` and `_rows` are set, too."""
+        """`decode`; if there is one, `sequences`, `ends`, `requests` and `_rows` are set, too."""
         sequences: list[int] = []
         tokens: list[int] = []
         starts: list[int] = []
@@ -80,8 +89,18 @@ class LaunchedStep:
             starts.append(start)
             ends.append(start + 1)
             rows.append(Row(request.sampler, start + 1 - request.prompt_length))
-        self.sequences, self.ends, self._rows = [*sequences], ends, rows
+        self.sequences, self.ends, self._rows = sequences, ends, rows
+        self.requests = [request for request, _, _, _ in self.parts]
         return DecodeRequests(sequences, tokens, starts)
+
+    def _decode_after(self, before: "LaunchedStep") -> DecodeRequests:
+        """`decode`, and what `_plain_decode` sets, of the step after one with the same parts."""
+        assert before.decode is not None, "the step before decodes"
+        starts, self.requests, self.sequences = before.ends, before.requests, before.sequences
+        self.ends = [start + 1 for start in starts]
+        self._rows = [Row(row.sampler, row.position + 1) for row in before._rows]
+        tokens = [request.tokens[start] for request, start in zip(self.requests, starts, strict=True)]
+        return DecodeRequests(before.decode.seq_ids, tokens, starts)
 
     @property
     def sampled(self) -> list[Request]:

@@ -113,25 +113,28 @@ class Request:
             logprob: its log probability, if the request asks for it.
             is_complete: whether the constraint allows nothing after it.
         """
-        completion = self.completion
+        completion, tokens, answer = self.completion, self.tokens, self.text
         completion.token_ids.append(token)
-        self.tokens.append(token)
+        tokens.append(token)
         if self.sampler.needs_tokens:
             self.sampler.accept(token)
         if logprob is not None:
             completion.logprobs.append(logprob)
         reason: FinishReason | None = None
         if token in self.stop_ids:
-            reason, text = "stop", self.text.flush()  # such a token has no text
+            reason, text = "stop", answer.flush()  # such a token has no text
         else:
-            text, stopped = self.text.push(token, len(completion.token_ids) >= self.sampler.sampling.min_tokens)
+            if answer.can_stop:
+                text, stopped = answer.push(token, len(completion.token_ids) >= self.sampler.sampling.min_tokens)
+            else:
+                text, stopped = answer.decode(token), False
             if stopped:
                 reason = "stop"
-            elif is_complete or len(self.tokens) >= self.max_length:
+            elif is_complete or len(tokens) >= self.max_length:
                 reason = "stop" if is_complete else self.reason_at_length
-                text += self.text.flush()
+                text += answer.flush()
         completion.text += text
-        if not reason:
+        if reason is None:
             return Event(self.index, token, text, None, logprob)
         completion.finish_reason = reason
         return Event(self.index, token, text, reason, logprob, completion)

@@ -106,8 +106,17 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def schedule(self) -> list[Part]:
-        """The parts of the next step; none if nothing can be computed now. Admitted requests get their sequences."""
+    def schedule(self, before: list[Part] | None = None) -> list[Part]:
+        """The parts of the next step; none if nothing can be computed now. Admitted requests get their sequences.
+
+        Args:
+            before: what it returned last, if all of that was one token for each request without draft tokens, and each
+                request has since got its next token, or has been removed. The same list comes again if nobody has been
+                removed and nobody can join.
+        """
+        can_join = self.waiting and self._pager.can_add_sequence()
+        if before is not None and not can_join and len(before) == len(self.running) <= self._pager.num_free:
+            return before
         budget, rows = self._plan.max_tokens, self._plan.max_rows
         parts: list[Part] = []
         reading: list[Request] = []

@@ -22,7 +22,6 @@ Int32Array = npt.NDArray[np.int32]
 Rows = Literal["last", "all", "none"]
 """Which of a sequence's tokens give a row of logits."""
 
-_ONE = np.int32(1)
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -45,7 +44,7 @@ class DecodeRequests(NamedTuple):
 
     seq_ids: Sequence[int]
     tokens: Sequence[int]
-    starts: Sequence[int]
+    starts: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,14 +147,16 @@ class Batch:
         slots = pager.append_one_each(seq_ids, starts)
         if slots is None:
             return None
-        positions = np.array(starts, np.int32)
-        query_start, query_tiles, logit_rows = _layout_of_decode(len(tokens))
+        count = len(tokens)
+        # All at once: NumPy's calls are slow for so few numbers.
+        numbers = np.array([*tokens, *starts, *slots, *[start + 1 for start in starts]], np.int32)
+        query_start, query_tiles, logit_rows = _layout_of_decode(count)
         return cls(
-            tokens=np.array(tokens, np.int32),
-            positions=positions,
-            slots=np.array(slots, np.int32),
+            tokens=numbers[:count],
+            positions=numbers[count : 2 * count],
+            slots=numbers[2 * count : 3 * count],
             query_start=query_start,
-            context_lens=positions + _ONE,
+            context_lens=numbers[3 * count :],
             block_tables=pager.block_tables(seq_ids),
             logit_rows=logit_rows,
             query_tiles=query_tiles,

@@ -22,7 +22,7 @@ def phase_of(plan: Plan, batch: Batch) -> PhaseName:
     """
     wanted = (batch.num_tokens, batch.num_rows, batch.num_seqs)
     limits = (plan.max_tokens, plan.max_rows, plan.arena.max_sequences)
-    if any(want > limit for want, limit in zip(wanted, limits, strict=True)):
+    if wanted[0] > limits[0] or wanted[1] > limits[1] or wanted[2] > limits[2]:
         raise RequestError(
             "a step of {} tokens, {} rows of logits and {} sequences".format(*wanted)
             + "; the plan's limits are {}, {} and {}".format(*limits)

@@ -1,7 +1,7 @@
 """What goes into sampling besides logits, and what comes out: one of each for each row of logits."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,8 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.runtime.engine.sampling.sampler import Sampler
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)
+class Row:
     """What is needed besides its logits to choose the token of a row.
 
     Attributes:
@@ -31,7 +32,8 @@ class Row(NamedTuple):
         return self.mask is None and self.sampler.is_plain
 
 
-class Sampled(NamedTuple):
+@dataclass(slots=True)
+class Sampled:
     """The token of a row.
 
     Attributes:

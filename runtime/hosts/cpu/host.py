@@ -180,8 +180,7 @@ class CpuHost(Host):
 
 
 def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.ctypes.data
 
 
 class _CompilingLine:

@@ -68,6 +68,27 @@ def test_one_token_each_changes_nothing_where_that_is_not_plain():
     assert pager.num_free_blocks == 0 and pager.append_one_each([last], [0]) is None, "no block is free"
 
 
+def test_one_token_each_notices_what_has_changed_since_the_last_time():
+    pager = make_pager()
+    a, b = grown(pager, 3), grown(pager, 5)
+    assert pager.append_one_each([a, b], [3, 5]) == [3, 4 + 5]
+    pager.take_copies()
+    pager.truncate(b, 4)
+    assert pager.append_one_each([a, b], [4, 6]) is None
+    assert pager.append_one_each([a, b], [4, 4]) == [4 * 2, 4 * 3]
+    pager.take_copies()
+    fork = pager.fork(b)
+    assert pager.append_one_each([a, b], [5, 5]) is None
+    pager.free(fork)
+    assert pager.append_one_each([a, b], [5, 5]) == [4 * 2 + 1, 4 * 3 + 1]
+    assert pager.block_tables([a, b]).tolist() == [[0, 2, 0, 0, 0], [1, 3, 0, 0, 0]]
+    pager.free(b)
+    assert pager.append_one_each([a, b], [6, 0]) is None
+    with pytest.raises(ArenaError, match=f"unknown sequence {b}"):
+        pager.block_tables([a, b])
+    pager.check_integrity()
+
+
 def test_a_fork_shares_blocks_until_one_side_writes():
     pager = make_pager()
     a = grown(pager, 6)

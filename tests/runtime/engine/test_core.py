@@ -8,6 +8,7 @@ import pytest
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.launched_step import LaunchedStep
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.step_times import SHORT_DELAY, StepTimes
@@ -134,17 +135,65 @@ def test_samples_share_their_prompt() -> None:
     assert engine.core.stats().computed_tokens == 30 + 2 * 1 + 3 * 8
 
 
+def decoding(engine: HashEngine, max_tokens: int) -> list[Answer]:
+    """Requests, greedy ones and one that is drawn, whose first tokens have come."""
+    answers = [engine.add(prompt(5, i), max_tokens) for i in range(2)]
+    drawn = Answer()
+    (drawn.request,) = engine.requests(prompt(6), Sampling(temperature=1, seed=4, max_tokens=max_tokens), drawn.listen)
+    engine.core.add(drawn.request)
+    answers.append(drawn)
+    while not all(len(answer.tokens) > 1 for answer in answers):
+        engine.core.step()
+    return answers
+
+
 def test_steady_decoding_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = HashEngine()
-    answers = [engine.add(prompt(5, i), 30) for i in range(3)]
-    while not all(answer.tokens for answer in answers):
-        engine.core.step()
+    answers = decoding(engine, 30)
     before = len(answers[0].tokens)
-    monkeypatch.setattr(engine.pager, "append_all", None)
-    for _ in range(10):  # over the ends of blocks, too
-        engine.core.step()
-    assert [len(answer.tokens) - before for answer in answers] == [10] * 3
-    assert all(answer.error is None for answer in answers)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.pager, "append_all", None)
+        patched.setattr(LaunchedStep, "_plain_decode", None)
+        for _ in range(10):  # over the ends of blocks, too
+            engine.core.step()
+    assert len(answers[0].tokens) == before + 10
+    engine.run()
+    for answer in answers:
+        ends(answer, engine)
+
+
+@pytest.mark.parametrize("change", ["add", "cancel", "drop", "preempt", "fail", "interrupt", "speculate", "fill"])
+def test_what_changes_between_two_steps_ends_steady_decoding(change: str) -> None:
+    engine = HashEngine(num_blocks=24)
+    answers = decoding(engine, 20)
+    first, core = answers[0], engine.core
+    if change == "add":
+        answers.append(engine.add(prompt(5), 20))
+    elif change == "cancel":
+        core.cancel(answers.pop(0).request)
+    elif change == "drop":
+        core.drop(answers.pop(0).request)
+    elif change == "preempt":
+        core.scheduler.preempt(first.request)
+    elif change == "fail":
+        engine.host.faults.append("launch")
+    elif change == "interrupt":
+        engine.host.interruption = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    elif change == "speculate":
+        core.speculator = Guesser(engine)  # type: ignore[assignment]
+        first.request.speculates = True
+    else:
+        answers += [engine.add(prompt(30, i), 20) for i in range(3)]  # one finds no place, and blocks run out
+    engine.run()
+    for answer in answers:
+        if change == "fail":
+            assert isinstance(answer.error, HostError)
+        else:
+            ends(answer, engine)
+    assert change not in ("fill", "preempt") or engine.core.stats().preemptions
+    engine.check_empty()
 
 
 def test_a_chunk_beside_decoding_is_limited_by_measured_times() -> None:

@@ -114,7 +114,7 @@ def test_a_request_whose_text_fails_leaves_the_others_alone(engine: mlxr.Engine,
 
     bad = engine.stream(PROMPT[:3], LONG)
     next(bad)
-    broken: Any = SimpleNamespace(push=fail, flush=str)
+    broken: Any = SimpleNamespace(can_stop=False, decode=fail, flush=str)
     made[1].text = broken
     with pytest.raises(ValueError, match="broken"):
         list(bad)

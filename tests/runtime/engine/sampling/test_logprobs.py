@@ -51,4 +51,5 @@ def test_options_do_not_change_them() -> None:
     for i, sampled in enumerate(sample_rows(logits, rows)[:2]):
         assert sampled.logprob == pytest.approx(want[i, sampled.token], abs=3e-6)
         assert dict(sampled.top) == pytest.approx({t: want[i, t] for t in np.argsort(-want[i])[:3].tolist()}, abs=3e-6)
-    assert sample_rows(logits, rows)[2][1:] == (None, (), None)
+    last = sample_rows(logits, rows)[2]
+    assert (last.logprob, last.top, last.error) == (None, (), None)

@@ -1,6 +1,7 @@
 """Tokens for rows of logits: the slow definitions, frequencies, rows that do not depend on each other, broken rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -122,7 +123,7 @@ def test_a_row_does_not_depend_on_others(data: st.DataObject) -> None:
 
 
 def without_error(sampled: Sampled) -> Sampled:
-    return sampled._replace(error=None) if sampled.error is None else Sampled(-1)
+    return replace(sampled, error=None) if sampled.error is None else Sampled(-1)
 
 
 def draws(count: int = 20_000, logits: npt.NDArray[np.float32] = LOGITS, **options: Any) -> npt.NDArray[np.intp]:
