@@ -245,9 +245,9 @@ def test_few_requests_that_wait_have_blocks_read_for_them(monkeypatch: pytest.Mo
         answers = [model.generate(prompt, max_tokens=4).token_ids for prompt in prompts]
         most, fetch = 0, BlockTiers.fetch
 
-        def count(tiers: Any, digests: Any) -> Any:
+        def count(tiers: Any, *wanted: Any) -> Any:
             nonlocal most
-            result = fetch(tiers, digests)
+            result = fetch(tiers, *wanted)
             reading = [request for request in model.core.scheduler.waiting if request.fetch is not None]
             most = max(most, len(reading) + 1)
             return result
