@@ -5,8 +5,6 @@ are under way before they call these functions.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +12,6 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.mlx_arrays import as_bits
-
-_LARGE_BYTES = 4 << 20
-"""So much is copied by several threads: one alone waits for memory."""
-_THREADS = 2
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,22 +43,6 @@ def read_blocks(arena: Arena, block_ids: Sequence[int]) -> Bytes:
 def write_blocks(arena: Arena, block_ids: Sequence[int], data: Bytes) -> None:
     """Writes these blocks: `data` is [blocks, block_bytes], as `read_blocks` returned it."""
     check_blocks(arena.geometry, block_ids, data)
-    size = -(-len(block_ids) // _THREADS) if data.nbytes >= _LARGE_BYTES else len(block_ids)
-    others = [
-        _writers().submit(_write, arena, block_ids[i : i + size], data[i : i + size])
-        for i in range(size, len(data), size)
-    ]
-    _write(arena, block_ids[:size], data[:size])
-    for other in others:
-        other.result()
-
-
-@cache
-def _writers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS - 1, "mlxr-kv-copy")
-
-
-def _write(arena: Arena, block_ids: Sequence[int], data: Bytes) -> None:
     for rows, part in zip(_views(arena), _parts(arena.geometry, data), strict=True):
         rows[list(block_ids)] = part
 
