@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -17,6 +17,11 @@ demo: $(VENV)/.demo
 	@$(BIN)/mlxr run build/storyteller --weights models/storyteller/storyteller-q8_0.gguf --echo --stats \
 	  --prompt "Once upon a time, in a small house at the edge of the forest, there lived" \
 	  --max-tokens 160 --temperature 0.7 --min-p 0.05 --seed 7
+
+# The bundled model at http://127.0.0.1:8080; make serve MODEL=./model.gguf serves another one.
+MODEL ?= storyteller
+serve: $(VENV)/.serve
+	@$(BIN)/mlxr serve $(MODEL)
 
 test: $(STAMP) check
 	$(TESTS)
@@ -66,9 +71,13 @@ $(VENV)/.demo: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
 	@touch $@
 
+$(VENV)/.serve: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu,serve]"
+	@touch $@ $(VENV)/.demo
+
 $(STAMP): pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.demo $(VENV)/.serve
 
 clean:
 	rm -rf build $(VENV)

@@ -73,6 +73,13 @@ def has_free_size(arena: ArenaGeometry) -> bool:
     return arena.mode == "paged" and arena.layout == "block"
 
 
+def least_arena(arena: ArenaGeometry) -> ArenaGeometry:
+    """The smallest arena that may take its place: of one sequence of full context."""
+    if not has_free_size(arena):
+        return arena
+    return replace(arena, num_blocks=min(arena.num_blocks, arena.max_blocks_per_sequence))
+
+
 def block_bytes(arena: ArenaGeometry) -> int:
     """Bytes of a block, K and V of all layers."""
     return arena.size_bytes // arena.num_blocks

@@ -73,7 +73,7 @@ class Engine(RunningEngine):
                 host=host,
                 tokenizer=tokenizer,
                 threads=threads,
-                changes=replace(changes, sequences=max(changes.sequences, max_sequences)),
+                changes=with_sequences(changes, max_sequences),
                 tiers=tiers,
                 shrink_arena=True,
                 draft=draft,
@@ -82,3 +82,8 @@ class Engine(RunningEngine):
             ),
             max_waiting=max_waiting,
         )
+
+
+def with_sequences(changes: Changes, max_sequences: int) -> Changes:
+    """Changes to a spec that also let so many sequences be computed in a step."""
+    return replace(changes, sequences=max(changes.sequences, max_sequences))

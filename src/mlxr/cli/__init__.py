@@ -16,6 +16,7 @@ from mlxr.compiler.version import VERSION
 COMMANDS = {
     "run": ("run", "generate text"),
     "chat": ("chat", "converse with a model"),
+    "serve": ("serve", "serve models to clients of OpenAI, Anthropic and Ollama"),
     "bench": ("bench", "measure a model's speed"),
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
     "tokenize": ("tokenize", "show the tokens of a text"),

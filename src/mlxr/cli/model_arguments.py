@@ -25,6 +25,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="T", help="a tokenizer.json or tokenizer.model, if it is not in or beside the weights"
     )
+    add_host_arguments(parser)
+
+
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say where and how to run a model."""
     parser.add_argument(
         "--host",
         default=AUTO,
@@ -98,20 +103,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
     Raises:
         MlxrError: it cannot be found, compiled or loaded.
     """
-    context = getattr(args, "context", None)
-    if context is not None and context < 1:
-        raise RequestError(f"--context is {context}; expected at least 1")
-    changes = Changes(
-        context,
-        needed.needed_context,
-        needed.sequences,
-        args.compute,
-        args.activations,
-        args.kv,
-        tuple(args.accept_key),
-        getattr(args, "force_context", False),
-        deterministic=args.deterministic,
-    )
+    changes = changes_of(args, needed)
     with ProgressLine() as line, telling_of_force() if hasattr(args, "force_context") else nullcontext():
 
         def show(what: str, done: int, total: int) -> None:
@@ -130,3 +122,25 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             prompt_lookup=getattr(args, "prompt_lookup", False),
             progress=show,
         )
+
+
+def changes_of(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> Changes:
+    """The changes to a model's spec that arguments ask for; `needed` as for `load_model`.
+
+    Raises:
+        RequestError: a context of no token.
+    """
+    context = getattr(args, "context", None)
+    if context is not None and context < 1:
+        raise RequestError(f"--context is {context}; expected at least 1")
+    return Changes(
+        context,
+        needed.needed_context,
+        needed.sequences,
+        args.compute,
+        args.activations,
+        args.kv,
+        tuple(args.accept_key),
+        getattr(args, "force_context", False),
+        deterministic=args.deterministic,
+    )

@@ -11,14 +11,14 @@ def add_tier_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options; `load_model` reads them."""
     parser.add_argument(
         "--kv-memory",
-        type=_size,
+        type=size_argument,
         default=0,
         metavar="SIZE",
         help="keep so much of the KV cache in host memory when the arena needs the room, such as 2GiB (default: 0)",
     )
     parser.add_argument(
         "--kv-disk",
-        type=_size,
+        type=size_argument,
         default=0,
         metavar="SIZE",
         help="keep so much of the KV cache in files, such as 10GiB, so that prompts that begin alike need not be read "
@@ -44,7 +44,8 @@ def cache_line(stats: CoreStats) -> str:
     return f"{told}; {stats.tiers['memory_blocks']} blocks in host memory, {stats.tiers['disk_blocks']} on disk"
 
 
-def _size(text: str) -> int:
+def size_argument(text: str) -> int:
+    """The bytes that a size says, for argparse."""
     if text == "0":
         return 0
     size = parse_size(text)

@@ -1,0 +1,109 @@
+"""The server's app: routes, errors, and what stands before them."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.version import VERSION
+from mlxr.server import health, tokens
+from mlxr.server.errors import ApiError
+from mlxr.server.fields import ApiModel, bad_request
+from mlxr.server.openai import chat, completions, models
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.security import Guard
+from mlxr.server.settings import ServerSettings
+from mlxr.server.sse import error_response, told
+from mlxr.server.state import ServerState
+
+ROUTERS: tuple[APIRouter, ...] = (health.router, models.router, chat.router, completions.router, tokens.router)
+"""Every part of the API has one."""
+
+
+def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
+    """The app that serves a pool's models.
+
+    Args:
+        pool: the models; the app starts it, and closes it at its end.
+        settings: limits, keys and times.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        pool.start()
+        try:
+            yield
+        finally:
+            await pool.close()
+
+    app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.server = ServerState(pool, settings)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _not_there)
+    for kind in (ApiError, MlxrError, Exception):
+        app.add_exception_handler(kind, _failed)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(settings.origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+    )
+    app.add_middleware(Guard, settings=settings)
+    return app
+
+
+async def _invalid(request: Request, raised: Exception) -> Response:
+    assert isinstance(raised, RequestValidationError), "it is registered for these"
+    errors = raised.errors()
+    if errors[0]["type"] == "json_invalid":
+        reason = errors[0].get("ctx", {}).get("error", "")
+        return error_response(request.url.path, ApiError(400, f"the body is not JSON: {reason}", code="invalid_json"))
+    details = [_detail(error) for error in errors]
+    error = ValidationError.from_exception_data("request", details)
+    return error_response(request.url.path, bad_request(error, _refused(request)))
+
+
+def _detail(error: dict[str, Any]) -> InitErrorDetails:
+    """An error as pydantic made it, without the part of its place that says that it is in the body."""
+    place = tuple(error["loc"])
+    return InitErrorDetails(type=_kind(error), loc=place[1:] if place[:1] == ("body",) else place, input=error["input"])
+
+
+def _kind(error: dict[str, Any]) -> Any:
+    from pydantic_core import PydanticCustomError  # noqa: PLC0415
+
+    return PydanticCustomError(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
+
+
+def _refused(request: Request) -> dict[str, str]:
+    """The fields that the route's request refuses by their names."""
+    route = request.scope.get("route")
+    if isinstance(route, APIRoute) and route.body_field is not None:
+        kind = route.body_field.field_info.annotation
+        if isinstance(kind, type) and issubclass(kind, ApiModel):
+            return kind.refused
+    return {}
+
+
+async def _not_there(request: Request, raised: Exception) -> Response:
+    assert isinstance(raised, HTTPException), "it is registered for these"
+    if raised.status_code == 404:
+        error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    else:
+        error = ApiError(raised.status_code, str(raised.detail), code="http_error")
+    return error_response(request.url.path, error)
+
+
+async def _failed(request: Request, raised: Exception) -> Response:
+    return error_response(request.url.path, told(raised))

@@ -1,0 +1,95 @@
+"""Errors of requests: each has an HTTP status, and each API shows it in its own form."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxr.compiler.errors import (
+    ChatTemplateError,
+    EngineError,
+    MlxrError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    TokenizerError,
+)
+
+
+@dataclass
+class ApiError(Exception):
+    """A request that is not served.
+
+    Attributes:
+        status: of HTTP.
+        message: what is wrong, where, and how to go on.
+        kind: OpenAI's `type`; other APIs have theirs by the status.
+        code: a name for programs.
+        param: the field at fault.
+        headers: further headers.
+    """
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def bad_field(name: str, message: str) -> ApiError:
+    """A field that is refused."""
+    return ApiError(400, message, param=name, code="invalid_value")
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What a client is told of an exception. What is not the client's fault is told without details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), "rate_limit_error", "queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, RequestError | ChatTemplateError | TokenizerError):
+        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, EngineError):
+        return ApiError(503, str(error), "server_error", "engine_unavailable", headers={"Retry-After": "1"})
+    if isinstance(error, MlxrError):
+        return ApiError(500, str(error), "server_error", "model_failed")
+    return ApiError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """OpenAI's form."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Anthropic's form."""
+    return {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message}}
+
+
+def ollama_body(error: ApiError) -> dict[str, Any]:
+    """Ollama's form."""
+    return {"error": error.message}
+
+
+def error_body(path: str, error: ApiError) -> dict[str, Any]:
+    """The form of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic_body(error)
+    if path.startswith("/api/"):
+        return ollama_body(error)
+    return openai_body(error)

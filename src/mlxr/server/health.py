@@ -1,0 +1,37 @@
+"""Whether the server lives, and whether it can answer."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from mlxr.compiler.version import VERSION
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+
+
+@router.get("/health", tags=["Server"])
+async def health() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", tags=["Server"])
+async def ready(request: Request) -> Response:
+    """Whether it takes requests: it is not ending, and no loaded model has failed."""
+    state = ServerState.of(request)
+    if state.pool.is_closing:
+        return JSONResponse({"status": "ending"}, 503)
+    failed = [
+        f"{model.name}: {reason}"
+        for model in state.pool.models
+        if model.loaded is not None and (reason := model.loaded.engine.health()) is not None
+    ]
+    return JSONResponse({"status": "; ".join(failed) or "ready"}, 503 if failed else 200)
+
+
+@router.get("/version", tags=["Server"])
+async def version() -> dict[str, Any]:
+    """The server's version."""
+    return {"version": VERSION}

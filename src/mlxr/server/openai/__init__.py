@@ -1,0 +1,1 @@
+"""OpenAI's API: chat, completions, models; and vLLM's further fields of these."""

@@ -1,0 +1,204 @@
+"""/v1/chat/completions."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from mlxr.compiler.version import VERSION
+from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob, Usage
+from mlxr.server.chat.answer import Piece, answer
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.errors import openai_body
+from mlxr.server.openai.chat_request import ChatRequest, job_of
+from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.logprobs import chat_logprobs
+from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.sse import Stream, unless_gone
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+FINGERPRINT = f"mlxr-{VERSION}"
+
+
+@router.post("/v1/chat/completions", tags=["OpenAI"])
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Answers a conversation."""
+    state = ServerState.of(request)
+    state.pool.find(body.model)
+    job = job_of(body)
+    state.settings.check_answers(job.sampling.n)
+    if body.stream:
+        pieces = _stream(state, body, job)
+        return Stream(
+            pieces,
+            failed=lambda error: _data(openai_body(error)),
+            alive_seconds=state.settings.alive_seconds,
+            alive=lambda: state.alive(body.model),
+        )
+    return JSONResponse(await unless_gone(request, _whole(state, body, job)))
+
+
+class _Answer:
+    """One answer as it grows."""
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.reasoning_tokens = 0
+        self.finish_reason = "stop"
+        self.usage = Usage(0, 0, 0)
+
+    def add(self, piece: Piece) -> None:
+        for delta in piece.deltas:
+            match delta:
+                case Content(text):
+                    self.content.append(text)
+                case Reasoning(text):
+                    self.reasoning.append(text)
+                case ToolStart(_, call_id, name):
+                    self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+                case ToolArguments(index, text):
+                    self.calls[index]["function"]["arguments"] += text
+        self.reasoning_tokens += is_reasoning(piece.deltas)
+        if piece.event.logprob is not None:
+            self.logprobs.append(piece.event.logprob)
+        if piece.event.finish_reason:
+            self.finish_reason = finish_reason(piece)
+            self.usage = _usage_of(piece.event)
+
+    def choice(self, index: int, model: LoadedModel, job: ChatJob) -> dict[str, Any]:
+        content: str | None = "".join(self.content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+            message["content"] = content or None
+        wanted = job.sampling.logprobs is not None
+        logprobs = chat_logprobs(model.engine.model.tokenizer, self.logprobs) if wanted else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": self.finish_reason}
+
+
+async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[str, Any]:
+    created, answers = int(time.time()), [_Answer() for _ in range(job.sampling.n)]
+    async with state.pool.use(body.model) as model:
+        async with aclosing(answer(model, job, **body.terms())) as pieces:
+            async for piece in pieces:
+                answers[piece.index].add(piece)
+        return {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion",
+            "created": created,
+            "model": body.model,
+            "choices": [one.choice(i, model, job) for i, one in enumerate(answers)],
+            "usage": usage([one.usage for one in answers], sum(one.reasoning_tokens for one in answers)),
+            "system_fingerprint": FINGERPRINT,
+        }
+
+
+async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncGenerator[bytes]:
+    usages: list[Usage] = []
+    begun: set[int] = set()
+    reasoning_tokens = 0
+    head = (
+        f'data: {{"id":{quoted(new_id("chatcmpl"))},"object":"chat.completion.chunk","created":{int(time.time())},'
+        f'"model":{quoted(body.model)},"system_fingerprint":"{FINGERPRINT}",'
+    )
+    usage_field = '"usage":null,' if body.wants_usage else ""
+    wants_logprobs = job.sampling.logprobs is not None
+
+    def chunk(index: int, delta: str, logprobs: str = "null", reason: str = "null") -> bytes:
+        return (
+            f'{head}{usage_field}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
+            f'"finish_reason":{reason}}}]}}\n\n'
+        ).encode()
+
+    async with state.pool.use(body.model) as model, aclosing(answer(model, job, **body.terms())) as pieces:
+        async for piece in pieces:
+            index, event = piece.index, piece.event
+            if index not in begun:
+                begun.add(index)
+                yield chunk(index, '{"role":"assistant","content":"","refusal":null}')
+            logprobs = "null"
+            if wants_logprobs and event.logprob is not None:
+                logprobs = dumped(chat_logprobs(model.engine.model.tokenizer, [event.logprob]))
+            if not piece.deltas and logprobs != "null":
+                yield chunk(index, '{"content":""}', logprobs)
+            for delta in piece.deltas:
+                yield chunk(index, _delta(delta), logprobs)
+                logprobs = "null"
+            reasoning_tokens += is_reasoning(piece.deltas)
+            if event.finish_reason:
+                usages.append(_usage_of(event))
+                yield chunk(index, "{}", reason=quoted(finish_reason(piece)))
+    if body.wants_usage:
+        yield f'{head}"choices":[],"usage":{dumped(usage(usages, reasoning_tokens))}}}\n\n'.encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _delta(delta: Delta) -> str:
+    match delta:
+        case Content(text):
+            return f'{{"content":{quoted(text)}}}'
+        case Reasoning(text):
+            return f'{{"reasoning_content":{quoted(text)}}}'
+        case ToolStart(index, call_id, name):
+            return (
+                f'{{"tool_calls":[{{"index":{index},"id":{quoted(call_id)},"type":"function",'
+                f'"function":{{"name":{quoted(name)},"arguments":""}}}}]}}'
+            )
+        case ToolArguments(index, text):
+            return f'{{"tool_calls":[{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}]}}'
+
+
+def is_reasoning(deltas: Sequence[Delta]) -> bool:
+    """Whether a token is one of reasoning."""
+    return any(isinstance(delta, Reasoning) for delta in deltas)
+
+
+def finish_reason(piece: Piece) -> str:
+    """OpenAI's reason for the end of an answer."""
+    if piece.has_tool_calls and piece.event.finish_reason == "stop":
+        return "tool_calls"
+    return plain_reason(piece.event.finish_reason)
+
+
+def plain_reason(reason: FinishReason | None) -> str:
+    """OpenAI's reason for the end of a text: where it is cut short, `length`."""
+    return "stop" if reason == "stop" else "length"
+
+
+def _usage_of(event: Event) -> Usage:
+    assert event.completion is not None, "the last event of an answer has it"
+    return event.completion.usage
+
+
+def usage(answers: Sequence[Usage], reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Tokens of a request whose answers have one prompt, which counts once."""
+    prompt = answers[0].prompt_tokens if answers else 0
+    completion = sum(one.completion_tokens for one in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def new_id(kind: str) -> str:
+    """A name for an answer."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def _data(body: dict[str, Any]) -> bytes:
+    return f"data: {dumped(body)}\n\n".encode()

@@ -1,0 +1,206 @@
+"""The body of /v1/chat/completions, and the conversation that it asks about."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.errors import bad_field
+from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
+
+_MOST_TOP = 20
+
+
+class Part(ApiModel):
+    """A part of a message's content; this server knows text only."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    video_url: Any = None
+    cache_control: WithoutEffect = None
+
+
+class CalledFunction(ApiModel):
+    """A function that the assistant has called."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(ApiModel):
+    """A call of a tool by the assistant."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: WithoutEffect = None
+
+
+class Message(ApiModel):
+    """A message of a conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    annotations: WithoutEffect = None
+    audio: WithoutEffect = None
+    function_call: None = None
+
+
+class Function(ApiModel):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(ApiModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ToolName(ApiModel):
+    """The name of a tool."""
+
+    name: str
+
+
+class ToolChoice(ApiModel):
+    """The one tool that the model must call."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+class ChatRequest(SamplingFields):
+    """The body of /v1/chat/completions."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "audio": "there is no speech",
+        "prediction": "start the server with --prompt-lookup",
+        "web_search_options": "there is no search",
+        "best_of": "ask for n answers",
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = Field(None, max_length=1024)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: WithoutEffect = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    include_reasoning: bool | None = None
+
+
+def job_of(request: ChatRequest) -> ChatJob:
+    """The conversation of a request.
+
+    Raises:
+        ApiError: fields that contradict each other, or content that is not text.
+        RequestError: a value outside its range.
+    """
+    if None not in (request.max_tokens, request.max_completion_tokens):
+        raise bad_field("max_tokens", "max_tokens and max_completion_tokens are given: they mean the same, drop one")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_field("top_logprobs", "top_logprobs needs logprobs: set it, or leave top_logprobs out")
+    if request.top_logprobs is not None and not 0 <= request.top_logprobs <= _MOST_TOP:
+        raise bad_field("top_logprobs", f"top_logprobs is {request.top_logprobs}, expected 0 to {_MOST_TOP}")
+    most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    sampling = sampling_of(
+        request,
+        max_tokens=most,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        json_schema=response_schema(request.response_format),
+    )
+    tools = tuple(tool.model_dump(exclude_none=True) for tool in request.tools or ())
+    return ChatJob(
+        messages=tuple(told_message(i, message) for i, message in enumerate(request.messages)),
+        sampling=sampling,
+        tools=tools,
+        tool_choice=_choice(request, [tool["function"]["name"] for tool in tools]),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        variables=_variables(request),
+        reasoning=request.include_reasoning is not False,
+        continue_final=bool(request.continue_final_message),
+    )
+
+
+def told_message(place: int, message: Message) -> dict[str, Any]:
+    """A message as chat templates read it.
+
+    Raises:
+        ApiError: content that is not text.
+    """
+    told = message.model_dump(exclude_none=True, by_alias=True)
+    told["role"] = "system" if message.role == "developer" else message.role
+    told["content"] = text_of(f"messages[{place}].content", message.content)
+    for name in ("annotations", "audio", "refusal", "reasoning"):
+        told.pop(name, None)
+    if message.reasoning_content is None and message.reasoning is not None:
+        told["reasoning_content"] = message.reasoning
+    if message.refusal and not told["content"]:
+        told["content"] = message.refusal
+    return told
+
+
+def text_of(place: str, content: str | list[Part] | None) -> str:
+    """The text of a message's content.
+
+    Raises:
+        ApiError: a part that is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        if part.type not in {"text", "input_text", "output_text", "refusal"}:
+            raise bad_field(f"{place}[{i}]", f"{place}[{i}] is {part.type!r}; this server takes text only")
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise bad_field(f"{place}[{i}].text", f"{place}[{i}].text is missing: it is required")
+        texts.append(text)
+    return "\n".join(texts) if len(texts) > 1 else "".join(texts)
+
+
+def _choice(request: ChatRequest, names: list[str]) -> str:
+    choice = request.tool_choice
+    if choice is None:
+        return "auto" if names else "none"
+    if choice != "none" and not names:
+        raise bad_field("tool_choice", "tool_choice needs tools: give tools, or leave it out")
+    if isinstance(choice, str):
+        return choice
+    if choice.function.name not in names:
+        raise bad_field("tool_choice", f"tool_choice names {choice.function.name!r}; tools has {', '.join(names)}")
+    return f"function:{choice.function.name}"
+
+
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    variables: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+        variables["enable_thinking"] = request.reasoning_effort != "none"
+    return variables | (request.chat_template_kwargs or {})

@@ -1,0 +1,222 @@
+"""/v1/completions: texts that are continued, and log probabilities of given texts."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any, ClassVar, cast
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.errors import bad_field, openai_body
+from mlxr.server.merged import merged
+from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
+from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.logprobs import completion_logprobs
+from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
+from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.sse import Stream, unless_gone
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+_DEFAULT_TOKENS = 16
+_MOST_LOGPROBS = 20
+
+
+class CompletionRequest(SamplingFields):
+    """The body of /v1/completions."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "best_of": "ask for n answers and choose",
+        "suffix": "put the whole prompt of a model for code into prompt",
+        "prompt_embeds": "give text or token ids",
+    }
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    add_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is asked."""
+
+    prompts: list[list[int]]
+    sampling: Sampling
+    echo: bool
+    most: int
+    logprobs: int | None
+
+
+@dataclass
+class _Text:
+    """One answer as it grows."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str = "length"
+    completion: Completion | None = None
+
+    def add(self, event: Event) -> None:
+        self.text.append(event.text)
+        if event.logprob is not None:
+            self.logprobs.append(event.logprob)
+        if event.finish_reason:
+            self.reason, self.completion = plain_reason(event.finish_reason), event.completion
+
+
+@router.post("/v1/completions", tags=["OpenAI"])
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continues texts."""
+    state = ServerState.of(request)
+    state.pool.find(body.model)
+    _check(body)
+    if body.stream:
+        return Stream(
+            _stream(state, body),
+            failed=lambda error: f"data: {dumped(openai_body(error))}\n\n".encode(),
+            alive_seconds=state.settings.alive_seconds,
+            alive=lambda: state.alive(body.model),
+        )
+    return JSONResponse(await unless_gone(request, _whole(state, body)))
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.stream and body.echo and body.logprobs is not None:
+        raise bad_field("echo", "echo with logprobs cannot be streamed: leave stream out")
+    if body.max_tokens == 0 and not body.echo:
+        raise bad_field("max_tokens", "max_tokens is 0, which needs echo: ask for 1 token or more, or set echo")
+
+
+def _job(state: ServerState, model: LoadedModel, body: CompletionRequest) -> _Job:
+    prompts = [_ids(model, body, prompt) for prompt in _prompts(body.prompt)]
+    state.settings.check_answers(len(prompts) * (body.n or 1))
+    most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = sampling_of(
+        body,
+        max_tokens=max(1, most),  # the step that tells of the prompt's last token samples one in any case
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        json_schema=response_schema(body.response_format),
+    )
+    return _Job(prompts, sampling, bool(body.echo), most, body.logprobs)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_field("prompt", "prompt is an empty list: give at least one prompt")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return cast(Sequence[str | list[int]], prompt)
+
+
+def _ids(model: LoadedModel, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        tokenizer = model.engine.model.require_tokenizer()
+        ids = tokenizer.encode(prompt, add_special=body.add_special_tokens is not False)
+        if ids:
+            return ids
+        if tokenizer.bos_id is None:
+            raise bad_field("prompt", "prompt is empty, and this model has no token that begins a text: give some text")
+        return [tokenizer.bos_id]
+    return model.engine.model.encode(prompt)
+
+
+def _events(model: LoadedModel, body: CompletionRequest, job: _Job) -> Sequence[AsyncGenerator[Event]]:
+    terms = body.terms()
+    return [model.engine.generate(prompt, job.sampling, **terms) for prompt in job.prompts]
+
+
+async def _whole(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
+    created = int(time.time())
+    async with state.pool.use(body.model) as model:
+        job = _job(state, model, body)
+        texts = [_Text() for _ in range(len(job.prompts) * job.sampling.n)]
+        async with aclosing(merged(_events(model, body, job))) as events:
+            async for number, event in events:
+                texts[number * job.sampling.n + event.index].add(event)
+        return {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": created,
+            "model": body.model,
+            "choices": [_choice(i, model, job, text) for i, text in enumerate(texts)],
+            "usage": _usage(job, texts),
+            "system_fingerprint": FINGERPRINT,
+        }
+
+
+def _choice(index: int, model: LoadedModel, job: _Job, text: _Text) -> dict[str, Any]:
+    tokenizer, prompt = model.engine.model.tokenizer, job.prompts[index // job.sampling.n]
+    assert text.completion is not None, "its last event has come"
+    written = "".join(text.text) if job.most else ""
+    answer_ids = list(text.completion.token_ids) if job.most else []
+    logprobs: list[TokenLogprob | None] = [*text.logprobs] if job.most else []
+    before = ""
+    if job.echo:
+        before = tokenizer.decode(prompt) if tokenizer else ""
+        answer_ids = [*prompt, *answer_ids]
+        logprobs = [None, *text.completion.prompt_logprobs, *logprobs]
+    told = None
+    if job.logprobs is not None:
+        told = completion_logprobs(tokenizer, logprobs, answer_ids[: len(logprobs)], 0)
+    return {"text": before + written, "index": index, "logprobs": told, "finish_reason": text.reason}
+
+
+def _usage(job: _Job, texts: Sequence[_Text]) -> dict[str, Any]:
+    """Each prompt counts once, however many answers it has."""
+    used = [text.completion.usage for text in texts[:: job.sampling.n] if text.completion is not None]
+    answered = sum(len(text.completion.token_ids) for text in texts if text.completion is not None) if job.most else 0
+    return usage([Usage(sum(u.prompt_tokens for u in used), sum(u.cached_tokens for u in used), answered)])
+
+
+async def _stream(state: ServerState, body: CompletionRequest) -> AsyncGenerator[bytes]:
+    head = (
+        f'data: {{"id":{quoted(new_id("cmpl"))},"object":"text_completion","created":{int(time.time())},'
+        f'"model":{quoted(body.model)},"system_fingerprint":"{FINGERPRINT}",'
+    )
+    usage_field = '"usage":null,' if body.wants_usage else ""
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(state.pool.use(body.model))
+        job = _job(state, model, body)
+        tokenizer = model.engine.model.tokenizer
+        texts = [_Text() for _ in range(len(job.prompts) * job.sampling.n)]
+        lengths = [0] * len(texts)
+
+        def chunk(index: int, text: str, logprobs: str = "null", reason: str = "null") -> bytes:
+            return (
+                f'{head}{usage_field}"choices":[{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},'
+                f'"finish_reason":{reason}}}]}}\n\n'
+            ).encode()
+
+        if job.echo:
+            for index in range(len(texts)):
+                prompt = job.prompts[index // job.sampling.n]
+                yield chunk(index, tokenizer.decode(prompt) if tokenizer else "")
+        events = await stack.enter_async_context(aclosing(merged(_events(model, body, job))))
+        async for number, event in events:
+            index = number * job.sampling.n + event.index
+            texts[index].add(event)
+            logprobs = "null"
+            if job.logprobs is not None and event.logprob is not None and event.token_id is not None:
+                told = completion_logprobs(tokenizer, [event.logprob], [event.token_id], lengths[index])
+                logprobs = dumped(told)
+                lengths[index] += len(told["tokens"][0])
+            reason = quoted(plain_reason(event.finish_reason)) if event.finish_reason else "null"
+            if job.most == 0:
+                if event.finish_reason:
+                    yield chunk(index, "", reason=reason)
+            elif event.text or event.finish_reason or logprobs != "null":
+                yield chunk(index, event.text, logprobs, reason)
+        if body.wants_usage:
+            yield f'{head}"choices":[],"usage":{dumped(_usage(job, texts))}}}\n\n'.encode()
+    yield b"data: [DONE]\n\n"

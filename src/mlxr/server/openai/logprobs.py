@@ -1,0 +1,83 @@
+"""Log probabilities of answers, in the two forms of OpenAI's API."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlxr.runtime.engine.completion import TokenLogprob
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+
+_LEAST = -9999.0
+"""What clients get for a probability of 0: JSON has no infinity."""
+
+
+def chat_logprobs(tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The form of chat."""
+    return {"content": [_chat_token(tokenizer, token) for token in tokens], "refusal": None}
+
+
+def _chat_token(tokenizer: Tokenizer | None, token: TokenLogprob) -> dict[str, Any]:
+    top = [_entry(tokenizer, token_id, logprob) for token_id, logprob in token.top]
+    return _entry(tokenizer, token.token_id, token.logprob) | {"top_logprobs": top}
+
+
+def _entry(tokenizer: Tokenizer | None, token_id: int, logprob: float) -> dict[str, Any]:
+    data = bytes_of(tokenizer, token_id)
+    return {"token": _text(tokenizer, token_id, data), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer | None, tokens: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int
+) -> dict[str, Any]:
+    """The form of completions.
+
+    Args:
+        tokenizer: of the model.
+        tokens: of each token; None for the first of a prompt, which nothing precedes.
+        ids: of the tokens.
+        offset: characters of text before the first of them.
+    """
+    texts: list[str] = []
+    offsets: list[int] = []
+    for token_id in ids:
+        texts.append(token_name(tokenizer, token_id))
+        offsets.append(offset)
+        offset += len(texts[-1])
+    return {
+        "tokens": texts,
+        "token_logprobs": [None if token is None else max(token.logprob, _LEAST) for token in tokens],
+        "top_logprobs": [
+            None
+            if token is None
+            else {token_name(tokenizer, i): max(logprob, _LEAST) for i, logprob in _with_own(token)}
+            for token in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _with_own(token: TokenLogprob) -> Sequence[tuple[int, float]]:
+    """The most probable tokens, and the token itself if it is not one of them."""
+    if any(token_id == token.token_id for token_id, _ in token.top):
+        return token.top
+    return [*token.top, (token.token_id, token.logprob)]
+
+
+def token_name(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """A token's text; of a part of a character, `bytes:` and its bytes as escapes."""
+    return _text(tokenizer, token_id, bytes_of(tokenizer, token_id))
+
+
+def bytes_of(tokenizer: Tokenizer | None, token_id: int) -> bytes:
+    """The bytes of a token's text; none without a tokenizer."""
+    if tokenizer is None or token_id >= tokenizer.vocab_size:
+        return b""
+    return tokenizer.bytes_of(token_id)
+
+
+def _text(tokenizer: Tokenizer | None, token_id: int, data: bytes) -> str:
+    if not data:
+        return tokenizer.token_text(token_id) if tokenizer is not None and token_id < tokenizer.vocab_size else ""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,30 @@
+"""/v1/models."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from mlxr.server.pool.served_model import ServedModel
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> dict[str, Any]:
+    """All models, loaded or not."""
+    served = ServerState.of(request).pool.models
+    return {"object": "list", "data": [_record(model) for model in served]}
+
+
+@router.get("/v1/models/{name:path}", tags=["OpenAI"])
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """One model."""
+    return _record(ServerState.of(request).pool.find(name))
+
+
+def _record(model: ServedModel) -> dict[str, Any]:
+    record: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "mlxr"}
+    if model.loaded is not None:
+        record["max_model_len"] = model.loaded.context
+    return record

@@ -1,0 +1,199 @@
+"""The fields that chat and completions share: how tokens are chosen, and where answers end."""
+
+import json
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.fields import ApiModel, WithoutEffect
+
+Stop = str | Annotated[list[str], Field(max_length=64)] | None
+_MOST_SCHEMA = 1 << 20
+_STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+
+
+class Terms(TypedDict):
+    """How the engine treats a request; see `mlxr.Engine.generate`."""
+
+    priority: int
+    deadline: float | None
+    salt: str
+
+
+class StreamOptions(ApiModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: WithoutEffect = None
+
+
+class StructuredOutputs(ApiModel):
+    """What the answer's text must match, as vLLM names it."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingFields(ApiModel):
+    """Fields of OpenAI, and of vLLM after `seed`."""
+
+    model: str
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: WithoutEffect = None
+    store: WithoutEffect = None
+    metadata: WithoutEffect = None
+    service_tier: WithoutEffect = None
+    prompt_cache_key: WithoutEffect = None
+    prompt_cache_retention: WithoutEffect = None
+    safety_identifier: WithoutEffect = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    deadline: float | None = None
+    """Seconds after which the answer ends with what it has."""
+
+    def terms(self) -> Terms:
+        """How the engine treats the request."""
+        return Terms(priority=self.priority or 0, deadline=self.deadline, salt=self.cache_salt or "")
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
+    """The engine's options.
+
+    Args:
+        fields: of a request.
+        others: options that the API has under names of its own; None: not given.
+
+    Raises:
+        ApiError: two constraints, or a field that contradicts another.
+        RequestError: a value outside its range.
+    """
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_field("stream_options", "stream_options is for streams: set stream, or leave it out")
+    given: dict[str, Any] = {
+        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "max_tokens": fields.max_tokens,
+        "n": fields.n,
+        "seed": _seed(fields.seed),
+        "stop": [fields.stop] if isinstance(fields.stop, str) else fields.stop,
+        "include_stop": fields.include_stop_str_in_output,
+        "logit_bias": None if fields.logit_bias is None else _biases(fields.logit_bias),
+    }
+    for name in ("frequency_penalty", "presence_penalty", "top_p", "min_p", "typical_p", "repetition_penalty"):
+        given[name] = getattr(fields, name)
+    for name in ("min_tokens", "ignore_eos", "dry_multiplier", "dry_base", "dry_allowed_length"):
+        given[name] = getattr(fields, name)
+    given["top_k"] = None if fields.top_k == -1 else fields.top_k  # vLLM's word for all
+    given |= others
+    constraints = _constraints(fields)
+    if len({*constraints, *(name for name in ("json_schema",) if given.get(name) is not None)}) > 1 or (
+        constraints and given.get("json_schema") is not None
+    ):
+        raise ApiError(400, "the answer can follow one of response_format, guided_* and structured_outputs only")
+    options = {name: value for name, value in (given | constraints).items() if value is not None}
+    return Sampling(**({"max_tokens": None} | options))
+
+
+def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] | bool | None:
+    """`Sampling.json_schema` of a response format."""
+    if response_format is None or response_format.type == "text":
+        return None
+    if response_format.type == "json_object":
+        return True
+    if response_format.json_schema is None:
+        raise bad_field("response_format.json_schema", "response_format.json_schema is missing: it is required")
+    schema = response_format.json_schema.schema_
+    if schema is None:
+        return True
+    _check_schema("response_format.json_schema.schema", schema)
+    return schema
+
+
+class JsonSchema(ApiModel):
+    """A schema with its name."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiModel):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+def _constraints(fields: SamplingFields) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, option in _STRUCTURES.items():
+        if (value := getattr(fields, f"guided_{name}")) is not None:
+            given[f"guided_{name}"] = (option, value)
+    if (structured := fields.structured_outputs) is not None:
+        for name, option in _STRUCTURES.items():
+            value = structured.json_ if name == "json" else getattr(structured, name)
+            if value is not None:
+                given[f"structured_outputs.{name}"] = (option, value)
+        if structured.json_object:
+            given["structured_outputs.json_object"] = ("json_schema", True)
+    if len(given) > 1:
+        raise ApiError(400, f"{' and '.join(given)} are given; an answer follows one of them: drop the others")
+    for name, (option, value) in given.items():
+        if option == "json_schema":
+            _check_schema(name, value)
+    return dict(given.values())
+
+
+def _check_schema(name: str, schema: Any) -> None:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    if len(text) > _MOST_SCHEMA:
+        raise bad_field(name, f"{name} has {len(text)} characters, more than the {_MOST_SCHEMA} that a schema may have")
+
+
+def _seed(seed: int | None) -> int | None:
+    """Clients may send any 64-bit number."""
+    return None if seed is None else seed % 2**64
+
+
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    for token in biases:
+        if not (token.isascii() and token.isdigit()):
+            raise bad_field("logit_bias", f"logit_bias has the key {token!r}; expected token ids")
+    return {int(token): bias for token, bias in biases.items()}

@@ -1,0 +1,74 @@
+"""A served model that `mlxr.Engine` loads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.engine import Engine, with_sequences
+from mlxr.planned_memory import PlannedMemory, planned_memory
+from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.server.chat.chat_format import ChatFormat
+from mlxr.server.pool.served_model import LoadedModel, Progress
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """A model's files, and the options of its engine; see `mlxr.Engine`.
+
+    Attributes:
+        name: what requests call it.
+        model: what MODEL means for commands.
+        template: a Jinja2 file to use instead of the model's own chat template.
+    """
+
+    name: str
+    model: str
+    max_sequences: int = 16
+    max_waiting: int = 1024
+    host: str = "auto"
+    threads: int | None = None
+    changes: Changes = NO_CHANGES
+    tiers: TierSizes = NO_TIERS
+    draft: str | None = None
+    prompt_lookup: bool = False
+    template: Path | None = None
+
+    def planned_memory(self) -> PlannedMemory:
+        """See `ModelSource`. A draft model's memory counts."""
+        own = planned_memory(self.model, host=self.host, threads=self.threads, changes=self._changes, tiers=self.tiers)
+        if self.draft is None:
+            return own
+        draft = planned_memory(self.draft, host=self.host, threads=self.threads)
+        return PlannedMemory(own.full + draft.full, own.least + draft.least)
+
+    def load(self, progress: Progress) -> LoadedModel:
+        """See `ModelSource`."""
+        engine = Engine(
+            self.model,
+            max_sequences=self.max_sequences,
+            max_waiting=self.max_waiting,
+            host=self.host,
+            threads=self.threads,
+            changes=self.changes,
+            tiers=self.tiers,
+            draft=self.draft,
+            prompt_lookup=self.prompt_lookup,
+            progress=progress,
+        )
+        try:
+            template = engine.model.chat_template(self.template)
+        except MlxrError as error:
+            if self.template is not None:
+                engine.close()
+                raise
+            return LoadedModel(engine, None, str(error))
+        template.start()
+        tokenizer = engine.model.require_tokenizer()
+        chat_format = ChatFormat(template, tokenizer, engine.model.artifact.plan.arena.context)
+        return LoadedModel(engine, chat_format, template=template.text)
+
+    @property
+    def _changes(self) -> Changes:
+        """As `mlxr.Engine` changes the spec."""
+        return with_sequences(self.changes, self.max_sequences)

@@ -1,0 +1,239 @@
+"""The models of a server: loaded once when they are asked for, unloaded when nobody asks or another needs the memory.
+
+One event loop owns the pool. Nothing is loaded that does not fit by the plan's numbers; a model that is in use, or
+pinned, is never unloaded.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from mlxr.compiler.artifact import size
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.planned_memory import PlannedMemory
+from mlxr.runtime.memory.free_memory import MachineMemory
+from mlxr.server.errors import ApiError
+from mlxr.server.pool.served_model import LoadedModel, ModelSource, ServedModel
+
+FOREVER = float("inf")
+_LOOK_SECONDS = 0.5
+
+
+def free_bytes() -> int:
+    """Memory of this machine that is free now."""
+    return MachineMemory().read().free_bytes
+
+
+class ModelPool:
+    """Models by their names."""
+
+    def __init__(
+        self,
+        sources: Iterable[ModelSource],
+        *,
+        memory_bytes: int | None = None,
+        keep_alive: float = 300.0,
+        load_seconds: float = 600.0,
+        pinned: Iterable[str] = (),
+        free: Callable[[], int] = free_bytes,
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+            sources: the models.
+            memory_bytes: most bytes of all loaded models; None: what the machine has free.
+            keep_alive: seconds after its last request at which a model is unloaded; `FOREVER`: never.
+            load_seconds: how long a request waits for a model that is being loaded.
+            pinned: names of models that are never unloaded.
+            free: tells the bytes of memory that are free.
+        """
+        self._models = {source.name: ServedModel(source, source.name in set(pinned)) for source in sources}
+        self._memory_bytes, self.keep_alive, self._load_seconds = memory_bytes, keep_alive, load_seconds
+        self._free = free
+        self._changing = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """All models, loaded or not."""
+        return list(self._models.values())
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server is ending."""
+        return self._closing
+
+    def start(self) -> None:
+        """Begins to unload models that nobody uses."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Unloads all models; requests that wait for one get an error."""
+        self._closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+        for model in self.models:
+            if model.loading is not None:
+                with suppress(Exception):
+                    await asyncio.shield(model.loading)
+        async with self._changing:
+            for model in self.models:
+                await self._unload(model)
+
+    def find(self, name: str) -> ServedModel:
+        """A model by its name.
+
+        Raises:
+            ApiError: there is none.
+        """
+        if (model := self._models.get(name)) is None:
+            known = ", ".join(self._models) or "none"
+            raise ApiError(
+                404, f"there is no model {name!r} here; this server has: {known}", code="model_not_found", param="model"
+            )
+        return model
+
+    @asynccontextmanager
+    async def use(self, name: str, keep_alive: float | None = None) -> AsyncGenerator[LoadedModel]:
+        """A model for the time of a request; it is loaded first if need be.
+
+        Args:
+            name: the model's.
+            keep_alive: seconds after this request at which it may be unloaded; None: as before.
+
+        Raises:
+            ApiError: there is no such model, it cannot be loaded, or not in time.
+        """
+        model = self.find(name)
+        model.users += 1  # from now on nobody unloads it
+        try:
+            if keep_alive is not None:
+                model.keep_alive = keep_alive
+            yield await self._loaded(model)
+        finally:
+            model.users -= 1
+            model.last_used = time.monotonic()
+
+    async def unload(self, name: str) -> bool:
+        """Unloads a model that nobody uses; returns whether it is unloaded now."""
+        model = self.find(name)
+        async with self._changing:
+            if model.users == 0:
+                await self._unload(model)
+        return model.state == "cold"
+
+    async def _loaded(self, model: ServedModel) -> LoadedModel:
+        while True:
+            if self._closing:
+                raise ApiError(503, "the server is ending", "server_error", "shutting_down")
+            if model.state == "loaded" and model.loaded is not None:
+                if (reason := model.loaded.engine.health()) is None:
+                    return model.loaded
+                await self._replace(model, model.loaded, reason)
+                continue
+            if model.loading is None:
+                model.loading = asyncio.create_task(self._load(model))
+            try:
+                await asyncio.wait_for(asyncio.shield(model.loading), self._load_seconds)
+            except TimeoutError:
+                raise ApiError(
+                    503,
+                    f"{model.name} is still being loaded after {self._load_seconds:g} s ({model.progress}): try again",
+                    "server_error",
+                    "model_loading",
+                    headers={"Retry-After": "5"},
+                ) from None
+            except MlxrError as error:
+                raise ApiError(
+                    500, f"{model.name} cannot be loaded: {error}", "server_error", "model_failed"
+                ) from error
+
+    async def _load(self, model: ServedModel) -> None:
+        try:
+            async with self._changing:
+                model.state, model.progress = "loading", "making a plan"
+                memory = await asyncio.to_thread(model.source.planned_memory)
+                model.planned_bytes = await self._make_room(model, memory)
+
+                def tell(what: str, done: int, total: int) -> None:
+                    model.progress = f"{what} {100 * done // max(1, total)} %"
+
+                model.loaded = await asyncio.to_thread(model.source.load, tell)
+                model.state, model.progress = "loaded", ""
+                model.loads += 1
+                model.last_used = time.monotonic()
+        finally:
+            model.loading = None
+            if model.loaded is None:
+                model.state, model.progress = "cold", ""
+
+    async def _make_room(self, wanted: ServedModel, memory: PlannedMemory) -> int:
+        """Unloads models that nobody uses, the least recently used first, until there is room; returns for how much."""
+        while (room := self._room()) < memory.full:
+            idle = [model for model in self.models if model.is_idle]
+            if not idle:
+                if room < memory.least:
+                    raise self._no_room(wanted, memory.least, room)
+                return room  # its arena will be smaller
+            await self._unload(min(idle, key=lambda model: model.last_used))
+        return memory.full
+
+    def _room(self) -> int:
+        free = self._free()
+        if self._memory_bytes is None:
+            return free
+        used = sum(model.planned_bytes for model in self.models if model.state == "loaded")
+        return min(self._memory_bytes - used, free)
+
+    def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
+        loaded = [model for model in self.models if model.state == "loaded"]
+        held = ", ".join(
+            f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in loaded
+        )
+        go = f"what would have to go is in use or pinned: {held}" if loaded else "no other model is loaded"
+        limit = "" if self._memory_bytes is None else f" of {size(self._memory_bytes)} for models"
+        return ApiError(
+            503,
+            f"{wanted.name} takes {size(needed)} of memory, and {size(max(0, room))}{limit} are free; {go}. "
+            "Try again later, or start the server with a smaller --context",
+            "server_error",
+            "no_memory",
+            headers={"Retry-After": "10"},
+        )
+
+    async def _replace(self, model: ServedModel, dead: LoadedModel, reason: str) -> None:
+        """Drops a model whose engine has ended, so that it is loaded again."""
+        async with self._changing:
+            if model.loaded is dead:
+                model.progress = reason
+                await self._unload(model)
+
+    async def _unload(self, model: ServedModel) -> None:
+        if model.loaded is None:
+            return
+        model.state, loaded = "unloading", model.loaded
+        model.loaded = None
+        try:
+            await asyncio.to_thread(_close, loaded)
+        finally:
+            model.state, model.keep_alive = "cold", None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for model in self.models:
+                keep = self.keep_alive if model.keep_alive is None else model.keep_alive
+                if model.is_idle and now - model.last_used >= keep:
+                    async with self._changing:
+                        if model.is_idle:
+                            await self._unload(model)
+
+
+def _close(loaded: LoadedModel) -> None:
+    loaded.engine.close()
+    if loaded.chat_format is not None:
+        with suppress(HostError, OSError):
+            loaded.chat_format.close()

@@ -1,0 +1,115 @@
+"""A model that the server has, loaded or not."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from mlxr.planned_memory import PlannedMemory
+from mlxr.runtime.engine.engine import Engine
+from mlxr.server.chat.chat_format import ChatFormat
+from mlxr.server.errors import ApiError
+
+State = Literal["cold", "loading", "loaded", "unloading"]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a model needs to answer.
+
+    Attributes:
+        engine: answers token ids.
+        chat_format: turns conversations into token ids, and answers into text, reasoning and tool calls; None: the
+            model has no chat template.
+        no_format: why there is none.
+        template: the text of the chat template; empty: there is none.
+    """
+
+    engine: Engine
+    chat_format: ChatFormat | None
+    no_format: str = ""
+    template: str = ""
+
+    @property
+    def format(self) -> ChatFormat:
+        """How the model writes conversations.
+
+        Raises:
+            ApiError: it has no chat template.
+        """
+        if self.chat_format is None:
+            message = f"this model cannot chat: {self.no_format}; ask /v1/completions, or a model that was made to chat"
+            raise ApiError(400, message, code="no_chat_template", param="model")
+        return self.chat_format
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer."""
+        return self.engine.model.artifact.plan.arena.context
+
+
+class ModelSource(Protocol):
+    """Where a served model comes from."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+    def planned_memory(self) -> PlannedMemory:
+        """What it takes when it is loaded. Slow: it may compile.
+
+        Raises:
+            MlxrError: it cannot be found or compiled.
+        """
+
+    def load(self, progress: Progress) -> LoadedModel:
+        """Loads it. Slow.
+
+        Raises:
+            MlxrError: it cannot be loaded.
+        """
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """One model of the pool.
+
+    Attributes:
+        source: where it comes from.
+        pinned: whether it is never unloaded.
+        state: whether it is loaded.
+        loaded: what answers; None while it is not loaded.
+        loading: ends when a load under way ends; None if there is none.
+        progress: what is being loaded now, for people.
+        planned_bytes: memory that it takes; 0 until that is known.
+        users: requests that use it now.
+        last_used: when the last request ended, by `time.monotonic`.
+        created: when it was first served, in seconds since 1970.
+        keep_alive: seconds after the last request at which it is unloaded; None: what the pool says.
+        loads: how often it was loaded.
+    """
+
+    source: ModelSource
+    pinned: bool = False
+    state: State = "cold"
+    loaded: LoadedModel | None = None
+    loading: "asyncio.Task[None] | None" = None
+    progress: str = ""
+    planned_bytes: int = 0
+    users: int = 0
+    last_used: float = field(default_factory=time.monotonic)
+    created: int = field(default_factory=lambda: int(time.time()))
+    keep_alive: float | None = None
+    loads: int = 0
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+        return self.source.name
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be unloaded now."""
+        return self.state == "loaded" and not self.users and not self.pinned

@@ -1,0 +1,142 @@
+"""Who may ask: keys, names of the host, and limits of what a request may send."""
+
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxr.server.errors import ApiError
+from mlxr.server.settings import ServerSettings
+from mlxr.server.sse import error_response
+
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Whoever watches the server may ask these without a key; they tell nothing of models."""
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Guard:
+    """Refuses requests before their bodies are read.
+
+    A page of any site can make a browser ask a server on this machine, under a name that the site's owner lets point
+    here (DNS rebinding). So a request must name a host that is known, or an address.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        """Guards an app.
+
+        Args:
+            app: it.
+            settings: keys, names and limits.
+        """
+        self._app, self._settings = app, settings
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._names = {*_LOOPBACK, settings.address.lower(), *(name.lower() for name in settings.hosts)}
+        self._origins = set(settings.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or answers with an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+            body = _LimitedBody(scope, receive, send, self._settings.most_body_bytes)
+            await self._app(scope, body.receive, body.send)
+        except ApiError as error:
+            await error_response(scope["path"], error)(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = scope["headers"]
+        host = _header(headers, b"host")
+        if not self._knows(host):
+            raise ApiError(
+                403,
+                f"the host {host!r} is not a name of this server: ask by its address, or start it with --allow-host "
+                f"{_name_of(host)}",
+                "permission_error",
+                "unknown_host",
+            )
+        origin = _header(headers, b"origin")
+        if origin and scope["method"] not in {"OPTIONS", "GET", "HEAD"} and not self._is_own(origin, host):
+            raise ApiError(
+                403,
+                f"pages of {origin} may not use this server; start it with --allow-origin {origin} to let them",
+                "permission_error",
+                "unknown_origin",
+            )
+        if self._keys and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
+            self._check_key(headers, scope["path"])
+
+    def _check_key(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> None:
+        scheme, _, token = _header(headers, b"authorization").partition(" ")
+        given = _header(headers, b"x-api-key") or (token if scheme.lower() == "bearer" else "")
+        key = given.strip().encode()
+        matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early end
+        if any(matches):
+            return
+        if path == "/" or path.startswith("/page/"):
+            return  # the page itself asks for the key
+        raise ApiError(
+            401,
+            "this server asks for a key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            "authentication_error",
+            "invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _knows(self, host: str) -> bool:
+        name = _name_of(host)
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True  # an address cannot be rebound
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        return origin in self._origins or "*" in self._origins or urlsplit(origin).netloc.lower() == host.lower()
+
+
+def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+class _LimitedBody:
+    """Refuses a body of too many bytes: before it is read if its length is told, else when there are more."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
+        told = _header(scope["headers"], b"content-length")
+        if told.isdigit() and int(told) > most_bytes:
+            raise _too_large(most_bytes)
+        self._scope, self._receive, self._send, self._most = scope, receive, send, most_bytes
+        self._read = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._read += len(message.get("body", b""))
+        if self._read > self._most:
+            raise _too_large(self._most)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._read <= self._most:
+            await self._send(message)
+        elif message["type"] == "http.response.start":  # whatever the app makes of the error
+            await error_response(self._scope["path"], _too_large(self._most))(self._scope, self._receive, self._send)
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the body has more than {most_bytes} bytes, the most that this server takes", code="too_large"
+    )

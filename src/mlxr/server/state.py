@@ -1,0 +1,32 @@
+"""What the handlers of requests share: the models and the settings."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The server's own objects.
+
+    Attributes:
+        pool: the models.
+        settings: limits and times.
+    """
+
+    pool: ModelPool
+    settings: ServerSettings
+
+    @staticmethod
+    def of(request: Request) -> "ServerState":
+        """The state of the server that got a request."""
+        return cast(ServerState, request.app.state.server)
+
+    def alive(self, name: str) -> bytes:
+        """What a stream says while it has nothing to say: how far the model is, if it is being loaded."""
+        progress = self.pool.find(name).progress
+        return f": loading {progress}\n\n".encode() if progress else b": alive\n\n"

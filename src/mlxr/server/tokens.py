@@ -1,0 +1,78 @@
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's form."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.errors import bad_field
+from mlxr.server.fields import ApiModel
+from mlxr.server.openai.chat_request import Message, Tool, told_message
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+
+
+class TokenizeRequest(ApiModel):
+    """The body of /tokenize: a text, or a conversation."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    """The body of /detokenize."""
+
+    model: str
+    tokens: list[int]
+
+
+@router.post("/tokenize", tags=["Tokens"])
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    """The token ids of a text, or of a conversation up to where the answer begins."""
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_field("prompt", "expected either prompt or messages")
+    async with ServerState.of(request).pool.use(body.model) as model:
+        tokenizer = model.engine.model.require_tokenizer()
+        if body.prompt is not None:
+            ids = tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
+        else:
+            messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
+            tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
+            ids = await model.format.prompt(
+                ChatJob(messages, Sampling(), tools, variables=body.chat_template_kwargs or {})
+            )
+        told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
+        if body.return_token_strs:
+            told["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]
+        return told
+
+
+@router.post("/detokenize", tags=["Tokens"])
+async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
+    """The text of token ids."""
+    async with ServerState.of(request).pool.use(body.model) as model:
+        return {"prompt": model.engine.model.require_tokenizer().decode(body.tokens)}
+
+
+@router.get("/tokenizer_info", tags=["Tokens"])
+async def tokenizer_info(model: str, request: Request) -> dict[str, Any]:
+    """What a model's tokenizer is."""
+    async with ServerState.of(request).pool.use(model) as loaded:
+        tokenizer = loaded.engine.model.require_tokenizer()
+        special = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        return {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.eos_id,
+            "end_token_ids": sorted(tokenizer.eos_ids),
+            "add_bos_token": tokenizer.adds_bos,
+            "chat_template": loaded.template or None,
+        } | {name: None if token is None else tokenizer.token_text(token) for name, token in special.items()}

@@ -1,0 +1,164 @@
+"""The pool, with sources that load nothing: what is loaded when, and what goes for it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from mlxr.compiler.errors import WeightsError
+from mlxr.planned_memory import PlannedMemory
+from mlxr.server.errors import ApiError
+from mlxr.server.pool.model_pool import FOREVER, ModelPool
+from mlxr.server.pool.served_model import LoadedModel, Progress
+
+GB = 2**30
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.is_closed = False
+
+    def health(self) -> str | None:
+        return self.failure
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Source:
+    def __init__(self, name: str, size: int = 4 * GB, least: int | None = None) -> None:
+        self.name, self.memory = name, PlannedMemory(size, size if least is None else least)
+        self.engines: list[Engine] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    def planned_memory(self) -> PlannedMemory:
+        return self.memory
+
+    def load(self, progress: Progress) -> LoadedModel:
+        progress("weights", 1, 4)
+        self.gate.wait(10)
+        if self.failure:
+            raise self.failure
+        self.engines.append(Engine())
+        return LoadedModel(cast(Any, self.engines[-1]), None)
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self.engines) and not self.engines[-1].is_closed
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(cast(Any, test()), 20))
+
+
+async def use(pool: ModelPool, name: str, **options: Any) -> None:
+    async with pool.use(name, **options):
+        pass
+
+
+def test_requests_for_a_cold_model_load_it_once() -> None:
+    async def test() -> None:
+        a = Source("a")
+        a.gate.clear()
+        pool = ModelPool([a], free=lambda: 9 * GB)
+        users = [asyncio.create_task(use(pool, "a")) for _ in range(5)]
+        while not pool.find("a").progress.startswith("weights"):
+            await asyncio.sleep(0.001)
+        assert pool.find("a").progress == "weights 25 %"
+        users[0].cancel()  # who leaves does not stop the load for the others
+        a.gate.set()
+        await asyncio.gather(*users[1:])
+        assert len(a.engines) == 1 and pool.find("a").users == 0
+        await pool.close()
+        assert a.engines[0].is_closed
+
+    run(test)
+
+
+def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() -> None:
+    async def test() -> None:
+        sources = {name: Source(name) for name in "abcd"} | {"big": Source("big", 20 * GB, 11 * GB)}
+        pool = ModelPool(sources.values(), memory_bytes=12 * GB, pinned=["d"], free=lambda: 99 * GB)
+        for name in "dab":
+            await use(pool, name)
+        await use(pool, "a")
+        async with pool.use("a"):
+            await use(pool, "c")  # b was used before a
+            assert not sources["b"].is_loaded and sources["a"].is_loaded and sources["d"].is_loaded
+            async with pool.use("c"):
+                with pytest.raises(
+                    ApiError, match=r"b takes 4\.0 GiB .* in use or pinned: .*a \(4\.0 GiB, in use\)"
+                ) as no:
+                    await use(pool, "b")
+                assert no.value.status == 503 and "Retry-After" in no.value.headers
+            await use(pool, "b")
+        with pytest.raises(ApiError, match=r"big takes 11\.0 GiB .* d \(4\.0 GiB, pinned\)"):
+            await use(pool, "big")
+        await pool.close()
+
+    run(test)
+
+
+def test_a_model_may_be_loaded_with_less_cache_than_planned() -> None:
+    async def test() -> None:
+        big = Source("big", 20 * GB, 8 * GB)
+        pool = ModelPool([big], free=lambda: 10 * GB)
+        await use(pool, "big")
+        assert big.is_loaded and pool.find("big").planned_bytes == 10 * GB
+        await pool.close()
+
+    run(test)
+
+
+def test_models_that_nobody_uses_are_unloaded_after_their_time() -> None:
+    async def test() -> None:
+        a, b = Source("a"), Source("b")
+        pool = ModelPool([a, b], keep_alive=0.05, free=lambda: 99 * GB)
+        pool.start()
+        async with pool.use("a"):
+            await use(pool, "b", keep_alive=FOREVER)
+            await asyncio.sleep(0.8)
+            assert a.is_loaded, "it is in use"
+        end = time.monotonic() + 10
+        while a.is_loaded and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert not a.is_loaded and b.is_loaded
+        await use(pool, "a")
+        assert len(a.engines) == 2 and await pool.unload("b") and not b.is_loaded
+        await pool.close()
+
+    run(test)
+
+
+def test_a_load_that_fails_and_an_engine_that_died() -> None:
+    async def test() -> None:
+        a = Source("a")
+        pool = ModelPool([a], free=lambda: 99 * GB, load_seconds=0.1)
+        a.failure = WeightsError("the file is damaged")
+        with pytest.raises(ApiError, match="a cannot be loaded: the file is damaged"):
+            await use(pool, "a")
+        a.failure = None
+        await use(pool, "a")
+        a.engines[0].failure = "the engine has failed"
+        await use(pool, "a")
+        assert len(a.engines) == 2 and a.engines[0].is_closed
+        await pool.unload("a")
+        a.gate.clear()
+        with pytest.raises(ApiError, match=r"a is still being loaded after 0\.1 s \(weights 25 %\)") as slow:
+            await use(pool, "a")
+        assert slow.value.status == 503
+        a.gate.set()
+        with pytest.raises(ApiError, match="there is no model 'x' here"):
+            await use(pool, "x")
+        await pool.close()
+        with pytest.raises(ApiError, match="the server is ending"):
+            await use(pool, "a")
+        assert not a.is_loaded
+
+    run(test)

@@ -1,0 +1,52 @@
+"""Keys, names of the host, origins and limits."""
+
+import httpx
+import pytest
+
+from mlxr.compiler.errors import RequestError
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.settings import ServerSettings
+from mlxr_tests.running_server import running_server, tiny_source
+
+SETTINGS = ServerSettings(
+    api_keys=("first", "second"), origins=("https://mine.example",), hosts=("box.lan",), most_body_bytes=1000
+)
+
+
+def test_who_may_ask() -> None:
+    with running_server(lambda: ModelPool([tiny_source()]), SETTINGS) as server:
+
+        def get(path: str = "/v1/models", **headers: str) -> httpx.Response:
+            return server.http.get(path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+        assert get("/health").status_code == 200
+        for wrong in ({}, {"authorization": "Bearer firs"}, {"x_api_key": ""}, {"authorization": "second"}):
+            refused = get(**wrong)
+            assert refused.status_code == 401 and "asks for a key" in refused.json()["error"]["message"]
+        assert get(authorization="Bearer second").status_code == get(x_api_key="first").status_code == 200
+
+        key = {"authorization": "Bearer first"}
+        assert get(**key, host="evil.example").status_code == 403
+        assert get(**key, host="box.lan:8080").status_code == get(**key, host="localhost").status_code == 200
+        assert get(**key, host="[::1]:1").status_code == get(**key, host="10.0.0.1").status_code == 200
+
+        def post(size: int = 2, **headers: str) -> int:
+            return server.http.post("/v1/completions", content=b" " * size, headers=key | headers).status_code
+
+        assert post(origin="https://evil.example") == 403
+        assert post(origin="https://mine.example") == post(origin=server.url) == post() == 400  # no JSON
+        assert post(1001) == 413
+        chunked = server.http.post("/v1/completions", content=iter([b" " * 600] * 3), headers=key)
+        assert chunked.status_code == 413
+        allowed = server.http.options(
+            "/v1/models", headers={"origin": "https://mine.example", "access-control-request-method": "GET"}
+        )
+        assert allowed.headers["access-control-allow-origin"] == "https://mine.example"
+        assert server.http.get("/nowhere", headers=key).json()["error"]["message"] == "there is no /nowhere here"
+
+
+def test_an_address_that_others_reach_needs_a_key() -> None:
+    with pytest.raises(RequestError, match=r"0\.0\.0\.0 can be reached from other machines"):
+        ServerSettings("0.0.0.0")
+    assert ServerSettings("0.0.0.0", api_keys=("k",)) and ServerSettings("::", allow_open=True)
+    assert ServerSettings("127.0.0.2").is_loopback and ServerSettings("::1").is_loopback

@@ -1,0 +1,95 @@
+"""A server that runs in a thread of the test's process, with the tiny model under several names."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from mlxr.compiler.spec.change import Changes
+from mlxr.server.app import make_app
+from mlxr.server.pool.engine_source import EngineSource
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.settings import ServerSettings
+from mlxr_tests.storyteller import TINY
+
+EXACT = Changes(compute="exact", cache_dtype="f32")
+CHATML = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def tiny_source(name: str = "tiny", template: Path | None = None, **options: Any) -> EngineSource:
+    """The tiny model, in exact arithmetic, so that answers do not depend on what else runs."""
+    options = {"max_sequences": 4, "host": "cpu", "threads": 1, "changes": EXACT} | options
+    return EngineSource(name, str(TINY), template=template, **options)
+
+
+class RunningServer:
+    """A server that runs.
+
+    Attributes:
+        url: where.
+        pool: its models; only its own loop may call them, see `do`.
+        http: a client.
+    """
+
+    def __init__(self, make_pool: Callable[[], ModelPool], settings: ServerSettings) -> None:
+        """Starts it and waits until it listens."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.pool: ModelPool
+        self.loop: asyncio.AbstractEventLoop
+        self._server: uvicorn.Server
+        started = threading.Event()
+
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            self.pool = make_pool()
+            self._server = uvicorn.Server(
+                uvicorn.Config(make_app(self.pool, settings), log_level="warning", timeout_graceful_shutdown=5)
+            )
+            started.set()
+            await self._server.serve([self._listener])
+
+        self._thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+        self._thread.start()
+        assert started.wait(30)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http.get("/health").raise_for_status()
+
+    def do(self, action: Callable[[], Any]) -> Any:
+        """Calls a function, or awaits what it returns, in the server's loop."""
+
+        async def run() -> Any:
+            result = action()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
+
+    def close(self) -> None:
+        """Stops it."""
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def running_server(
+    make_pool: Callable[[], ModelPool], settings: ServerSettings | None = None
+) -> Iterator[RunningServer]:
+    """A server for the time of a `with` block."""
+    server = RunningServer(make_pool, settings or ServerSettings())
+    try:
+        yield server
+    finally:
+        server.close()
