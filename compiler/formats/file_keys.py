@@ -5,8 +5,19 @@ The keys of a model's architecture are not here: models/importers and models/fam
 
 CONFIG_FILE = "config.json"
 """The file that describes a model in a Hugging Face folder."""
+DESCRIBING_FILES = (
+    CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""All files of a Hugging Face folder that are read beside the weights."""
 CONFIG_BYTES = 1 << 20
-"""The largest size that is read."""
+"""The largest size of config.json that is read."""
 QUANTISATION = ("quantization", "quantization_config")
 """Its keys for how weights are quantised: mlx-lm's and Hugging Face's."""
 

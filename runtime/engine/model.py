@@ -36,7 +36,7 @@ from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.runtime.tokenizer.find_chat_template import GgufTemplate, load_chat_template
+from mlxr.runtime.tokenizer.find_chat_template import ReadTemplate, load_chat_template
 from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
@@ -102,9 +102,9 @@ class Model:
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
-        self._template_places: list[Path | GgufTemplate] = [] if tokenizer is None else [Path(tokenizer)]
+        self._template_places: list[Path | ReadTemplate] = [] if tokenizer is None else [Path(tokenizer)]
         is_gguf = file.format == "gguf"  # whose metadata have been read
-        said = GgufTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
+        said = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
         self._template_places.append(said if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.types = plan.programs[entry.target_among(plan.targets)].types
@@ -281,6 +281,15 @@ class Model:
             RequestError: the model has no tokenizer.
         """
         return load_chat_template(self._template_places, self.require_tokenizer(), file)
+
+    def use_template(self, text: str, source: str) -> None:
+        """Makes a chat template the model's own.
+
+        Args:
+            text: the template.
+            source: where it comes from, for messages.
+        """
+        self._template_places.insert(0, ReadTemplate(Path(source), text))
 
     def stream(self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None) -> Generation:
         """The answer to one prompt; iterate over it for the tokens. See `start`."""

@@ -15,8 +15,8 @@ from mlxr.runtime.weights.gguf_parts import only_model
 _MOST_CHARACTERS = 1 << 20
 
 
-class GgufTemplate(NamedTuple):
-    """What a GGUF file says of its chat template."""
+class ReadTemplate(NamedTuple):
+    """A chat template that was read already: what a GGUF file says of it, or what a user gave."""
 
     path: Path
     text: Any
@@ -24,7 +24,7 @@ class GgufTemplate(NamedTuple):
 
 
 def load_chat_template(
-    places: Sequence[Path | GgufTemplate], tokenizer: Tokenizer, file: str | Path | None = None
+    places: Sequence[Path | ReadTemplate], tokenizer: Tokenizer, file: str | Path | None = None
 ) -> ChatTemplate:
     """The chat template of a model.
 
@@ -46,29 +46,29 @@ def load_chat_template(
     if file is not None:
         return ChatTemplate(read_template_file(Path(file)), str(file), tokens)
     for place in places:
-        own = place if isinstance(place, GgufTemplate) else _read_gguf(place)
+        own = place if isinstance(place, ReadTemplate) else _read_gguf(place)
         if own is not None and own.text is not None:
             return ChatTemplate(_checked(own), str(own.path), tokens)
-        path = place.path if isinstance(place, GgufTemplate) else place
+        path = place.path if isinstance(place, ReadTemplate) else place
         if (beside := read_chat_template(path if path.is_dir() else path.parent)) is not None:
             return ChatTemplate(*beside, tokens)
     last = places[-1]
     raise ChatTemplateError(
-        f"{last.path if isinstance(last, GgufTemplate) else last}: the model comes without a chat template (none in a "
+        f"{last.path if isinstance(last, ReadTemplate) else last}: the model comes without a chat template (none in a "
         ".gguf file, and no chat_template.jinja or tokenizer_config.json with one); it may not be made for "
         "conversations. Give one with --template FILE"
     )
 
 
-def _read_gguf(place: Path) -> GgufTemplate | None:
+def _read_gguf(place: Path) -> ReadTemplate | None:
     """What a GGUF file says, or the only GGUF model of a folder."""
     file = only_model(file for file in place.glob("*.gguf") if file.is_file()) if place.is_dir() else place
     if file is None or file.suffix.lower() != ".gguf":
         return None
-    return GgufTemplate(file, gguf_metadata(file).get(file_keys.CHAT_TEMPLATE))
+    return ReadTemplate(file, gguf_metadata(file).get(file_keys.CHAT_TEMPLATE))
 
 
-def _checked(template: GgufTemplate) -> str:
+def _checked(template: ReadTemplate) -> str:
     text = template.text
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise TokenizerError(

@@ -41,11 +41,17 @@ def import_model(path: Path, options: ImportOptions) -> tuple[ModelSpec, Path]:
     if path.is_dir() and not (path / CONFIG_FILE).is_file():
         weights = only_model(path.glob("*.gguf")) or path
     file = open_weights(weights)
-    name = path.absolute().name if path.is_dir() and weights == path else model_name(weights)
+    name = _folder_name(path.absolute()) if path.is_dir() and weights == path else model_name(weights)
     spec = import_weights(file, name, options)
     if spec is None:
         raise SpecError(f"{path}: has no {CONFIG_FILE}, so nothing says what model this is")
     return spec, weights
+
+
+def _folder_name(folder: Path) -> str:
+    """A folder's name; of a folder in huggingface_hub's cache, models--ORG--REPO/snapshots/COMMIT, the repository's."""
+    repository = folder.parent.parent.name
+    return repository.rpartition("--")[2] if folder.parent.name == "snapshots" and repository else folder.name
 
 
 def import_weights(file: WeightFile, name: str, options: ImportOptions) -> ModelSpec | None:

@@ -1,24 +1,26 @@
-"""What MODEL means: an artifact, a spec, a bundled model's name, or a model's own files; and how it is loaded."""
+"""What MODEL means, and how it is loaded.
 
-import hashlib
+It is an artifact, a spec, a bundled model's name, a model's own files, or a name in the user's registry, over which a
+path wins.
+"""
+
 import os
-import sys
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxr.artifact_cache import cached_artifact
 from mlxr.compiler.artifact import Artifact, Chip, load_artifact
-from mlxr.compiler.errors import ContextError, MlxrError, RequestError, WeightsError
+from mlxr.compiler.errors import ContextError, RequestError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
-from mlxr.compiler.spec.load import dump_spec, load_spec
+from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.compiler.version import VERSION
+from mlxr.named_model import named_model, note_use
+from mlxr.registry.records import merged
 from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
-from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
     from mlxr.runtime.hosts.host import Progress
 
-MODEL_HELP = "an artifact folder, a spec file, a bundled model's name, a .gguf file, or a Hugging Face folder"
+MODEL_HELP = (
+    "an artifact folder, a spec file, a bundled or registered model's name, a .gguf file, or a Hugging Face folder"
+)
 
 
 def load(
@@ -47,7 +51,8 @@ def load(
 
     Args:
         model: an artifact, a spec, or what commands take for MODEL, as text or path: an artifact folder, a spec file, a
-            bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
+            bundled model's name, a .gguf file, a Hugging Face or mlx-lm folder, or the name of a registered model. What
+            a model was registered with holds where the other arguments have their defaults.
         weights: a .safetensors or .gguf file, a safetensors index, or a folder of them; None: the model's own.
         host: `auto`, `metal`, `cuda`, `cpu`, `sim` or `reference`.
         tokenizer: a tokenizer.json, a tokenizer.model, a GGUF file or a folder; None: looked for in and beside the
@@ -80,6 +85,25 @@ def load(
         raise RequestError("a draft model and prompt lookup both guess tokens: choose one of them")
     if threads is not None:
         whole_number("threads", threads)
+    if not isinstance(model, Artifact | ModelSpec) and (registered := named_model(os.fspath(model))) is not None:
+        options = registered.options
+        loaded = load(
+            registered.source,
+            weights or options.weights,
+            host=options.host_for(host),
+            tokenizer=tokenizer or options.tokenizer,
+            threads=options.threads if threads is None else threads,
+            changes=merged(options.changes, changes),
+            tiers=tiers,
+            draft=draft,
+            prompt_lookup=prompt_lookup,
+            shrink_arena=shrink_arena,
+            progress=progress,
+        )
+        note_use(registered)
+        if options.template is not None:
+            loaded.use_template(options.template, f"the template that {registered.name} was added with")
+        return loaded
     where = resolve_host(host)
     if where.activations and changes.activation_dtype not in (None, *where.activations):
         raise RequestError(
@@ -93,7 +117,7 @@ def load(
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
         elif isinstance(model, ModelSpec):
-            artifact = _cached(changed(model, changes), chip_of(where))
+            artifact = cached_artifact(changed(model, changes), chip_of(where))
         else:
             name = os.fspath(model)
             artifact, own = resolve_artifact(name, changes, chip_of(where))
@@ -168,10 +192,18 @@ def resolve_artifact(
     Raises:
         MlxrError: there is no such model, or it cannot be compiled with these changes.
     """
+    name, changes, weights = _by_path(name, changes)
     if _is_compiled(name):
-        return _as_changed(load_artifact(name), changes), None
-    spec, weights = resolve_spec(name, changes)
-    return _cached(spec, chip), weights
+        return _as_changed(load_artifact(name), changes), weights
+    spec, own = resolve_spec(name, changes)
+    return cached_artifact(spec, chip), weights or own
+
+
+def _by_path(name: str, changes: Changes) -> tuple[str, Changes, Path | None]:
+    """MODEL without the registry: the path of a registered model, its changes with these, and its weights if others."""
+    if (model := named_model(name)) is None:
+        return name, changes, None
+    return os.fspath(model.source), merged(model.options.changes, changes), model.options.weights
 
 
 def _is_compiled(model: "Artifact | ModelSpec | str | os.PathLike[str]") -> bool:
@@ -194,6 +226,7 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
     Raises:
         MlxrError: there is no such model, or its spec contradicts itself or the changes.
     """
+    name, changes, weights = _by_path(name, changes)
     path = Path(name)
     if name not in bundled_specs():
         from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
@@ -211,48 +244,14 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.cache_memory,
                 changes.deterministic,
             )
-            return import_model(path, options)
+            spec, own = import_model(path, options)
+            return spec, weights or own
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"
-    return changed(spec, changes), bundled if bundled.is_file() else None
+    return changed(spec, changes), weights or (bundled if bundled.is_file() else None)
 
 
 def _as_changed(artifact: Artifact, changes: Changes) -> Artifact:
     spec = changed(artifact.spec, changes)
-    return artifact if spec == artifact.spec else _cached(spec, artifact.chip)
-
-
-def _cached(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
-    """The artifact from the cache, or compiled and cached. A cache that cannot be used costs a note and no more."""
-    geometry = chip.model_dump_json() if chip else ""
-    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
-    entry = f"{spec.name}-{key}"
-    try:
-        return load_artifact(cache_folder("artifacts") / entry)
-    except (MlxrError, OSError):
-        from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
-
-        artifact = compile_spec(spec, chip=chip).artifact
-    try:
-        artifact.write(cache_folder("artifacts") / entry, whatever_is_there=True)
-    except (MlxrError, OSError) as error:
-        print(f"note: not cached: {error}", file=sys.stderr)
-    return artifact
-
-
-def _compiler_digest() -> str:
-    """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale."""
-    digest = hashlib.sha256(VERSION.encode())
-    for package, pattern in (
-        ("mlxr.compiler", "*.py"),
-        ("mlxr.compiler", "chips/*.yaml"),
-        ("mlxr.templates", "*.jinja"),
-        ("mlxr.templates", "*.h"),
-        ("mlxr.templates", "*.cuh"),
-        ("mlxr.models", "families/*"),
-    ):
-        folder = Path(str(resources.files(package)))
-        for path in sorted(folder.rglob(pattern)):
-            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
+    return artifact if spec == artifact.spec else cached_artifact(spec, artifact.chip)

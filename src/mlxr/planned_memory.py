@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mlxr.compiler.errors import WeightsError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import chip_of, resolve_artifact
+from mlxr.named_model import named_model
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.memory.fitting_arena import least_arena
 
@@ -44,6 +45,9 @@ def planned_memory(
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
+    if (registered := named_model(os.fspath(model))) is not None:
+        host = registered.options.host_for(host)
+        threads = registered.options.threads if threads is None else threads
     where = resolve_host(host)
     artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
     chosen = weights or own

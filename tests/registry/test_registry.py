@@ -18,7 +18,7 @@ from mlxr_tests.registry_users import add_and_remove
 
 FILES = (FileRecord(Path("/m/a.gguf"), 7, 123456789012345678, "a" * 64), FileRecord(Path("/m/b"), 0, 5, "b" * 64))
 OPTIONS = LoadOptions(
-    Path("/m/w"), Path("/m/t"), "cpu", Changes(context=64, accepted_keys=("x", "y"), cache_memory="1GiB"), "{{ 1 }}"
+    Path("/m/w"), Path("/m/t"), "cpu", 3, Changes(context=64, accepted_keys=("x", "y"), cache_memory="1GiB"), "{{ 1 }}"
 )
 MODEL = ModelRecord("qwen", Path("/m/a.gguf"), "gguf", "hash", OPTIONS, FILES, 1.5)
 

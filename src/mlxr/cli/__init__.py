@@ -25,6 +25,10 @@ COMMANDS = {
     "tune": ("tune", "choose launch geometry by measuring on this machine's GPU"),
     "logits": ("logits", "write the logits of given tokens"),
     "import": ("import_spec", "write the spec of a model's own files"),
+    "add": ("add", "give a model a name"),
+    "list": ("list_models", "list the registered models"),
+    "show": ("show", "show a registered model"),
+    "remove": ("remove", "take a model's name out of the registry"),
     "models": ("models", "list the families and bundled specs"),
     "cache": ("cache", "list or clear what MLXR keeps on disk"),
 }

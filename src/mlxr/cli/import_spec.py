@@ -18,7 +18,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Write the spec of the model in a .gguf file, or in a Hugging Face or mlx-lm folder: to read, "
         "edit, and compile with mlxr-compile.",
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, or a folder with a config.json")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="a .gguf file, a folder with a config.json, or a registered name"
+    )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="SPEC.yaml", help="where to write it (default: standard output)"
     )
@@ -45,11 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from mlxr.compiler.spec.load import dump_spec  # noqa: PLC0415
     from mlxr.compiler.spec.other_files import other_than_a_model  # noqa: PLC0415
     from mlxr.imported_model import import_model, is_model_file  # noqa: PLC0415 (reads GGUF: only when needed)
+    from mlxr.registry.registry import Registry  # noqa: PLC0415
 
     if args.context is not None and args.context < 1:
         raise RequestError(f"--context is {args.context}; expected at least 1")
     if args.sequences < 1:
         raise RequestError(f"--sequences is {args.sequences}; expected at least 1")
+    if not args.model.exists() and (registered := Registry().get(str(args.model))) is not None:
+        args.model = registered.source
     if not is_model_file(args.model):
         if str(args.model) in bundled_specs():
             raise SpecError(f"{args.model} is a bundled spec already: {bundled_specs()[str(args.model)]}")

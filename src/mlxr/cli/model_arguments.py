@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which model to load, and where and how to run it."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_load_arguments(parser)
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say how to load a model, apart from which: those that the registry keeps."""
     parser.add_argument("--weights", metavar="W", help="a .gguf or .safetensors file, or a folder of them")
     parser.add_argument(
         "--tokenizer", metavar="T", help="a tokenizer.json or tokenizer.model, if it is not in or beside the weights"

@@ -4,6 +4,8 @@ import argparse
 import json
 from typing import Any
 
+from mlxr.cli.table import print_table
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
@@ -38,13 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows: list[tuple[str, ...]] = [("family", "model_type in config.json", "GGUF architecture", "covers")]
     rows += [(f["name"], ", ".join(f["config"]) or "-", ", ".join(f["gguf"]) or "-", f["about"]) for f in families]
-    _print_table(rows)
+    print_table(rows)
     print()
-    _print_table([("bundled spec", "family", "weights"), *((s["name"], s["family"], s["weights"]) for s in specs)])
+    print_table([("bundled spec", "family", "weights"), *((s["name"], s["family"], s["weights"]) for s in specs)])
     return 0
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

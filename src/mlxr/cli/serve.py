@@ -126,6 +126,8 @@ def _all_names(args: argparse.Namespace) -> dict[str, str]:
 
 def _name_of(model: str) -> str:
     path = Path(model)
+    if not path.exists():
+        return model  # a bundled or registered name, which may have slashes
     return path.stem if path.suffix in {".gguf", ".yaml"} else path.name or model
 
 

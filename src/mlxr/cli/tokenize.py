@@ -23,7 +23,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a bundled model's name, a .gguf file, a Hugging Face folder, or a tokenizer.json or tokenizer.model",
+        help="a bundled or registered model's name, a .gguf file, a Hugging Face folder, or a tokenizer.json or "
+        "tokenizer.model",
     )
     add_prompt_source(parser)
     parser.add_argument(
@@ -59,11 +60,14 @@ def run(args: argparse.Namespace) -> int:
 def _tokenizer(model: str) -> Tokenizer:
     from mlxr.compiler.artifact import is_artifact  # noqa: PLC0415 (slow to import: not for other commands)
     from mlxr.compiler.spec.catalog import bundled_specs  # noqa: PLC0415
+    from mlxr.registry.registry import Registry  # noqa: PLC0415
     from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer  # noqa: PLC0415
 
     specs, path = bundled_specs(), Path(model)
     if model in specs:
         path = specs[model].parent / f"{model}-q8_0.gguf"
+    elif not path.exists() and (registered := Registry().get(model)) is not None:
+        path = registered.options.tokenizer or registered.options.weights or registered.source
     if (model in specs and not path.is_file()) or path.suffix == ".yaml" or is_artifact(path):
         raise RequestError(f"{model} comes without a tokenizer: name its tokenizer.json, .gguf file or folder instead")
     return load_tokenizer(path)

@@ -55,24 +55,30 @@ def status_of(files: Iterable[FileRecord], *, verify: bool = False, progress: Ha
     return OK
 
 
-def recorded(path: Path, progress: HashProgress | None = None) -> FileRecord:
-    """Reads a file and makes its record.
+def recorded(path: Path, progress: HashProgress | None = None, sha256: str | None = None) -> FileRecord:
+    """The record of a file, which is read for its hash unless the caller knows that.
 
     Raises:
         RegistryError: it cannot be read, or it changes meanwhile.
     """
-    digest = hashlib.sha256()
     try:
-        before, done = path.stat(), 0
-        with path.open("rb", buffering=0) as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                digest.update(piece)
-                done += len(piece)
-                if progress is not None:
-                    progress(path, done, before.st_size)
+        before = path.stat()
+        digest, done = (sha256, before.st_size) if sha256 else _hash(path, before.st_size, progress)
         after = path.stat()
     except OSError as error:
         raise RegistryError(f"{path}: cannot be read: {error.strerror or error}") from error
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or done != after.st_size:
         raise RegistryError(f"{path}: changed while it was read; try again when nobody writes it")
-    return FileRecord(path, before.st_size, before.st_mtime_ns, digest.hexdigest())
+    return FileRecord(path, before.st_size, before.st_mtime_ns, digest)
+
+
+def _hash(path: Path, size_bytes: int, progress: HashProgress | None) -> tuple[str, int]:
+    """The SHA-256 of a file, and how many bytes were read."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(path, done, size_bytes)
+    return digest.hexdigest(), done

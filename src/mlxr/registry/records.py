@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.runtime.hosts.registry import AUTO
 
 Kind = Literal["gguf", "folder", "spec", "artifact"]
 """What MODEL a registered path is: a GGUF file, a Hugging Face or mlx-lm folder, a spec file, an artifact folder."""
@@ -29,6 +30,7 @@ class LoadOptions:
         weights: a weight file or folder that the model itself does not come with.
         tokenizer: a tokenizer's file or folder that is not in or beside the weights.
         host: the host to run on; None: this machine's best.
+        threads: how many threads host cpu runs; None: one for each core.
         changes: changes to its spec; of `needed_context` and `sequences` only the caller knows.
         template: a chat template to use instead of the model's own: its text.
     """
@@ -36,8 +38,16 @@ class LoadOptions:
     weights: Path | None = None
     tokenizer: Path | None = None
     host: str | None = None
+    threads: int | None = None
     changes: Changes = NO_CHANGES
     template: str | None = None
+
+    def host_for(self, given: str) -> str:
+        """The host to run on: the one that the caller gives, unless that is `auto`."""
+        return self.host if given == AUTO and self.host is not None else given
+
+
+NO_OPTIONS = LoadOptions()
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class ModelRecord:
     source: Path
     kind: Kind
     spec_hash: str
-    options: LoadOptions = LoadOptions()
+    options: LoadOptions = NO_OPTIONS
     files: tuple[FileRecord, ...] = field(default=(), repr=False)
     added: float = 0.0
     last_used: float | None = None

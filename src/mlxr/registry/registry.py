@@ -199,8 +199,7 @@ def _artifact(row: sqlite3.Row) -> ArtifactRecord:
 def _options_text(options: LoadOptions) -> str:
     paths = {"weights": options.weights, "tokenizer": options.tokenizer}
     values: dict[str, Any] = {name: str(path) for name, path in paths.items() if path is not None}
-    if options.host is not None:
-        values["host"] = options.host
+    values |= {name: value for name in ("host", "threads") if (value := getattr(options, name)) is not None}
     return json.dumps(values | {"changes": changes_as_dict(options.changes)}, sort_keys=True)
 
 
@@ -210,7 +209,7 @@ def _options(values: dict[str, Any], template: str | None) -> LoadOptions:
     )
     changes = dict(values["changes"])
     changes["accepted_keys"] = tuple(changes.get("accepted_keys", ()))
-    return LoadOptions(weights, tokenizer, values.get("host"), Changes(**changes), template)
+    return LoadOptions(weights, tokenizer, values.get("host"), values.get("threads"), Changes(**changes), template)
 
 
 def _bytes(path: Path) -> bytes:

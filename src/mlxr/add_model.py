@@ -1,0 +1,143 @@
+"""Adds a model to the registry: checks it, compiles it ahead, and hashes its files."""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mlxr.artifact_cache import cache_entry, cached_artifact
+from mlxr.compare_spec import check_spec
+from mlxr.compiler.artifact import Chip, file_keys, is_artifact
+from mlxr.compiler.artifact.manifest import MANIFEST
+from mlxr.compiler.errors import MlxrError, RegistryError, WeightsError
+from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.compiler.spec.load import dump_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import VERSION
+from mlxr.imported_model import is_model_file
+from mlxr.model_source import chip_of, resolve_artifact, resolve_spec
+from mlxr.registry.file_status import HashProgress, recorded
+from mlxr.registry.names import check_name
+from mlxr.registry.records import NO_OPTIONS, ArtifactRecord, Kind, LoadOptions, ModelRecord
+from mlxr.registry.registry import Registry, taken
+from mlxr.runtime.hosts.registry import AUTO
+from mlxr.runtime.hosts.select import resolve_host
+from mlxr.runtime.weights.gguf_header import headers_read_once
+from mlxr.runtime.weights.gguf_parts import model_name
+from mlxr.runtime.weights.open_weights import open_weights
+
+
+def add_model(
+    source: str | Path,
+    name: str | None = None,
+    *,
+    options: LoadOptions = NO_OPTIONS,
+    replaces: bool = False,
+    hashes: Mapping[Path, str] | None = None,
+    progress: HashProgress | None = None,
+) -> ModelRecord:
+    """Registers a model, so that its name stands for it wherever MODEL is taken. Its files stay where they are.
+
+    What it compiles to, with these options and for one sequence, is in the cache afterwards.
+
+    Args:
+        source: a .gguf file, a Hugging Face or mlx-lm folder, a spec file or an artifact folder.
+        name: its name; None: that of the file or folder.
+        options: how it is loaded. A spec or artifact needs weights.
+        replaces: whether the name may be taken; that model leaves the registry.
+        hashes: SHA-256 of files that the caller knows, by path; the others are read.
+        progress: called while files are read.
+
+    Raises:
+        RegistryError: the name is taken or cannot be one, the registry cannot be written, or a file cannot be read.
+        MlxrError: it is not a model, or cannot be compiled, or the weights are of another one.
+    """
+    if str(source) in bundled_specs():
+        raise RegistryError(f"{source} is a bundled model: its name works without the registry")
+    path, registry = Path(source).absolute(), Registry()
+    name = _default_name(path) if name is None else name
+    check_name(name)
+    if not replaces and (other := registry.get(name)) is not None:
+        raise RegistryError(taken(name, other.source))
+    options = replace(
+        options,
+        weights=options.weights and options.weights.absolute(),
+        tokenizer=options.tokenizer and options.tokenizer.absolute(),
+    )
+    where = resolve_host(options.host or AUTO)
+    kind, chip = _kind(path), chip_of(where)
+    # As `load` does for this host.
+    compiled_for = replace(options.changes, deterministic=where.deterministic or options.changes.deterministic)
+    with headers_read_once():
+        if kind == "artifact":
+            artifact, own = resolve_artifact(os.fspath(path), options.changes)
+            spec, chip = artifact.spec, artifact.chip
+        else:
+            spec, own = resolve_spec(os.fspath(path), compiled_for)
+            cached_artifact(spec, chip)
+        weights = options.weights or own
+        if weights is None:
+            raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
+        if options.weights is not None or kind in ("artifact", "spec"):
+            check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
+        paths = _files(path, kind, weights, options.tokenizer)
+    known = hashes or {}
+    text = dump_spec(spec)
+    model = ModelRecord(
+        name,
+        path,
+        kind,
+        hashlib.sha256(text.encode()).hexdigest(),
+        options,
+        tuple(recorded(file, progress, known.get(file)) for file in paths),
+        time.time(),
+    )
+    registry.add(model, text, _in_cache(spec, chip, model.spec_hash), replace=replaces)
+    return model
+
+
+def _default_name(path: Path) -> str:
+    name = path.name if path.is_dir() else model_name(path)
+    try:
+        check_name(name)
+    except RegistryError as error:
+        raise RegistryError(f"{error}. Give it one with --name") from error
+    return name
+
+
+def _kind(path: Path) -> Kind:
+    if is_artifact(path):
+        return "artifact"
+    if is_model_file(path):
+        return "folder" if path.is_dir() else "gguf"
+    return "artifact" if path.is_dir() else "spec"  # a folder that is neither: reading it says what it is
+
+
+def _files(path: Path, kind: Kind, weights: Path, tokenizer: Path | None) -> list[Path]:
+    """The files that loading reads."""
+    file = open_weights(weights)
+    paths = [file.path, *dict.fromkeys(tensor.file for tensor in file.tensors.values())]
+    if kind in ("artifact", "spec"):
+        paths.insert(0, path / MANIFEST if kind == "artifact" else path)  # the manifest has the hashes of the others
+    if file.format == "safetensors":
+        paths += _describing(file.path.parent)
+    if tokenizer is not None:
+        paths += _describing(tokenizer) if tokenizer.is_dir() else [tokenizer]
+    return [path.absolute() for path in dict.fromkeys(paths)]
+
+
+def _describing(folder: Path) -> list[Path]:
+    return [folder / name for name in file_keys.DESCRIBING_FILES if (folder / name).is_file()]
+
+
+def _in_cache(spec: ModelSpec, chip: Chip | None, spec_hash: str) -> ArtifactRecord | None:
+    """The record of what a spec compiles to, if it is in the cache."""
+    try:
+        folder = cache_entry(spec, chip)
+    except MlxrError:
+        return None
+    if not is_artifact(folder):
+        return None
+    return ArtifactRecord(spec_hash, chip.name if chip else "", VERSION, folder)

@@ -1,0 +1,74 @@
+"""Artifacts that were compiled once, in the cache: found by all that decides what a spec compiles to."""
+
+import hashlib
+import shutil
+import sys
+from importlib import resources
+from pathlib import Path
+
+from mlxr.compiler.artifact import Artifact, Chip, is_artifact, load_artifact
+from mlxr.compiler.artifact.folder_lock import alone_in
+from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.load import dump_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.version import VERSION
+from mlxr.runtime.cache_folder import cache_folder
+
+FOLDER = "artifacts"
+"""The folder of artifacts in the cache."""
+
+
+def cache_entry(spec: ModelSpec, chip: Chip | None = None) -> Path:
+    """The folder in the cache for what a spec compiles to, with launch geometry for a chip or for none in particular.
+
+    Raises:
+        MlxrError: there is no place for a cache.
+    """
+    geometry = chip.model_dump_json() if chip else ""
+    key = hashlib.sha256(f"{_compiler_digest()}\n{dump_spec(spec)}\n{geometry}".encode()).hexdigest()[:16]
+    return cache_folder(FOLDER) / f"{spec.name}-{key}"
+
+
+def cached_artifact(spec: ModelSpec, chip: Chip | None = None) -> Artifact:
+    """The artifact from the cache, or compiled and cached. A cache that cannot be used costs a note and no more.
+
+    Raises:
+        MlxrError: the spec cannot be compiled.
+    """
+    try:
+        return load_artifact(cache_entry(spec, chip))
+    except (MlxrError, OSError):
+        from mlxr.compiler.driver import compile_spec  # noqa: PLC0415 (slow to import: not for what is cached)
+
+        artifact = compile_spec(spec, chip=chip).artifact
+    try:
+        artifact.write(cache_entry(spec, chip), whatever_is_there=True)
+    except (MlxrError, OSError) as error:
+        print(f"note: not cached: {error}", file=sys.stderr)
+    return artifact
+
+
+def discard(folder: Path) -> bool:
+    """Removes an artifact from the cache; a folder that is not one is left alone. Returns whether it was removed."""
+    if folder.parent != cache_folder(FOLDER) or folder.is_symlink() or not is_artifact(folder):
+        return False
+    with alone_in(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def _compiler_digest() -> str:
+    """A hash of everything that decides what a spec compiles to, so that a changed template is never served stale."""
+    digest = hashlib.sha256(VERSION.encode())
+    for package, pattern in (
+        ("mlxr.compiler", "*.py"),
+        ("mlxr.compiler", "chips/*.yaml"),
+        ("mlxr.templates", "*.jinja"),
+        ("mlxr.templates", "*.h"),
+        ("mlxr.templates", "*.cuh"),
+        ("mlxr.models", "families/*"),
+    ):
+        folder = Path(str(resources.files(package)))
+        for path in sorted(folder.rglob(pattern)):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

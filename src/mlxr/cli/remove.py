@@ -1,0 +1,32 @@
+"""`mlxr remove`: takes a model's name out of the registry."""
+
+import argparse
+import json
+
+from mlxr.compiler.text.plural import counted
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "remove",
+        help="take a model's name out of the registry",
+        description="Take a model's name out of the registry, and what MLXR compiled for it out of the cache, if no "
+        "other registered model needs that. The model's own files stay.",
+    )
+    parser.add_argument("name", metavar="NAME", help="a name that mlxr list shows")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from mlxr.remove_model import remove_model  # noqa: PLC0415 (slow to import: not for the help)
+
+    removed = [str(folder) for folder in remove_model(args.name)]
+    if args.json:
+        print(json.dumps({"name": args.name, "removed_from_cache": removed}, indent=1))
+    else:
+        cached = f", and {counted(len(removed), 'artifact')} from the cache" if removed else ""
+        print(f"removed {args.name} from the registry{cached}; its files are where they were")
+    return 0

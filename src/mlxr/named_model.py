@@ -1,0 +1,72 @@
+"""Finds a registered model by the name that a caller gave for MODEL."""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+from mlxr.compiler.errors import RegistryError, SpecError
+from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.registry.file_status import status_of
+from mlxr.registry.names import close_names
+from mlxr.registry.records import ModelRecord
+from mlxr.registry.registry import Registry
+
+_MAX_NAMED = 12
+
+
+def named_model(name: str) -> ModelRecord | None:
+    """The registered model of that name; None for a bundled model's name and for a path that exists.
+
+    Raises:
+        SpecError: it is neither of these three.
+        RegistryError: the model's path does not exist any more, or the registry cannot be read.
+    """
+    if name in bundled_specs() or _exists(name):
+        return None
+    registry = Registry()
+    model = registry.get(name)
+    if model is None:
+        raise SpecError(_unknown(name, registry.names()))
+    if not model.source.exists():
+        raise RegistryError(
+            f"{name} is registered for {model.source}, which is not there any more; put it back, or take the name from "
+            f"the registry: mlxr remove {name}"
+        )
+    return model
+
+
+def note_use(model: ModelRecord) -> None:
+    """Notes in the registry that a model was loaded, and tells of a file that changed. Neither stops the caller."""
+    if (status := status_of(model.files)).state != "ok":
+        again = f"mlxr add {model.source} --name {model.name} --replace"
+        _warn(f"{model.name}: {status} since it was added; to add it as it is now: {again}")
+    try:
+        Registry().touch(model.name)
+    except RegistryError as error:
+        _warn(f"the registry does not know of this use: {error}")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Prints a note, once in a process."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _exists(name: str) -> bool:
+    """Whether there is a file or folder; also if that cannot be found out, so that whoever opens it says why."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return True
+
+
+def _unknown(name: str, registered: tuple[str, ...]) -> str:
+    bundled = tuple(bundled_specs())
+    more = ", ..." if len(registered) > _MAX_NAMED else ""
+    listed = f"; registered are {', '.join(registered[:_MAX_NAMED])}{more}" if registered else ""
+    close = close_names(Path(name).name.removesuffix(".yaml"), (*bundled, *registered))
+    hint = f"\n  fix: did you mean {' or '.join(close)}?" if close else ""
+    return (
+        f"{name}: no such file, and no bundled or registered model of that name; bundled are {', '.join(bundled)}"
+        f"{listed}{hint}"
+    )

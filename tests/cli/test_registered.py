@@ -1,0 +1,176 @@
+"""`mlxr add`, `list`, `show`, `remove`; and names of registered models wherever MODEL is taken."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlxr
+from mlxr.cli import main
+from mlxr.compiler import driver
+from mlxr.compiler.errors import RegistryError
+from mlxr.named_model import named_model
+from mlxr.registry.registry import Registry
+from mlxr_tests.storyteller import TINY
+
+RUN = ["--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's file; registry and cache are empty, and so is the working folder."""
+    monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Path(shutil.copy(TINY, tmp_path / "tiny.gguf"))
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command that prints JSON."""
+
+    def run(*words: object, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_registered_model_runs_by_its_name_without_compiling(
+    tiny: Path, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = answer("add", tiny, "--name", "org/tiny:q8", "--context", "64", "--compute", "exact", "--json")
+    assert (added["name"], added["kind"], added["source"]) == ("org/tiny:q8", "gguf", str(tiny))
+    assert added["files"][0]["size_bytes"] == added["size_bytes"] == tiny.stat().st_size
+    compile_spec = driver.compile_spec
+    monkeypatch.setattr(driver, "compile_spec", None)
+    named = answer("run", "org/tiny:q8", *RUN)
+    by_path = answer("run", tiny, *RUN, "--context", "64", "--compute", "exact")
+    assert named["token_ids"] == by_path["token_ids"]
+    assert answer("list", "--json")["models"][0]["last_used"] >= added["added"]
+    with mlxr.load("org/tiny:q8", host="reference") as model:
+        assert (model.artifact.plan.arena.context, model.artifact.spec.compute) == (64, "exact")
+    monkeypatch.setattr(driver, "compile_spec", compile_spec)
+    with mlxr.Engine("org/tiny:q8", host="reference", max_sequences=2, changes=mlxr.Changes(context=32)) as engine:
+        assert engine.model.artifact.plan.arena.context == 32
+    assert mlxr.compile("org/tiny:q8").spec.model.context == 64
+    for command in (["inspect"], ["import"], ["tokenize", "--prompt", "A"], ["show"]):
+        assert main([command[0], "org/tiny:q8", *command[1:]]) == 0
+
+
+def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add", str(tiny)]) == 0
+    assert "added tiny: " in capsys.readouterr().out
+    assert (model := named_model("tiny")) is not None and model.source == tiny
+    Path("tiny").symlink_to(tiny)
+    assert named_model("tiny") is None
+    assert main(["run", "tinny", "--prompt", "A"]) == 1
+    told = capsys.readouterr().err
+    assert "tinny: no such file, and no bundled or registered model of that name" in told
+    assert "; registered are tiny\n  fix: did you mean tiny" in told
+
+
+def test_a_file_that_changed_or_went_is_told(
+    tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer("add", tiny, "--json")
+    before = tiny.stat()
+    content = bytearray(tiny.read_bytes())
+    content[-1] ^= 1
+    tiny.write_bytes(content)
+    assert answer("show", "tiny", "--json", code=1)["status"] == "changed"
+    for _ in range(2):
+        assert main(["run", "tiny", *RUN]) == 0
+    note = (
+        f"note: tiny: changed {tiny} since it was added; to add it as it is now: mlxr add {tiny} --name tiny --replace"
+    )
+    assert capsys.readouterr().err.count(note) == 1
+    os.utime(tiny, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert answer("show", "tiny", "--json")["status"] == "ok", "size and time are what they were"
+    shown = answer("show", "tiny", "--verify", "--json", code=1)
+    assert (shown["status"], shown["status_file"], shown["verified"]) == ("changed", str(tiny), True)
+    answer("add", tiny, "--replace", "--json")
+    assert answer("show", "tiny", "--verify", "--json")["status"] == "ok"
+    tiny.unlink()
+    assert answer("list", "--json")["models"][0]["status"] == "missing"
+    assert main(["list"]) == 0
+    assert "missing tiny.gguf" in capsys.readouterr().out
+    assert main(["run", "tiny", *RUN]) == 1
+    assert f"tiny is registered for {tiny}, which is not there any more" in capsys.readouterr().err
+
+
+def test_removing_leaves_the_users_files(tiny: Path, answer: Callable[..., Any]) -> None:
+    for name in ("a", "b"):
+        answer("add", tiny, "--name", name, "--json")
+    cached = tiny.parent / "cache" / "artifacts"
+    mine = cached / "mine"
+    mine.mkdir()
+    assert answer("remove", "a", "--json") == {"name": "a", "removed_from_cache": []}
+    assert len(list(cached.iterdir())) == 2
+    assert len(answer("remove", "b", "--json")["removed_from_cache"]) == 1
+    assert list(cached.iterdir()) == [mine] and tiny.read_bytes() == TINY.read_bytes()
+    assert answer("list", "--json")["models"] == []
+    assert main(["remove", "b"]) == 1
+
+
+def test_specs_and_artifacts_need_weights_and_options_hold(
+    tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", str(tiny), "-o", "spec.yaml"]) == 0
+    mlxr.compile("spec.yaml").write("built")
+    Path("plain.jinja").write_text("{{ messages[0].content }}!")
+    expected = answer("run", tiny, *RUN, "--template", "plain.jinja")
+    for source, kind in (("spec.yaml", "spec"), ("built", "artifact")):
+        assert main(["add", source, "--name", kind]) == 1
+        assert "comes without weights: name a file or folder of them (--weights W)" in capsys.readouterr().err
+        options = ["--weights", tiny, "--host", "reference", "--template", "plain.jinja"]
+        added = answer("add", source, "--name", kind, *options, "--json")
+        assert (added["kind"], added["options"]["weights"], len(added["files"])) == (kind, str(tiny), 2)
+        got = answer("run", kind, "--prompt", "Once", "--max-tokens", "3", "--json")
+        assert (got["host"], got["token_ids"]) == ("reference", expected["token_ids"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("storyteller", "is the name of a bundled model"),
+        ("/x", "cannot be the name of a model"),
+        ("x/", "cannot be the name"),
+        ("a/../b", "cannot be the name"),
+        ("a//b", "cannot be the name"),
+        ("-x", "cannot be the name"),
+        ("a b", "cannot be the name"),
+        ("é", "cannot be the name"),
+        ("x" * 201, "at most 200"),
+        ("", "cannot be the name"),
+    ],
+)
+def test_names_that_no_model_may_have(tiny: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add", str(tiny), f"--name={name}"]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tiny.parent / "data").exists() and not (tiny.parent / "cache").exists(), "refused before any work"
+
+
+def test_a_registry_that_cannot_be_written_does_not_stop_a_run(
+    tiny: Path, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer("add", tiny, "--name", "read-only", "--json")
+
+    def refuse(self: Registry, name: str) -> None:
+        raise RegistryError("read-only file system")
+
+    monkeypatch.setattr(Registry, "touch", refuse)
+    for _ in range(2):
+        assert main(["run", "read-only", *RUN]) == 0
+    told = capsys.readouterr().err
+    assert told.count("note: the registry does not know of this use: read-only file system") == 1
+    (tiny.parent / "data" / "registry.db").write_bytes(b"damaged" * 1000)
+    assert main(["run", str(tiny), *RUN]) == 0, "a path needs no registry"
+    assert main(["run", "read-only", *RUN]) == 1
+    assert "the registry is damaged" in capsys.readouterr().err
