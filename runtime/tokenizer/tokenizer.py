@@ -4,6 +4,7 @@ Invariant: a library only gets ids that are in its vocabulary, and text that is 
 TokenizerErrors is raised.
 """
 
+import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -146,6 +147,16 @@ class Tokenizer(ABC):
         Raises:
             TokenizerError: the id is outside the vocabulary.
         """
+
+    @functools.cached_property
+    def control_tokens(self) -> Mapping[str, int]:
+        """The ids of all control tokens by their spelling."""
+        return {self.token_text(token_id): token_id for token_id in self.control_ids}
+
+    @functools.cached_property
+    def control_ids(self) -> frozenset[int]:
+        """The ids of all control tokens."""
+        return frozenset(token_id for token_id in range(self.vocab_size) if self.is_control(token_id))
 
     def check_id(self, token_id: int, source: str | None = None) -> int:
         """`token_id` as a Python integer.

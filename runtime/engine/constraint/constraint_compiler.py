@@ -150,7 +150,7 @@ class ConstraintCompiler:
             if self._process is None:
                 script = Path(__file__).with_name("grammar_worker.py")
                 self._process = LimitedProcess(script, memory_bytes=MOST_BYTES, cpu_seconds=CPU_SECONDS)
-            answer = self._process.ask({"grammar": grammar.text, "limits": _LIMITS}, _WALL_SECONDS)
+            answer = self._process.ask({"grammar": grammar.trial, "limits": _LIMITS}, _WALL_SECONDS)
         except BaseException as error:
             self._end_process()
             if isinstance(error, ProcessEndedError):

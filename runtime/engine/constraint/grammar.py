@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.errors import RequestError
@@ -10,15 +10,17 @@ from mlxr.runtime.engine.constraint.gbnf import gbnf_to_lark, is_gbnf
 from mlxr.runtime.engine.sampling import Sampling
 
 MOST_CHARACTERS = 1 << 20
-_JSON_OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
-"""White space is bounded, as in llama.cpp: small models fill whole answers with it. Unknown keywords are errors."""
+_JSON_OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+"""White space is bounded, as in llama.cpp: small models fill whole answers with it."""
 _OWN_KEY = "x-guidance"
 _SIGN = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 # The lexemes of Lark, as llguidance has them, in which `<` or a name is not what it is elsewhere.
 _QUOTED = re.compile(
     r'"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1F\x7F])*"|(?://|\#)[^\n]*|/(?:\\.|[^/\\])+/',
 )
-_SPECIAL = re.compile(r"<[^<>\s]+>")
+_SPECIAL = re.compile(r"<(?!\[\d+\]>)[^<>\s]+>")
+_TOKEN_ID = re.compile(rf"({_QUOTED.pattern})|<\[(\d+)\]>")
+_FIRST_TRIAL_TOKEN, _NUM_TRIAL_TOKENS = 256, 4
 _OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
 
 
@@ -29,10 +31,12 @@ class Grammar:
     Attributes:
         option: the option of `Sampling` that it comes from, for messages.
         text: the grammar as llguidance reads it.
+        trial: the same for a vocabulary of bytes, which has other control tokens.
     """
 
     option: str
     text: str
+    trial: str
 
 
 def grammar_of(sampling: Sampling) -> Grammar | None:
@@ -42,17 +46,30 @@ def grammar_of(sampling: Sampling) -> Grammar | None:
         RequestError: it is too long, or not JSON, or has a part that is not supported.
     """
     if sampling.json_schema is not None:
-        return Grammar("json_schema", _of_schema(sampling.json_schema))
+        text = f'{{"grammars":[{{"json_schema":{lark_schema(sampling.json_schema)}}}]}}'
+        return Grammar("json_schema", text, text)
     if sampling.regex is not None:
-        return Grammar("regex", _of_regex(_bounded("regex", sampling.regex)))
+        text = _of_regex(_bounded("regex", sampling.regex))
+        return Grammar("regex", text, text)
     if sampling.choice is not None:
-        return Grammar("choice", _of_regex(_bounded("choice", _any_of(sampling.choice))))
+        text = _of_regex(_bounded("choice", _any_of(sampling.choice)))
+        return Grammar("choice", text, text)
     if sampling.grammar is not None:
-        return Grammar("grammar", _of_lark(_bounded("grammar", sampling.grammar)))
+        lark = _lark(_bounded("grammar", sampling.grammar))
+        return Grammar("grammar", _of_lark(lark), _of_lark(_TOKEN_ID.sub(_trial_token, lark)))
     return None
 
 
-def _of_schema(schema: dict[str, object] | str | bool) -> str:
+def lark_schema(schema: Mapping[str, object] | str | bool, *, lenient: bool = False) -> str:
+    """A JSON schema as the text that follows `%json` in Lark, with our rules of white space.
+
+    Args:
+        schema: a dict, its text, or True for any JSON.
+        lenient: whether keywords that are not supported are ignored; else the grammar is refused later.
+
+    Raises:
+        RequestError: it is too long, or not JSON, or has a key of llguidance's own.
+    """
     if isinstance(schema, str):
         try:
             parsed = json.loads(_bounded("json_schema", schema))
@@ -62,15 +79,15 @@ def _of_schema(schema: dict[str, object] | str | bool) -> str:
         parsed = schema
     if parsed is True:
         parsed = {}
-    if not isinstance(parsed, dict):
+    if not isinstance(parsed, Mapping):
         raise RequestError(f"json_schema is {str(parsed)[:60]}, expected a JSON object, or true for any JSON")
     if _OWN_KEY in parsed:
         raise RequestError(f"json_schema has the key {_OWN_KEY}, which is not supported: leave it out")
     try:
-        text = json.dumps(parsed | {_OWN_KEY: _JSON_OPTIONS}, allow_nan=False)
+        text = json.dumps({**parsed, _OWN_KEY: _JSON_OPTIONS | {"lenient": lenient}}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"json_schema is not JSON: {_reason(error)}") from error
-    return f'{{"grammars":[{{"json_schema":{_bounded("json_schema", text)}}}]}}'
+    return _bounded("json_schema", text)
 
 
 def _of_regex(pattern: str) -> str:
@@ -84,17 +101,30 @@ def _any_of(choices: Sequence[str]) -> str:
     return "|".join(_SIGN.sub(r"\\\g<0>", choice) for choice in choices)
 
 
-def _of_lark(text: str) -> str:
+def _lark(text: str) -> str:
+    """A grammar of a request as Lark."""
     if is_gbnf(text):
         text = gbnf_to_lark(text)
     code = _QUOTED.sub('""', text)
     if special := _SPECIAL.search(code):
-        raise RequestError(f"grammar names the token {special[0]}, but grammars only make text: spell it in quotes")
+        raise RequestError(
+            f"grammar names the token {special[0]}: spell it in quotes if it is text, and write a control token as its "
+            "id, <[128010]>"
+        )
     if option := _OPTION.search(code):
         raise RequestError(
             f"grammar has the option {option[1]}, which is not supported: use suffix or lazy, or an option of Sampling"
         )
+    return text
+
+
+def _of_lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _trial_token(match: re.Match[str]) -> str:
+    """A lexeme of Lark, where control tokens are some that llguidance's vocabulary of bytes has."""
+    return match[1] if match[2] is None else f"<[{_FIRST_TRIAL_TOKEN + int(match[2]) % _NUM_TRIAL_TOKENS}]>"
 
 
 def _bounded(option: str, text: str) -> str:

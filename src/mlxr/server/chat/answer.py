@@ -5,8 +5,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.engine import Engine
+from mlxr.server.chat.answer_parser import joined
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Delta
@@ -61,9 +63,14 @@ async def answer(
     parsers = [model.format.parser(job, prompt) for _ in range(sampling.n)]
     events = model.engine.generate(prompt, sampling, priority=priority, deadline=deadline, salt=salt)
     async with aclosing(events):
-        async for event in events:
-            parser = parsers[event.index]
-            deltas = parser.push(event)
-            if event.finish_reason is not None:
-                deltas += parser.finish()
-            yield Piece(event.index, deltas, event, parser.has_tool_calls)
+        try:
+            async for event in events:
+                parser = parsers[event.index]
+                deltas = parser.push(event)
+                if event.finish_reason is not None:
+                    deltas = joined([*deltas, *parser.finish()])
+                yield Piece(event.index, deltas, event, parser.has_tool_calls)
+        except RequestError as error:
+            if sampling is not job.sampling and str(error).startswith("grammar"):
+                raise RequestError(f"the tools or the form of the answer cannot be enforced: {error}") from error
+            raise

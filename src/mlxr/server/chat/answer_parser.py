@@ -24,12 +24,13 @@ class AnswerParser:
             reading: what reads from it.
         """
         self._tokenizer, self._reader, self._reading = tokenizer, reader, reading
+        self._control = tokenizer.control_ids
         self.has_tool_calls = False
 
     def push(self, event: Event) -> list[Delta]:
         """The deltas that become certain with an event, often none."""
         text, token_id = event.text, event.token_id
-        if token_id is not None and token_id < self._tokenizer.vocab_size and self._tokenizer.is_control(token_id):
+        if token_id in self._control and not (event.finish_reason == "stop" and token_id in self._tokenizer.eos_ids):
             text += spelled(self._tokenizer.token_text(token_id))
         if not text:
             return []

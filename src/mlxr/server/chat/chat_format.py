@@ -3,15 +3,26 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
+from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.server.chat.answer_grammar import AnswerGrammar
 from mlxr.server.chat.answer_parser import AnswerParser
 from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.formats.plain import Plain
+from mlxr.server.chat.formats.family import Beginning
+from mlxr.server.chat.formats.registry import family_of
+from mlxr.server.chat.messages import checked_messages, with_text_arguments
+
+_TAIL = 16
+"""Tokens at the end of a prompt that may open or close the model's thinking."""
+_PROBE = "mlxr_probe"
+_OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
 
 
 class ChatFormat:
@@ -26,9 +37,25 @@ class ChatFormat:
             context: most tokens of a sequence, by which texts that are far too long are refused early.
         """
         self._template, self._tokenizer, self._context = template, tokenizer, context
-        self._family = Plain()
+        self._family = family_of(template.text)
+        self._takes_dicts: bool | None = None
         # A template's process serves one at a time: so does this thread.
         self._thread = ThreadPoolExecutor(1, "mlxr-template")
+
+    @property
+    def family(self) -> str:
+        """The name of the family: `Hermes`, `Llama3` ...; `Plain` if it is not known."""
+        return type(self._family).__name__
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether its tool calls are understood."""
+        return self._family.takes_tools
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its template speaks of reasoning."""
+        return self._family.thinks
 
     async def prompt(self, job: ChatJob) -> list[int]:
         """The tokens that an answer continues.
@@ -40,33 +67,109 @@ class ChatFormat:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._prompt, job)
 
-    def constrained(self, job: ChatJob, prompt: Sequence[int] = ()) -> Sampling:
-        """The options for the engine, with the constraint that the tool choice asks for.
+    def constrained(self, job: ChatJob, prompt: Sequence[int]) -> Sampling:
+        """The options for the engine, with the constraint that the tools ask for.
+
+        A constraint of the request itself holds for the answer, after the model's reasoning.
 
         Args:
             job: what is asked.
             prompt: its tokens, which say where the answer begins: perhaps inside the model's reasoning.
 
         Raises:
-            RequestError: a choice that cannot be enforced.
+            RequestError: a constraint that cannot be combined with tools or reasoning.
         """
-        del prompt
-        return job.sampling
+        sampling = job.sampling
+        is_constrained = any(
+            option is not None for option in (sampling.json_schema, sampling.regex, sampling.choice, sampling.grammar)
+        )
+        beginning = self._beginning(job, prompt)
+        thinks = self._family.may_think(beginning)
+        if not (job.constrains_calls or (is_constrained and (thinks or job.uses_tools))):
+            return sampling
+        if sampling.grammar is not None and not job.must_call:
+            if not thinks and not job.constrains_calls:
+                return sampling
+            raise RequestError(
+                "grammar cannot be combined with tools, or with a model that thinks first: use json_schema, regex or "
+                "choice, tool_choice none, or switch reasoning off"
+            )
+        grammar = AnswerGrammar(self._tokenizer.control_tokens)
+        start = self._family.start(grammar, job, beginning)
+        return replace(sampling, json_schema=None, regex=None, choice=None, grammar=grammar.written(start))
 
-    def parser(self, job: ChatJob, prompt: Sequence[int] = ()) -> AnswerParser:
+    def parser(self, job: ChatJob, prompt: Sequence[int]) -> AnswerParser:
         """The parser of one answer; arguments as for `constrained`."""
-        del prompt
-        reader = AnswerReader()
-        return AnswerParser(self._tokenizer, reader, self._family.read(reader, job))
+        reader = AnswerReader(self._tokenizer.control_tokens)
+        reading = self._family.read(reader, job, self._beginning(job, prompt))
+        return AnswerParser(self._tokenizer, reader, reading)
 
     def close(self) -> None:
         """Ends the template's process. No prompt can be made afterwards."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=True, cancel_futures=True)
         self._template.close()
 
+    def _beginning(self, job: ChatJob, prompt: Sequence[int]) -> Beginning:
+        pieces = []
+        for token in prompt[-_TAIL:]:
+            is_control = self._tokenizer.is_control(token)
+            pieces.append(self._tokenizer.token_text(token).encode() if is_control else self._tokenizer.bytes_of(token))
+        return self._family.beginning(b"".join(pieces).decode("utf-8", "replace"), job)
+
+    # In the template's thread.
+
     def _prompt(self, job: ChatJob) -> list[int]:
-        text = self._template.render(job.messages, **job.variables)
+        job = self._checked(job)
+        text = self._rendered(job)
         if self._context is not None:
             check_length(text, self._tokenizer, self._context)
         # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
         return self._tokenizer.encode(text, add_special=False, parse_special=True)
+
+    def _checked(self, job: ChatJob) -> ChatJob:
+        """The job with messages in one form.
+
+        Raises:
+            RequestError: something in it that cannot be used.
+        """
+        messages = checked_messages(job.messages)
+        if job.uses_tools and not self._family.takes_tools:
+            raise RequestError(
+                f"tools are given, and the chat template of {self._template.source} has no form of tool calls that is "
+                "known: use another model, or leave tools out"
+            )
+        if job.continue_final and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
+            raise RequestError("the last message is to be continued: it must be the assistant's, and have text")
+        for name in _OF_TEMPLATE:
+            if name in job.variables:
+                raise RequestError(f"{name} is not a variable of the template's own: leave it out")
+        return replace(job, messages=tuple(messages))
+
+    def _rendered(self, job: ChatJob) -> str:
+        messages, variables = self._family.messages(job), self._family.variables(job)
+        if any("tool_calls" in message for message in messages) and not self._takes_dict_arguments():
+            messages = with_text_arguments(messages)
+        if not job.continue_final:
+            return self._template.render(messages, **variables)
+        # As transformers does: all that the template writes after the last message is cut off.
+        text, last = self._template.render(messages, add_generation_prompt=False, **variables), messages[-1]["content"]
+        for content in (last, last.strip()):
+            if (position := text.rfind(content)) >= 0:
+                return text[: position + len(content)]
+        raise RequestError("the last message cannot be continued: the chat template changes its text")
+
+    def _takes_dict_arguments(self) -> bool:
+        """Whether the template writes a dict of arguments as JSON; else it expects text. Found by trying, once."""
+        if self._takes_dicts is None:
+            call = {"id": "mlxrprobe", "type": "function", "function": {"name": "f", "arguments": {_PROBE: "x"}}}
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "x", "tool_call_id": "mlxrprobe"},
+            ]
+            try:
+                text = self._template.render(messages)
+                self._takes_dicts = f"'{_PROBE}'" not in text  # Python's form of a dict
+            except ChatTemplateError:
+                self._takes_dicts = False
+        return self._takes_dicts

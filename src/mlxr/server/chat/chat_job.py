@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.chat.messages import check_tools
 
 _NAMED = "function:"
 _CHOICES = ("auto", "none", "required")
@@ -28,7 +29,8 @@ class ChatJob:
         continue_final: whether the last message is the beginning of the answer.
 
     Raises:
-        RequestError: a tool choice that is not known, or that needs tools where there are none.
+        RequestError: tools that cannot be used, a tool choice that is not known, or one that needs tools where there
+            are none.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -41,7 +43,8 @@ class ChatJob:
     continue_final: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the tool choice."""
+        """Checks the tools and their choice."""
+        check_tools(self.tools)
         if self.tool_choice not in _CHOICES and not self.tool_choice.startswith(_NAMED):
             raise RequestError(
                 f"tool_choice is {self.tool_choice!r}; expected auto, none, required, or the name of a tool"
@@ -65,6 +68,12 @@ class ChatJob:
     def must_call(self) -> bool:
         """Whether the answer must call a tool."""
         return self.tool_choice == "required" or self.tool_choice.startswith(_NAMED)
+
+    @property
+    def constrains_calls(self) -> bool:
+        """Whether the form of calls, their arguments or their number must be enforced."""
+        is_strict = any(tool["function"].get("strict") for tool in self.tools)
+        return self.uses_tools and (self.must_call or is_strict or not self.parallel_tool_calls)
 
     @property
     def chosen_tool(self) -> str | None:

@@ -251,3 +251,12 @@ def test_text_that_spells_a_control_token_is_not_that_token() -> None:
     for name in CONTROL:
         answer = random_answer(constraint_of("byte-level", choice=[name]), tokenizer, 0)
         assert len(answer) > 1 and bytes_of(tokenizer, answer).decode() == name
+
+
+def test_a_control_token_comes_where_its_id_stands_and_nowhere_else() -> None:
+    constraint = constraint_of("byte-level", grammar='start: TEXT <[1]> "<[1]>" /<[1]>/\nTEXT: /[^<]+/')
+    answer = random_answer(constraint, tokenizer_of("byte-level"), 3)
+    text = bytes_of(tokenizer_of("byte-level"), answer)
+    assert answer.count(1) == 1 and text.endswith(b"<[1]><1>") and not text.startswith(b"<")
+    with pytest.raises(RequestError, match=r"grammar cannot be used: .*9999"):
+        constraint_of("byte-level", grammar="start: <[9999]>")

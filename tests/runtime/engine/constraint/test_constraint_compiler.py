@@ -72,7 +72,7 @@ REFUSED = [
     ({"grammar": 'start: "a'}, "grammar cannot be used: "),
     ({"grammar": "start: none"}, "grammar cannot be used: (?s:.*)none"),
     ({"grammar": "start: start"}, "grammar cannot be used: no text"),
-    ({"grammar": 'start: "a" <|im_end|>'}, r"grammar names the token <\|im_end\|>, but grammars only make text"),
+    ({"grammar": 'start: "a" <|im_end|>'}, r"grammar names the token <\|im_end\|>: spell it in quotes"),
     ({"grammar": 'start: "<a>" /<b>/ # <c>\n  <[1-3]>'}, r"grammar names the token <\[1-3\]>"),
     ({"grammar": "start: a\na[lazy, temperature = 0.5]: /x+/"}, "grammar has the option temperature"),
     ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "grammar cannot be used: .*too deeply nested"),

@@ -1,13 +1,17 @@
-"""The format of models of no known family: text, and no tool calls."""
+"""The format of models of no known family: thinking and text, and no tool calls."""
 
-from mlxr.server.chat.answer_reader import AnswerReader, Reading
-from mlxr.server.chat.chat_job import ChatJob
+from typing import ClassVar
+
+from mlxr.server.chat.formats.family import Family
 
 
-class Plain:
-    """Answers are text."""
+class Plain(Family):
+    """Answers are text, perhaps after `<think>...</think>`."""
 
-    def read(self, reader: AnswerReader, job: ChatJob) -> Reading:
-        """Reads an answer."""
-        del job
-        yield from reader.rest()
+    takes_tools: ClassVar[bool] = False
+
+    @staticmethod
+    def matches(template_text: str) -> bool:
+        """Any template."""
+        del template_text
+        return True

@@ -1,0 +1,78 @@
+"""Writes the grammar of an answer that must or may call tools, in Lark as llguidance has it."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mlxr.runtime.engine.constraint.grammar import lark_schema
+from mlxr.runtime.engine.sampling import Sampling
+
+ANYTHING = r"/(.|\n)*/"
+_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+class AnswerGrammar:
+    """A grammar that is being written: rules by their names."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        """Starts without rules.
+
+        Args:
+            control: ids of the model's control tokens by their names.
+        """
+        self._control = control
+        self._rules: dict[str, str] = {}
+
+    def add(self, name: str, body: str, options: str = "") -> str:
+        """Adds a rule, or finds it if there is one with this name; returns its name."""
+        self._rules.setdefault(name, f"{name}{options}: {body}")
+        return name
+
+    def marker(self, name: str) -> str:
+        """A marker: the control token of this name if the model has it, else text."""
+        return f"<[{self._control[name]}]>" if name in self._control else self.text(name)
+
+    def text(self, text: str) -> str:
+        """Exactly this text."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def until(self, rule: str, name: str) -> str:
+        """Any text up to a marker, and the marker.
+
+        Args:
+            rule: a name for it.
+            name: of the marker.
+        """
+        if name in self._control:
+            return self.add(rule, f"{ANYTHING} {self.marker(name)}")
+        return self.add(rule, f"{ANYTHING} {self.text(name)}", "[lazy]")
+
+    def schema(self, rule: str, schema: Any, *, lenient: bool = False) -> str:
+        """JSON of a schema.
+
+        Args:
+            rule: a name for it.
+            schema: a dict.
+            lenient: whether keywords that are not supported are ignored; else the grammar is refused.
+        """
+        return self.add(rule, f"%json {lark_schema(schema, lenient=lenient)}")
+
+    def answer(self, sampling: Sampling) -> str | None:
+        """What the request's own constraint allows; None if it has none, or one that cannot be a part of others."""
+        if sampling.json_schema is not None:
+            return self.add("answer", f"%json {lark_schema(sampling.json_schema)}")
+        if sampling.regex is not None:
+            pattern = _SLASH.sub(lambda sign: r"\/" if sign[0] == "/" else sign[0], sampling.regex).replace("\n", r"\n")
+            return self.add("answer", f"/{pattern}/" if pattern else '""')
+        if sampling.choice is not None:
+            return self.add("answer", " | ".join(map(self.text, sampling.choice)))
+        return None
+
+    def written(self, start: str) -> str:
+        """The grammar.
+
+        Args:
+            start: what an answer is.
+        """
+        return "\n".join([f"start: {start}", *self._rules.values()])

@@ -1,0 +1,165 @@
+"""What a family of models is to the chat layer: how its templates want messages, and how its answers are written."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any, ClassVar
+
+from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
+from mlxr.server.chat.answer_reader import AnswerReader, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Content, Reasoning
+
+
+class Beginning(Enum):
+    """Where an answer begins.
+
+    Attributes:
+        OPEN: the model may think first.
+        THINKING: the prompt has opened the model's thinking.
+        ANSWERING: the prompt has closed it, or begins the answer itself.
+    """
+
+    OPEN = auto()
+    THINKING = auto()
+    ANSWERING = auto()
+
+
+class Family(ABC):
+    """A family. The defaults are those of most: thinking between two markers, then text and calls.
+
+    Attributes:
+        takes_tools: whether its calls are understood.
+        thinking: the markers around what the model writes for itself.
+        thinks: whether the template speaks of them.
+    """
+
+    takes_tools: ClassVar[bool] = True
+    thinking: tuple[str, str] = ("<think>", "</think>")
+
+    def __init__(self, template_text: str) -> None:
+        """A family's format for one template."""
+        self._template_text = template_text
+        self.thinks = self.thinking[0] in template_text
+
+    @staticmethod
+    @abstractmethod
+    def matches(template_text: str) -> bool:
+        """Whether a template is of this family."""
+
+    # Prompts.
+
+    def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
+        """The messages in the form that the template expects; they have been checked."""
+        return job.messages
+
+    def variables(self, job: ChatJob) -> dict[str, Any]:
+        """What the template is given besides messages."""
+        return dict(job.variables) | ({"tools": list(job.tools)} if job.uses_tools else {})
+
+    def beginning(self, prompt: str, job: ChatJob) -> Beginning:
+        """Where the answer to a prompt begins.
+
+        Args:
+            prompt: the end of its text; control tokens are there by their names.
+            job: what is asked.
+        """
+        opening, closing = self.thinking
+        if job.continue_final:
+            content = str(job.messages[-1]["content"])
+            is_open = content.rfind(opening) > content.rfind(closing)
+            return Beginning.THINKING if is_open else Beginning.ANSWERING
+        prompt = prompt.rstrip()
+        if prompt.endswith(opening):
+            return Beginning.THINKING
+        return Beginning.ANSWERING if prompt.endswith(closing) else Beginning.OPEN
+
+    def may_think(self, beginning: Beginning) -> bool:
+        """Whether thinking may come before the answer."""
+        return beginning is Beginning.THINKING or (beginning is Beginning.OPEN and self.thinks)
+
+    # Answers.
+
+    def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
+        """Reads an answer."""
+        yield from self.read_thinking(reader, job, beginning)
+        if job.uses_tools:
+            yield from self.read_calls(reader, job)
+        yield from reader.rest()
+
+    def read_thinking(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
+        """Reads what the model writes for itself at the beginning."""
+        opening, closing = self.thinking
+        if beginning is Beginning.OPEN and not (yield from reader.begins_with(opening)):
+            return
+        if beginning is Beginning.ANSWERING:
+            return
+        if job.reasoning:
+            yield from reader.skip_space()
+            yield from reader.text_until(Reasoning, [closing])
+            yield from reader.skip_space()
+            return
+        if beginning is Beginning.OPEN:
+            reader.emit(Content, opening)
+        if (yield from reader.text_until(Content, [closing], exact=True)) is not None:
+            reader.emit(Content, closing)
+
+    def read_calls(self, reader: AnswerReader, job: ChatJob) -> Reading:
+        """Reads text and calls up to the end, or as far as calls may come."""
+        del reader, job
+        yield from ()
+
+    # Grammars.
+
+    def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
+        """What an answer is, where it is constrained.
+
+        Args:
+            grammar: gets the rules.
+            job: must call a tool, or has a constraint of its own, or has tools that must be called as they say.
+            beginning: where the answer begins.
+        """
+        calls = self.calls(grammar, job) if job.uses_tools else None
+        answer = None if job.must_call else grammar.answer(job.sampling)
+        options = [text for text in (calls and f"{grammar.marker(calls[0])} {calls[1]}", answer) if text]
+        if calls is not None and answer is None and not job.must_call:
+            lead = grammar.until("lead", calls[0])
+            options = [f"{lead} {calls[1]}", grammar.add("TEXT", ANYTHING)]
+        return f"{self._thinking_rule(grammar, beginning)} ({' | '.join(options)})"
+
+    def calls(self, grammar: AnswerGrammar, job: ChatJob) -> tuple[str, str]:
+        """The marker that begins calls, and a grammar of what follows it."""
+        raise NotImplementedError
+
+    def arguments(self, grammar: AnswerGrammar, job: ChatJob) -> list[tuple[str, str]]:
+        """The names of the tools that may be called, each with the rule of its arguments."""
+        rules = []
+        for number, tool in enumerate(job.tools):
+            function = tool["function"]
+            if job.chosen_tool in (None, function["name"]):
+                schema = {"type": "object", **(function.get("parameters") or {})}
+                rule = grammar.schema(f"arguments_{number}", schema, lenient=not function.get("strict"))
+                rules.append((function["name"], rule))
+        return rules
+
+    def _thinking_rule(self, grammar: AnswerGrammar, beginning: Beginning) -> str:
+        opening, closing = self.thinking
+        if not self.may_think(beginning):
+            return ""
+        space = grammar.add("SPACE", r"/[ \n]{0,4}/")
+        closed = f"{grammar.until('thinking', closing)} {space}"
+        if beginning is Beginning.THINKING:
+            return closed
+        return f"({grammar.marker(opening)} {closed})?"
+
+
+def json_object(grammar: AnswerGrammar, name: str, rule: str, key: str = "arguments") -> str:
+    """A call as a JSON object, in the form that models write."""
+    opening = grammar.text(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
+    return f'{opening} {rule} "}}"'
+
+
+def one_or_more(item: str, between: str, many: bool) -> str:
+    """An item, or several with something between them."""
+    return f"{item} ({between} {item})*" if many else item

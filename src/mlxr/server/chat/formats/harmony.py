@@ -1,0 +1,127 @@
+"""gpt-oss: messages in channels. `analysis` is reasoning, `final` the answer, and `commentary` has tool calls.
+
+A call: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mlxr.compiler.errors import RequestError
+from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
+from mlxr.server.chat.answer_reader import AnswerReader, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.one_call_each import one_call_each
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_PEOPLE = ("assistant", "user", "all")
+_SYSTEM = ("system", "developer")
+
+
+class Harmony(Family):
+    """Its template takes one call in a message, `thinking`, and instructions at the beginning alone."""
+
+    thinking = (f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0])
+
+    @staticmethod
+    def matches(template_text: str) -> bool:
+        """Whether it has channels."""
+        return _CHANNEL in template_text and _MESSAGE in template_text
+
+    def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
+        """See `Family`.
+
+        Raises:
+            RequestError: instructions after the beginning, which the template would leave out.
+        """
+        messages = list(job.messages)
+        count = next((i for i, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
+        if any(message["role"] in _SYSTEM for message in messages[count:]):
+            raise RequestError(
+                "messages has a system message after others, which this model's template leaves out: put it first"
+            )
+        if count > 1:
+            joined = "\n\n".join(message["content"] for message in messages[:count])
+            messages[:count] = [{"role": "developer", "content": joined}]
+        return [adapted for message in one_call_each(messages) for adapted in _adapted(message)]
+
+    def __init__(self, template_text: str) -> None:
+        """See `Family`."""
+        super().__init__(template_text)
+        self.thinks = True
+
+    def beginning(self, prompt: str, job: ChatJob) -> Beginning:
+        """See `Family`."""
+        del prompt
+        return Beginning.ANSWERING if job.continue_final else Beginning.OPEN
+
+    def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
+        """See `Family`."""
+        is_body = beginning is Beginning.ANSWERING
+        header, before = f"{_CHANNEL}final", ""
+        while True:
+            if not is_body:
+                reader.mark()
+                if (yield from reader.each_until(lambda text: None, [_MESSAGE])) is None:
+                    reader.emit(Content, _rest_of_header(reader.since_mark()))
+                    return
+                header = reader.since_mark()
+            is_body = False
+            channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header.replace(_CHANNEL, " "))
+            if recipient and recipient[1] not in _PEOPLE and job.uses_tools:
+                reader.start_call(recipient[1].removeprefix("functions."))
+                yield from reader.skip_space()
+                end = yield from reader.each_until(reader.emit_arguments, [*_ENDS, _START])
+            else:
+                kind = Reasoning if job.reasoning and channel and channel[1] == "analysis" else Content
+                if before == kind.__name__:
+                    reader.emit(kind, "\n")
+                before = kind.__name__
+                end = yield from reader.text_until(kind, [*_ENDS, _START], exact=True)
+            if end is None:
+                return
+
+    def start(self, grammar: AnswerGrammar, job: ChatJob, beginning: Beginning) -> str:
+        """See `Family`."""
+        if beginning is Beginning.ANSWERING:
+            answer = grammar.answer(job.sampling)
+            if answer is None or job.uses_tools:
+                raise RequestError("continue_final with gpt-oss takes no tools: leave them out, or end with a question")
+            return answer
+        channel, message = grammar.marker(_CHANNEL), grammar.marker(_MESSAGE)
+        again = f'{grammar.marker(_START)} "assistant"'
+        text = grammar.until("section", _ENDS[0])
+        names = '("analysis" | "commentary")' if job.uses_tools and not job.must_call else '"analysis"'
+        sections = f"({channel} {names} {message} {text} {again})*"
+        options = []
+        for name, rule in self.arguments(grammar, job) if job.uses_tools else ():
+            constrain = f'" " ({grammar.marker(_CONSTRAIN)})? "json"'
+            recipient = grammar.text(f" to=functions.{name}")
+            options.append(f'{channel} "commentary" {recipient} {constrain} {message} {rule}')
+            options.append(f'{recipient} {channel} "commentary" {constrain} {message} {rule}')
+        if not job.must_call:
+            answer = grammar.answer(job.sampling) or grammar.add("TEXT", ANYTHING)
+            options.append(f'{channel} "final" {message} {answer}')
+        return f"{sections} ({' | '.join(options)})"
+
+
+def _adapted(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as the template takes it: it may not have thinking, text and a call at once."""
+    thinking = message.get("reasoning_content")
+    if message["role"] != "assistant" or not thinking:
+        return [message]
+    bare = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if not message.get("tool_calls"):
+        return [bare | {"thinking": thinking}]
+    text = f"{thinking}\n\n{message['content']}" if message["content"] else thinking
+    return [bare | {"thinking": text, "content": ""}]
+
+
+def _rest_of_header(header: str) -> str:
+    """What is left at the end of an answer where a header was expected: text, if it is none."""
+    return "" if not header.strip() or header.strip().startswith((_CHANNEL, _START)) else header

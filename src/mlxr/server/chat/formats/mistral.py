@@ -1,0 +1,123 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}`."""
+
+import hashlib
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from mlxr.server.chat.answer_grammar import AnswerGrammar
+from mlxr.server.chat.answer_reader import AnswerReader, Part, Reading
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.delta import Content, Reasoning
+from mlxr.server.chat.formats.family import Family, json_object, one_or_more
+from mlxr.server.chat.json_call import CallState, read_json_call
+
+_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+
+
+class Mistral(Family):
+    """Its templates refuse ids of calls that have not exactly nine letters and digits."""
+
+    def __init__(self, template_text: str) -> None:
+        """See `Family`."""
+        super().__init__(template_text)
+        if "[THINK]" in template_text:
+            self.thinking, self.thinks = ("[THINK]", "[/THINK]"), True
+
+    @staticmethod
+    def matches(template_text: str) -> bool:
+        """Whether it has Mistral's markers."""
+        return _CALLS in template_text or ("[INST]" in template_text and "[THINK]" in template_text)
+
+    def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
+        """See `Family`."""
+        return [self._adapted(message) for message in job.messages]
+
+    def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
+        adapted = dict(message)
+        if message.get("tool_calls"):
+            adapted["tool_calls"] = [call | {"id": short_id(call["id"])} for call in message["tool_calls"]]
+        if "tool_call_id" in message:
+            adapted["tool_call_id"] = short_id(message["tool_call_id"])
+        reasoning = message.get("reasoning_content")
+        if reasoning and "'thinking'" in self._template_text.replace('"', "'"):
+            chunks = [{"type": "thinking", "thinking": reasoning}]
+            adapted["content"] = chunks + ([{"type": "text", "text": message["content"]}] if message["content"] else [])
+        return adapted
+
+    def read_calls(self, reader: AnswerReader, job: ChatJob) -> Reading:
+        """See `Family`. As a control token, the marker of thinking counts anywhere."""
+        opening, closing = self.thinking
+        markers = [_CALLS, opening] if job.reasoning and reader.is_control(opening) else [_CALLS]
+        while (marker := (yield from reader.text_until(Content, markers))) is not None:
+            if marker == opening:
+                yield from reader.text_until(Reasoning, [closing])
+                yield from reader.skip_space()
+                continue
+            reader.mark()
+            if (yield from reader.begins_with("[")):
+                is_call = yield from _read_list(reader)
+            else:
+                is_call = yield from _read_named(reader)
+            if not is_call:
+                reader.emit(Content, _CALLS + reader.since_mark())
+            yield from reader.skip_space()
+
+    def calls(self, grammar: AnswerGrammar, job: ChatJob) -> tuple[str, str]:
+        """See `Family`."""
+        arguments = self.arguments(grammar, job)
+        if _ARGS in self._template_text:
+            named = " | ".join(f"{grammar.text(name)} {grammar.marker(_ARGS)} {rule}" for name, rule in arguments)
+            return _CALLS, one_or_more(grammar.add("call", named), grammar.marker(_CALLS), job.parallel_tool_calls)
+        call = grammar.add("call", " | ".join(json_object(grammar, name, rule) for name, rule in arguments))
+        return _CALLS, f'"[" {one_or_more(call, grammar.text(", "), job.parallel_tool_calls)} "]"'
+
+
+def short_id(call_id: str) -> str:
+    """An id as the templates want it, always the same for the same one."""
+    if len(call_id) == _ID_LENGTH and all(sign in _LETTERS for sign in call_id):
+        return call_id
+    number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest())
+    return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(_ID_LENGTH))
+
+
+def _read_list(reader: AnswerReader) -> Part[bool]:
+    """Reads a list of calls whose `[` has been read; whether all of it is told."""
+    while True:
+        sign = yield from reader.next_sign()
+        if sign not in ("{", ",", "]"):
+            # The answer has ended within the list, or it is none: what is no call is text.
+            return sign == ""
+        reader.take_sign()
+        if sign == "]":
+            return True
+        if sign == ",":
+            continue
+        state = yield from read_json_call(reader)
+        if state is CallState.NO_CALL:
+            return False
+        if state is CallState.BROKEN:
+            yield from reader.rest_as(reader.emit_arguments)
+        reader.mark()
+
+
+def _read_named(reader: AnswerReader) -> Part[bool]:
+    """Reads a name and arguments; whether it is a call."""
+    pieces: list[str] = []
+    marker = yield from reader.each_until(pieces.append, [_ARGS, _CALL_ID, "{"])
+    name = "".join(pieces).strip()
+    if marker is None or not name or any(sign.isspace() or sign == "\ud800" for sign in name):
+        return False
+    if marker == _CALL_ID:
+        marker = yield from reader.each_until(lambda call_id: None, [_ARGS])
+    reader.start_call(name)
+    if marker != "{":
+        yield from reader.skip_space()
+    else:
+        reader.put_back("{")
+    if (yield from reader.next_sign()) != "{":
+        return True
+    yield from reader.json_value(reader.emit_arguments)
+    return True

@@ -1,0 +1,100 @@
+"""Reads a tool call that is a JSON object: `{"name": ..., "arguments": {...}}`, any order; arguments as they come."""
+
+import json
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+from typing import Any
+
+from mlxr.server.chat.answer_reader import AnswerReader, Part
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", "type", "id", *_ARGUMENTS)
+
+
+class CallState(Enum):
+    """What became of a call.
+
+    Attributes:
+        NO_CALL: it is none: nothing has been emitted, and `AnswerReader.since_mark` has its text.
+        COMPLETE: its object has ended.
+        BROKEN: it has begun, and what follows is no JSON.
+    """
+
+    NO_CALL = auto()
+    COMPLETE = auto()
+    BROKEN = auto()
+
+
+def read_json_call(reader: AnswerReader, names: Collection[str] | None = None) -> Part[CallState]:
+    """Reads a call whose `{` has been read.
+
+    Args:
+        reader: of the answer.
+        names: of the tools, where other JSON than calls may come; None where there must be a call.
+    """
+    name: str | None = None
+    early: str | None = None
+    has_begun = False
+    while True:
+        sign = yield from reader.next_sign()
+        if sign in (",", "}"):
+            reader.take_sign()
+            if sign == ",":
+                continue
+            break
+        key = (yield from _value(reader)) if sign == '"' else None
+        if key is None or (yield from reader.next_sign()) != ":":
+            return CallState.BROKEN if has_begun else CallState.NO_CALL
+        reader.take_sign()
+        key = _loaded(key)
+        if names is not None and key not in _KEYS:
+            return CallState.NO_CALL
+        sign = yield from reader.next_sign()
+        if key in _ARGUMENTS and sign == "{" and name is not None and not has_begun:
+            reader.start_call(name)
+            has_begun = True
+            if not (yield from reader.json_value(reader.emit_arguments)):
+                return CallState.BROKEN
+            continue
+        value = yield from _value(reader)
+        if value is None:
+            return CallState.BROKEN if has_begun else CallState.NO_CALL
+        if key == "name":
+            loaded = _loaded(value)
+            if not isinstance(loaded, str) or not loaded or (names is not None and loaded not in names):
+                return CallState.NO_CALL
+            name = loaded
+        elif key in _ARGUMENTS:
+            early = value
+    if name is None:
+        return CallState.NO_CALL
+    if not has_begun:
+        reader.start_call(name)
+        reader.emit_arguments(as_object(early))
+    return CallState.COMPLETE
+
+
+def as_object(arguments: str | None) -> str:
+    """Arguments as the text of a JSON object: some models write none, or the object's text as a JSON string."""
+    loaded = None if arguments is None else _loaded(arguments)
+    if loaded is None:
+        return "{}"
+    if isinstance(loaded, str) and isinstance(_loaded(loaded), dict):
+        return loaded
+    return arguments or ""
+
+
+def _value(reader: AnswerReader) -> Part[str | None]:
+    """A whole JSON value as text; None if it is incomplete."""
+    pieces: list[str] = []
+    use: Callable[[str], None] = pieces.append
+    is_complete = yield from reader.json_value(use)
+    return "".join(pieces) if is_complete else None
+
+
+def _loaded(text: str) -> Any:
+    """What a JSON text means; the text itself if it is none."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,145 @@
+"""Checks the messages and tools of a job, and brings them into one form for templates."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxr.compiler.errors import RequestError
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with text as `content` (empty if there is none), and the arguments of tool calls as dicts.
+
+    Raises:
+        RequestError: a message that cannot be used, and which one.
+    """
+    if not messages:
+        raise RequestError("messages is empty; expected at least one message")
+    checked: list[dict[str, Any]] = []
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(f"{where} is {message!r:.60}, expected an object with role and content")
+        role = message.get("role")
+        if role not in _ROLES:
+            raise RequestError(f"{where}.role is {role!r:.60}; expected one of {', '.join(_ROLES)}")
+        clean = dict(message) | {"content": _text(message.get("content"), f"{where}.content")}
+        for key in ("tool_calls", "reasoning_content"):
+            if not clean.get(key):
+                clean.pop(key, None)
+        if "tool_calls" in clean:
+            if role != "assistant":
+                raise RequestError(
+                    f"{where} has tool_calls, and its role is {role}: only assistant messages call tools"
+                )
+            clean["tool_calls"] = _calls(clean["tool_calls"], f"{where}.tool_calls")
+            open_calls |= {call["id"] for call in clean["tool_calls"]}
+        if role == "tool":
+            call_id = clean.get("tool_call_id")
+            if call_id not in open_calls:
+                raise RequestError(
+                    f"{where}.tool_call_id is {call_id!r:.60}, and no call without an answer before it has that id: "
+                    "give the id of a call in an assistant message's tool_calls"
+                )
+            open_calls.discard(call_id)
+        checked.append(clean)
+    return checked
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Checks the tools of a job.
+
+    Raises:
+        RequestError: a tool that cannot be used, and which one.
+    """
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        where = f"tools[{number}]"
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type") != "function":
+            kind = tool.get("type") if isinstance(tool, Mapping) else tool
+            raise RequestError(f"{where} is of type {kind!r:.60}; expected function, with a name and parameters")
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+            raise RequestError(
+                f"{where}.function.name is {name!r:.60}; expected 1 to 128 letters, digits, or any of _.-"
+            )
+        if name in names:
+            raise RequestError(f"{where}.function.name is {name!r}, which another tool has: rename one")
+        names.add(name)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise RequestError(f"{where}.function.parameters is {parameters!r:.60}; expected a JSON schema")
+
+
+def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages with the arguments of calls as JSON text, which some templates expect."""
+    changed = []
+    for message in messages:
+        clean = dict(message)
+        if "tool_calls" in clean:
+            clean["tool_calls"] = [_with_text(call) for call in clean["tool_calls"]]
+        changed.append(clean)
+    return changed
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(f"{where} is {content!r:.60}; expected text, or a list of parts")
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind not in _TEXT_PARTS:
+            raise RequestError(
+                f"{where}[{number}] is of type {kind!r:.60}, and this model reads text alone: leave it out"
+            )
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{number}].text is {text!r:.60}; expected text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"{where} is {calls!r:.60}; expected a list of tool calls")
+    checked = []
+    for number, call in enumerate(calls):
+        at = f"{where}[{number}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{at} is {call!r:.60}; expected an id, and a function with a name and arguments")
+        if not isinstance(call.get("id"), str) or not call["id"]:
+            raise RequestError(f"{at}.id is {call.get('id')!r:.60}; expected text, which tool messages refer to")
+        arguments = _arguments(function.get("arguments"), f"{at}.function.arguments")
+        function = {"name": function["name"], "arguments": arguments}
+        checked.append({"id": call["id"], "type": "function", "function": function})
+    return checked
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{where} is not JSON: {error or 'it is nested too deeply'}") from error
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"{where} is {arguments!r:.60}; expected a JSON object")
+    return dict(arguments)
