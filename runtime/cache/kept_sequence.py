@@ -33,7 +33,11 @@ class KeptSequence:
     @property
     def num_idle(self) -> int:
         """Blocks that only the cache uses."""
-        return max(0, -(-len(self._tokens) // self._size) - (self._pool.num_blocks - self._pool.num_free))
+        return len(self.idle_blocks())
+
+    def idle_blocks(self) -> range:
+        """These blocks: a sequence uses the ones before them."""
+        return range(self._pool.num_blocks - self._pool.num_free, -(-len(self._tokens) // self._size))
 
     def cached_blocks(self) -> list[CachedBlock]:
         """The full blocks of the kept tokens."""

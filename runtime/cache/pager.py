@@ -30,6 +30,7 @@ from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, ArenaFullError
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
+from mlxr.runtime.cache.block_states import block_states
 from mlxr.runtime.cache.blocks import BlockPool
 from mlxr.runtime.cache.integrity import check_blocks, check_index, check_open_sequences, check_sequence, equal
 from mlxr.runtime.cache.kept_sequence import KeptSequence
@@ -142,6 +143,15 @@ class Pager:
     def num_sequences(self) -> int:
         """Sequences in the arena now."""
         return len(self._sequences)
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Their ids, in the order in which they were added."""
+        return tuple(self._sequences)
+
+    def block_states(self) -> str:
+        """The state of each block; see `block_states.block_states`."""
+        return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.values())
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence."""

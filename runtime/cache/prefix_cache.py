@@ -57,6 +57,10 @@ class PrefixCache:
         """Blocks that only the cache uses."""
         return len(self._pool.idle)
 
+    def idle_blocks(self) -> list[int]:
+        """These blocks, in the order of eviction."""
+        return list(self._pool.idle)
+
     def cached_blocks(self) -> list[CachedBlock]:
         """The blocks in the index, each after the one that it follows."""
         cached, block_of = self._pool.index.cached, self._pool.index.block_of

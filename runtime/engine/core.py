@@ -11,6 +11,7 @@ interrupted step compute it again.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Sampled
 from mlxr.runtime.engine.scheduler import Part, Scheduler
 from mlxr.runtime.engine.speculation.speculator import Speculator
+from mlxr.runtime.engine.step_record import StepRecord
 from mlxr.runtime.engine.step_times import StepTimes
 from mlxr.runtime.engine.tier_link import TierLink
 from mlxr.runtime.hosts.host import Host
@@ -48,6 +50,7 @@ class EngineCore:
     Attributes:
         scheduler: the requests.
         speculator: guesses tokens for the requests that are added from now on; None: nobody does.
+        recent_steps: the newest steps, the newest one last.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
 
@@ -79,6 +82,7 @@ class EngineCore:
         self._decoded: LaunchedStep | None = None  # the step before, if it has `decode` and its tokens have been taken
         self._next_deadline = float("inf")
         self._last_end = 0.0
+        self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._is_stepping = False
         self._dropped: list[Request] = []
 
@@ -346,6 +350,7 @@ class EngineCore:
             self._link.tiers.computed(step.prompt_tokens, seconds)
         if self.speculator is not None and not step.prompt_tokens:
             self.speculator.costs.measured(step.decoding + step.drafted, seconds)
+        self.recent_steps.append(StepRecord(now, seconds, step.decoding, step.prompt_tokens, step.drafted))
 
     def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
         """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.

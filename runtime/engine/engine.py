@@ -17,12 +17,14 @@ from typing import TypeVar
 
 from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
 from mlxr.runtime.argument_types import described, whole_number
+from mlxr.runtime.engine.arena_state import ArenaState, arena_state
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model, Prompt
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling.options import Sampling
+from mlxr.runtime.engine.step_record import StepRecord
 
 _T = TypeVar("_T")
 _News = Event | BaseException
@@ -229,6 +231,18 @@ class Engine:
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""
         return self._ask(lambda model: model.core.stats())
+
+    def recent_steps(self) -> list[StepRecord]:
+        """The newest steps, at most 512, the newest one last."""
+        return self._ask(lambda model: list(model.core.recent_steps))
+
+    def arena(self) -> ArenaState:
+        """The state of each block of the KV arena, between two steps."""
+        return self._ask(arena_state)
+
+    def launch_counts(self) -> dict[str, int]:
+        """How often the host has launched each kernel (on `reference`, each kind of op)."""
+        return self._ask(lambda model: dict(model.host.launches))
 
     def save(self) -> int:
         """Writes the blocks that the prefix cache has to disk, so that they outlive the process.

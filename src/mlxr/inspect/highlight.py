@@ -1,8 +1,11 @@
-"""Metal source in colour."""
+"""Source in colour: of Metal for a terminal, of any target for a page."""
+
+from typing import Any
 
 import pygments
 from pygments.filters import NameHighlightFilter
-from pygments.formatters import TerminalFormatter
+from pygments.formatters import HtmlFormatter, TerminalFormatter
+from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Keyword, Name
 
@@ -18,12 +21,34 @@ _FUNCTIONS = (
 )
 
 
-def highlight(text: str) -> str:
-    """Metal source with the sixteen colours that every terminal has, so that the user's theme decides how it looks.
+_LEXERS = {"metal": "cpp", "c": "c"}
 
-    The lexer is that for C++, with the names that Metal adds.
+
+def highlight(text: str) -> str:
+    """Metal source with the sixteen colours that every terminal has, so that the user's theme decides how it looks."""
+    return pygments.highlight(text, _lexer("metal"), TerminalFormatter(bg="dark"))
+
+
+def highlight_html(text: str, language: str) -> str:
+    """Source as HTML, `<div class="highlight"><pre>...`: a span with a class for each token, and no colours.
+
+    Args:
+        text: the source.
+        language: `metal` or `c`.
     """
-    lexer = get_lexer_by_name("cpp", stripnl=False, ensurenl=False)
-    for names, kind in ((_SPACES, Keyword), (_TYPES, Keyword.Type), (_FUNCTIONS, Name.Builtin)):
-        lexer.add_filter(NameHighlightFilter(names=names, tokentype=kind))
-    return pygments.highlight(text, lexer, TerminalFormatter(bg="dark"))
+    return pygments.highlight(text, _lexer(language), HtmlFormatter(wrapcode=True))
+
+
+def highlight_css(style: str = "default") -> str:
+    """CSS that colours what `highlight_html` gives, in one of pygments' styles."""
+    formatter: Any = HtmlFormatter(style=style)  # pygments' types leave this method out
+    return str(formatter.get_style_defs(".highlight"))
+
+
+def _lexer(language: str) -> Lexer:
+    """The lexer of a language; that of Metal is the one for C++, with the names that Metal adds."""
+    lexer = get_lexer_by_name(_LEXERS[language], stripnl=False, ensurenl=False)
+    if language == "metal":
+        for names, kind in ((_SPACES, Keyword), (_TYPES, Keyword.Type), (_FUNCTIONS, Name.Builtin)):
+            lexer.add_filter(NameHighlightFilter(names=names, tokentype=kind))
+    return lexer

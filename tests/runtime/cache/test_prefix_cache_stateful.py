@@ -6,6 +6,7 @@ reads the right content exactly if each slot of its table has the root and its o
 What must be found: all that sequences in use have committed, and what others left in blocks that nobody took since.
 """
 
+from collections import Counter
 from itertools import chain
 
 from hypothesis import HealthCheck, settings
@@ -209,6 +210,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         pager = self.pager
         pager.check_integrity()
         assert pager.num_free + pager.num_used == pager.num_blocks
+        uses = Counter(block for seq_id in pager.sequence_ids for block in pager.blocks_of(seq_id))
+        states, pinned = pager.block_states(), set(pager._copies.values())
+        in_use = ["s" if uses[i] > 1 else "u" if uses[i] or i in pinned else "" for i in range(pager.num_blocks)]
+        assert [state if state in "us" else "" for state in states] == in_use
+        assert states.count("c") == pager.num_idle
         memory = self.after_step([(source, destination) for destination, source in pager._copies.items()])
         for seq_id, request in self.requests.items():
             blocks, length = pager.blocks_of(seq_id), len(request.tokens)

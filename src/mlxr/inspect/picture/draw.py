@@ -25,11 +25,12 @@ LEGEND_HEIGHT = 66.0
 COLUMN_GAP = 12.0
 BAND_MARGIN = 5.0
 
-_ABOUT = {
+ABOUT = {
     "source": ("Source graph", "as the spec describes it"),
     "decode": ("Decode", "after fusion: one new token a sequence"),
     "prefill": ("Prefill", "after fusion: prompts and mixed batches"),
 }
+"""The graphs in the order of their columns: title, and what they are."""
 _LEGEND = (
     ("gather", "gather"),
     ("norm", "norm"),
@@ -111,7 +112,7 @@ class Picture:
 
 def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
     """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
-    graphs = [artifact.graph(name) for name in _ABOUT]
+    graphs = [artifact.graph(name) for name in ABOUT]
     groups = layer_groups(graphs)
     source, *fused = (fold(graph, groups, artifact.plan.first.types.activations) for graph in graphs)
     columns = [source_column(source, MARGIN, FIRST_ROW)]
@@ -142,8 +143,8 @@ def draw_graphs(artifact: Artifact) -> str:
     bottom = max(column.bottoms[-1] for column in columns) + PILL_TOP + PILL_HEIGHT + 14
     width = columns[-1].x + columns[-1].width + MARGIN
     drawn = tuple(
-        _draw_column(artifact, name, column, bands if name == "source" else [])
-        for name, column in zip(_ABOUT, columns, strict=True)
+        draw_column(artifact, name, column, bands if name == "source" else [])
+        for name, column in zip(ABOUT, columns, strict=True)
     )
     shape = " × ".join(str(dim) for dim in arena.shape)
     picture = Picture(
@@ -169,11 +170,12 @@ def draw_graphs(artifact: Artifact) -> str:
     return _environment().get_template("svg/graph.svg.jinja").render(picture=picture)
 
 
-def _draw_column(artifact: Artifact, name: str, column: Column, bands: list[Band]) -> DrawnColumn:
+def draw_column(artifact: Artifact, name: str, column: Column, bands: list[Band]) -> DrawnColumn:
+    """A placed graph as the template takes it; its boxes are in the order of `column.boxes`."""
     values, pills = value_lines(column)
     arena, arenas = arena_lines(column)
     tokens, token_pills = token_lines(column)
-    title, about = _ABOUT[name]
+    title, about = ABOUT[name]
     total = len(artifact.graph(name))
     per_layer = " or ".join(dict.fromkeys(str(len(section.ops)) for section in column.graph.sections if section.layers))
     return DrawnColumn(

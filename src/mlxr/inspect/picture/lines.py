@@ -28,11 +28,12 @@ Kind = Literal["value", "arena", "token"]
 
 @dataclass(frozen=True)
 class Line:
-    """A path, with an arrow at its end or at both ends, or none."""
+    """A path, with an arrow at its end or at both ends, or none; `link` is what it shows, if that is not an arena."""
 
     path: str
     kind: Kind
     arrows: Literal["none", "end", "both"] = "end"
+    link: Link | None = None
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,12 @@ def value_lines(column: Column) -> tuple[list[Line], list[Pill]]:
                         path_of([(_exit(column, link), box.bottom), (_exit(column, link), box.bottom + PILL_TOP)]),
                         "value",
                         "none",
+                        link,
                     )
                 )
                 text = f"{value.name}: {text}"
             else:
-                lines.append(Line(path_of(_route(column, link)), "value"))
+                lines.append(Line(path_of(_route(column, link)), "value", link=link))
             if link.value not in pills or link.target is None:
                 pills[link.value] = _pill(
                     _exit(column, link), box.bottom + PILL_TOP, text, "value", link.target is None
@@ -115,7 +117,7 @@ def value_lines(column: Column) -> tuple[list[Line], list[Pill]]:
             box = boxes[link.target]
             name = f"{value.name}: {dims(value)}"
             top = box.y - BEND - PILL_HEIGHT - 3
-            lines.append(Line(path_of([(box.centre, top), (box.centre, box.y)]), "value"))
+            lines.append(Line(path_of([(box.centre, top), (box.centre, box.y)]), "value", link=link))
             pills[link.value] = _pill(box.centre, top, name, "value", True)
     return lines, list(pills.values())
 
@@ -222,7 +224,7 @@ def token_lines(column: Column) -> tuple[list[Line], list[Pill]]:
         else:
             box = column.boxes[link.target]
             points += [(x, box.y + _inset(box)), (box.x, box.y + _inset(box))]
-        lines.append(Line(path_of(points), "token"))
+        lines.append(Line(path_of(points), "token", link=link))
     width = label_width("token")
     return lines, [Pill(x, y, width, "token", "token", True) for y in (top, bottom)]
 

@@ -1,0 +1,124 @@
+"""The arena and the history of an engine, compared with what its requests must have used."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import mlxr
+from mlxr.compiler.errors import EngineError
+from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.engine.arena_state import arena_state
+from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.step_record import StepRecord
+from mlxr.server.inspector import history as history_module
+from mlxr.server.inspector.arena_view import ArenaView, arena_view, view_of
+from mlxr.server.inspector.history import History, watch
+from mlxr_tests.hash_host import HashEngine
+from mlxr_tests.storyteller import TINY
+
+
+def view(engine: HashEngine) -> ArenaView:
+    model: Any = SimpleNamespace(pager=engine.pager, core=engine.core, host=engine.host)
+    return view_of(arena_state(model))
+
+
+def test_blocks_of_requests() -> None:
+    engine = HashEngine(num_blocks=16, block_size=4)
+    assert view(engine).states == "f" * 16 and view(engine).sequences == ()
+    prompt = list(range(1, 11))
+    engine.add(prompt, max_tokens=8)
+    engine.core.step()
+    first = view(engine)
+    assert (first.used, first.free, first.shared, first.cached) == (3, 13, 0, 0), "10 tokens in blocks of 4"
+    (sequence,) = first.sequences
+    assert (sequence.prompt_tokens, sequence.tokens, sequence.blocks) == (10, 10, ((0, 2),))
+    engine.add([*prompt[:8], 30, 31], max_tokens=8)
+    engine.core.step()
+    both = view(engine)
+    assert (both.shared, both.used) == (2, 2), "two full blocks are the same"
+    assert [s.blocks for s in both.sequences] == [((0, 2),), ((0, 1), (3, 3))]
+    assert len({s.request for s in both.sequences}) == 2 and both.block_bytes == 8 * 4
+    engine.run()
+    rest = view(engine)
+    assert rest.sequences == () and rest.used == rest.shared == 0
+    assert rest.cached == engine.pager.num_idle > 0 and rest.free == 16 - rest.cached
+
+
+def test_a_contiguous_arena_keeps_its_last_sequence() -> None:
+    pager, tokens = Pager(6, 4, 6, 1, contiguous=True), list(range(10))
+    hashes = BlockHashes(root_digest("model"), 4)
+    seq_id = pager.add_sequence()
+    pager.append(seq_id, 10)
+    pager.take_copies()
+    assert pager.block_states() == "uuufff"
+    pager.free(seq_id, tokens, hashes, 10)
+    assert pager.block_states() == "cccfff"
+    pager.append(pager.add_sequence(pager.find_prefix([0, 1, 9], hashes)), 1)
+    assert pager.block_states() == "ufffff", "the rest is written over"
+
+
+def test_rates() -> None:
+    history = History()
+    before = CoreStats(steps=10, generated_tokens=100, computed_tokens=300, prompt_tokens=50, cached_tokens=20)
+    after = CoreStats(
+        steps=14, generated_tokens=130, computed_tokens=420, prompt_tokens=90, cached_tokens=50, running=3, waiting=2
+    )
+    after.blocks, after.blocks_free, after.blocks_cached, after.blocks_shared = 100, 60, 25, 4
+    steps = [StepRecord(end, 0.01, 3, 20, 0) for end in (5.0, 6.0, 7.0)]
+    history.add(before, steps[:1], now=1000.0, clock=5.5)
+    assert history.since().samples == ()
+    history.add(after, steps, now=1002.0, clock=7.5)
+    (sample,) = history.since().samples
+    assert (sample.steps, sample.generated_per_second, sample.computed_per_second) == (4, 15, 60)
+    assert (sample.prompt_tokens, sample.hit_rate, sample.running, sample.waiting) == (40, 30 / 40, 3, 2)
+    assert (sample.blocks_free, sample.blocks_cached, sample.blocks_used) == (35, 25, 40)
+    assert [step.time for step in history.since().steps] == [999.5, 1000.5, 1001.5], "each once"
+    assert [step.time for step in history.since(1000.0).steps] == [1000.5, 1001.5]
+    assert history.since(history.since().now).samples == ()
+    history.add(after, steps, now=1003.0, clock=8.5)
+    assert history.since(1002.0).samples[0].hit_rate is None
+
+
+def test_old_samples_are_dropped() -> None:
+    history = History()
+    for i in range(2000):
+        history.add(CoreStats(steps=i), [StepRecord(float(i), 0.1, 1, 0, 0)], now=1e9 + i, clock=float(i))
+    shown = history.since()
+    assert len(shown.samples) == 600 and len(shown.steps) == 512
+    assert shown.samples[-1].time == shown.now == 1e9 + 1999
+
+
+def test_an_engine_that_runs(monkeypatch: Any) -> None:
+    monkeypatch.setattr(history_module, "INTERVAL", 0.01)
+    prompt, history = [1, *range(5, 25)], History()
+
+    async def main() -> None:
+        with mlxr.Engine(TINY, max_sequences=2, host="cpu", threads=1) as engine:
+            watching = asyncio.create_task(watch(engine, history))
+            await asyncio.sleep(0.05)
+            seen = None
+            async for _ in engine.generate(prompt, mlxr.Sampling(max_tokens=20, ignore_eos=True)):
+                seen = seen or await asyncio.to_thread(arena_view, engine)
+            assert seen is not None
+            (sequence,) = seen.sequences
+            assert sequence.prompt_tokens == len(prompt) <= sequence.tokens
+            assert seen.used == -(-sequence.tokens // seen.block_size)
+            counts = engine.launch_counts()
+            program = engine.model.artifact.plan.program("cpu")
+            assert set(counts) <= {kernel.name for kernel in program.kernels}
+            logits = next(kernel.name for kernel in program.kernels if kernel.label == "logits")
+            assert counts[logits] == engine.stats().steps == len(engine.recent_steps())
+            end = time.monotonic() + 10
+            while not (view := history.since()).samples or sum(s.steps for s in view.samples) < engine.stats().steps:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            assert sum(step.decoding + step.prompt_tokens for step in view.steps) == engine.stats().computed_tokens
+            assert round(sum(s.generated_per_second * s.seconds for s in view.samples)) == 20
+        try:
+            await asyncio.wait_for(watching, 10)
+        except EngineError:
+            raise AssertionError("it ends with the engine") from None
+
+    asyncio.run(main())
