@@ -1,10 +1,13 @@
 """Answers of a real engine, as deltas."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import jsonschema
 import pytest
 
 import mlxr
@@ -15,10 +18,12 @@ from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.chat.delta import Content
-from mlxr_tests.storyteller import TINY, tiny_spec
+from mlxr.server.chat.delta import Content, ToolStart
+from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
 PLAIN = "{% for message in messages %}{{ message.content }} {% endfor %}"
+HERMES = PLAIN + "{% for tool in tools or [] %}{{ tool }}{% endfor %}{# <tool_call> #}"
+USER = ({"role": "user", "content": "Once upon a time"},)
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,16 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    artifact = compile_spec(tiny_spec(cache={"max_sequences": 4})).artifact
-    with Engine(lambda: mlxr.load(artifact, TINY, host="cpu")) as engine:
-        chat = ChatFormat(ChatTemplate(PLAIN, "here"), engine.model.require_tokenizer())
+def engine() -> Iterator[Engine]:
+    artifact = compile_spec(storyteller_spec(model={"context": 512}, cache={"max_sequences": 4})).artifact
+    with Engine(lambda: mlxr.load(artifact, Q8_0, host="cpu")) as loaded:
+        yield loaded
+
+
+@pytest.fixture(params=[PLAIN], ids=["plain"])
+def served(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with closing(ChatFormat(ChatTemplate(request.param, "here"), engine.model.require_tokenizer())) as chat:
         yield Served(engine, chat)
-        chat.close()
 
 
 def ask(model: Served, job: ChatJob) -> list[Piece]:
@@ -45,7 +54,7 @@ def ask(model: Served, job: ChatJob) -> list[Piece]:
 
 def test_a_plain_answer_is_that_of_the_engine(served: Served) -> None:
     sampling = mlxr.Sampling(temperature=1.0, seed=3, max_tokens=20, n=2)
-    job = ChatJob(({"role": "user", "content": "Once upon a time"},), sampling)
+    job = ChatJob(USER, sampling)
     pieces = ask(served, job)
     prompt = served.engine.model.require_tokenizer().encode("Once upon a time ", add_special=False)
     for index, expected in enumerate(served.engine.generate_all([prompt], sampling)):
@@ -56,6 +65,35 @@ def test_a_plain_answer_is_that_of_the_engine(served: Served) -> None:
                 text += "".join(delta.text for delta in piece.deltas if isinstance(delta, Content))
         assert text == expected.text != ""
     assert not any(piece.has_tool_calls for piece in pieces)
+
+
+@pytest.mark.parametrize("served", [HERMES], indirect=True, ids=["hermes"])
+@pytest.mark.parametrize("choice", ["required", "function:get_weather"])
+def test_a_model_that_knows_no_tools_calls_one_where_it_must(served: Served, choice: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    sampling = mlxr.Sampling(temperature=1.0, seed=4, max_tokens=200)
+    job = ChatJob(USER, sampling, (tool,), tool_choice=choice, parallel_tool_calls=False)
+    pieces = ask(served, job)
+    start, *arguments = [delta for piece in pieces for delta in piece.deltas]
+    assert isinstance(start, ToolStart) and start.name == "get_weather" and len(arguments) > 1
+    jsonschema.validate(json.loads("".join(delta.text for delta in arguments)), schema)
+    assert pieces[-1].event.finish_reason == "stop" and pieces[-1].has_tool_calls
+
+
+def test_parameters_that_cannot_be_enforced_are_named(served: Served, engine: Engine) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}
+    message = "the tools or the form of the answer cannot be enforced: grammar"
+    chat = ChatFormat(ChatTemplate(HERMES, "here"), engine.model.require_tokenizer())
+    with closing(chat), pytest.raises(RequestError, match=message):
+        ask(Served(engine, chat), ChatJob(USER, mlxr.Sampling(), (tool,)))
+    with pytest.raises(RequestError, match="tools are given, and the chat template of here has no form of tool calls"):
+        ask(served, ChatJob(USER, mlxr.Sampling(), (tool,)))
 
 
 @pytest.mark.parametrize(

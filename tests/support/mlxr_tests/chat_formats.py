@@ -31,6 +31,17 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
 
+_XML = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROL_OF = {
+    "Hermes": _XML,
+    "SmolLM3": _XML,
+    "Llama3": ("<|python_tag|>", "<|eot_id|>"),
+    "Mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    "Harmony": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+    "Glm": (*_XML, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+"""The control tokens of families, by their names."""
+
 
 def byte_tokenizer(control: Sequence[str] = ()) -> LibraryTokenizer:
     """A tokenizer of bytes, with control tokens; `<end>` ends an answer."""
@@ -58,6 +69,14 @@ def events(tokenizer: LibraryTokenizer, pieces: Sequence[str]) -> Iterator[Event
         else:
             yield Event(0, 0, piece)
     yield Event(0, tokenizer.eos_id, "", "stop")
+
+
+def events_of_ids(tokenizer: LibraryTokenizer, ids: Sequence[int]) -> Iterator[Event]:
+    """Events of an answer's tokens, as the engine makes them."""
+    decoder = tokenizer.stream_decoder()
+    for token in ids:
+        yield Event(0, token, decoder.push(token))
+    yield Event(0, tokenizer.eos_id, decoder.flush(), "stop")
 
 
 def cuts(answer: str, control: Sequence[str]) -> Iterator[list[str]]:

@@ -13,13 +13,11 @@ from mlxr.server.chat.formats.llama3 import Llama3
 from mlxr.server.chat.formats.mistral import Mistral
 from mlxr.server.chat.formats.plain import Plain
 from mlxr.server.chat.formats.smollm3 import SmolLM3
-from mlxr_tests.chat_formats import a_job, byte_tokenizer, cuts, parsed
+from mlxr_tests.chat_formats import CONTROL_OF, a_job, byte_tokenizer, cuts, parsed
 
 QWEN = Hermes("<think> <tool_call>")
 MISTRAL = Mistral("[TOOL_CALLS] [THINK]")
-CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
-MISTRALS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
-XML = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+CHANNELS, MISTRALS, XML = CONTROL_OF["Harmony"], CONTROL_OF["Mistral"], CONTROL_OF["Glm"]
 OPEN, THINKING, ANSWERING = Beginning.OPEN, Beginning.THINKING, Beginning.ANSWERING
 
 

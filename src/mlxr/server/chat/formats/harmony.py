@@ -75,7 +75,8 @@ class Harmony(Family):
             channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header.replace(_CHANNEL, " "))
             if recipient and recipient[1] not in _PEOPLE and job.uses_tools:
                 reader.start_call(recipient[1].removeprefix("functions."))
-                yield from reader.skip_space()
+                if (yield from reader.next_sign()) == "{":
+                    yield from reader.json_value(reader.emit_arguments)
                 end = yield from reader.each_until(reader.emit_arguments, [*_ENDS, _START])
             else:
                 kind = Reasoning if job.reasoning and channel and channel[1] == "analysis" else Content
