@@ -14,6 +14,7 @@ from serving.arrivals import Answer, Arrival
 from serving.figures import Figures
 
 OURS = "peers.serve_mlxr"
+SERVER = "peers.http_server"
 GENERATION = "peers.user_mlxr"
 _STORYTELLER_VOCAB, _STORYTELLER_CONTEXT = 4096, 1024
 

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.model_files import ModelFiles
+from peers.http_server import HttpServer
 from peers.models import Files
 from peers.serve_mlx_lm import MlxLmServer
 from peers.worker import EngineError, _answer
 from serving import bench as bench_module
-from serving import changes, overhead, prefixes, single, streams, throughput
+from serving import changes, over_engine, overhead, prefixes, servers, single, streams, throughput
 from serving.arrivals import Answer, Arrival, Traffic, total_tokens
 from serving.bench import Bench
 from serving.figures import Figures, Row
 
 from mlxr.bench.lengths import LengthRange
+from mlxr_tests.storyteller import TINY
 
 STEP = 0.01
 """Seconds of a step of the fake engine, which reads a prompt in no time."""
@@ -40,6 +42,8 @@ class FakeWorker:
             return {"version": f"{self.name} 1"}
         if do == "stream":
             return {"first_seconds": 0.1, "next_seconds": STEP * details["tokens"]}
+        if do == "idle":
+            return {}
         if do == "profile":
             return dict.fromkeys(("overhead", "schedule", "batch", "events", "sampling", "wall"), 1e-4)
         return {"times": [[at + STEP * (i + 1) for i in range(tokens)] for at, _, tokens in details["arrivals"]]}
@@ -196,3 +200,30 @@ def test_mlx_lm_takes_requests_as_they_come(tmp_path: Path) -> None:
     times = _answer(server, {"do": "answer", "arrivals": arrivals})["times"]
     assert [len(of_answer) for of_answer in times] == [4, 2, 3]
     assert times[2][0] > 0.05 and all(of_answer == sorted(of_answer) for of_answer in times)
+
+
+def test_servers_are_asked_the_same_in_turns(bench: Bench) -> None:
+    over_engine.measure(bench)
+    servers.measure(bench)
+    rows = {row.name: bench.figures.compared(row) for row in bench.figures.rows.values()}
+    assert rows["100m q8_0, 16 streams over the engine alone"][3] == pytest.approx(1)  # type: ignore[index]
+    beside = rows["100m q8_0, 16 requests at 8/s beside llama.cpp's server"]
+    assert beside is not None and beside[1] == "llama.cpp" and beside[3] == pytest.approx(1)
+    between = rows["100m q8_0, 16 requests at 8/s beside llama.cpp's server: between tokens, p99"]
+    assert between is not None and between[0] == pytest.approx(1e3 * STEP)
+    assert {name.rsplit(" ", 1)[-1] for name in rows if "requests at" in name and ":" not in name} >= {"2/s", "16/s"}
+    assert ("peers.http_server", "idle", {"count": 1000}) in FakeWorker.asked
+
+
+def test_a_server_is_asked_over_http() -> None:
+    """The real program, as a user starts it."""
+    server = HttpServer()
+    try:
+        told = server.load({"program": "mlxr", "source": str(TINY), "batch": 2, "threads": 1})
+        answers = server.answer([Arrival(0.0, [5, 6, 7], 9), Arrival(0.01, [8, 9], 3)])
+        server.reply("idle", {"count": 10})
+        server.reply("idle", {"count": 0})
+    finally:
+        server.close()
+    assert told["version"].startswith("mlxr ") and [answer.tokens for answer in answers] == [9, 3]
+    assert all(0 < answer.times[0] <= answer.times[-1] for answer in answers)
