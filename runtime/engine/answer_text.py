@@ -50,6 +50,11 @@ class AnswerText:
             return ""
         return (self._decoder or self._begin()).push(token)
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that has ended the answer; None: none has."""
+        return None if self._stop is None else self._stop.matched
+
     def flush(self) -> str:
         """The text that is left at the end of an answer."""
         text = self._decoder.flush() if self._decoder else ""

@@ -33,6 +33,7 @@ class Completion:
         token_ids: tokens of the answer.
         text: the text of the answer.
         finish_reason: why it ended; None while it continues.
+        stop_text: the stop string that ended it; None: something else did.
         logprobs: for each token of the answer, if the request asks for them.
         prompt_logprobs: for each token of the prompt but the first, if the request asks for them.
     """
@@ -42,6 +43,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    stop_text: str | None = field(default=None, kw_only=True)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

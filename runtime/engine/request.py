@@ -129,7 +129,7 @@ class Request:
             else:
                 text, stopped = answer.decode(token), False
             if stopped:
-                reason = "stop"
+                reason, completion.stop_text = "stop", answer.matched
             elif is_complete or len(tokens) >= self.max_length:
                 reason = "stop" if is_complete else self.reason_at_length
                 text += answer.flush()

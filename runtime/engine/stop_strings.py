@@ -8,6 +8,9 @@ class StopStrings:
 
     The answer ends at the stop string that is complete first; of several that are complete with the same character, at
     the one that begins first. None of its characters has been given out before, wherever the borders of pieces are.
+
+    Attributes:
+        matched: the stop string that has ended the answer; None: none has.
     """
 
     def __init__(self, stop: Sequence[str] = (), include_stop: bool = False) -> None:
@@ -20,7 +23,7 @@ class StopStrings:
         assert all(stop), "an empty stop string ends every answer"
         self._stop, self._include_stop = tuple(stop), include_stop
         self._held = ""
-        self._stopped = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Adds a piece of text.
@@ -28,14 +31,14 @@ class StopStrings:
         Returns:
             The text that is certain now and was not given out before, and whether a stop string has ended the answer.
         """
-        assert not self._stopped, "the text has ended"
+        assert self.matched is None, "the text has ended"
         if not self._stop:
             return text, False
         text = self._held + text
         ends = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
         if ends:
-            self._stopped, self._held = True, ""
             end, start = min(ends)
+            self.matched, self._held = text[start:end], ""
             return text[: end if self._include_stop else start], True
         certain = len(text) - self._num_uncertain(text)
         self._held = text[certain:]

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.server import health, tokens
+from mlxr.server.anthropic import messages
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.openai import chat, completions, models
@@ -25,7 +26,14 @@ from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
 from mlxr.server.state import ServerState
 
-ROUTERS: tuple[APIRouter, ...] = (health.router, models.router, chat.router, completions.router, tokens.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    models.router,
+    chat.router,
+    completions.router,
+    tokens.router,
+    messages.router,
+)
 """Every part of the API has one."""
 
 

@@ -5,9 +5,10 @@ marked as without effect. Fields that clients know and that are not served are i
 to do instead.
 """
 
+import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
 
 from mlxr.server.errors import ApiError
 
@@ -26,7 +27,37 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     refused: ClassVar[dict[str, str]] = {}
-    """Fields that are known and not served, each with what to do instead."""
+    """Fields that are known and not served, each with what to do instead; in a part of a list: `tools[].name`."""
+
+
+TEXT_OR_LIST = Discriminator(lambda value: "str" if isinstance(value, str) else "[list]")
+"""For `Annotated[str, Tag("str")] | Annotated[list[...], Tag("[list]")]`: errors tell of the branch that is meant."""
+BY_TYPE = Discriminator(lambda value: f"[{_type_of(value)}]")
+"""For branches that are told apart by their `type`; the tag of `text` is `[text]`."""
+
+
+def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator:
+    """Refuses a branch of another `type`, by its name.
+
+    Args:
+        types: those that are served.
+        instead: what to do instead of others.
+        default: the type of what names none; empty: it must.
+    """
+
+    def check(value: object) -> object:
+        if default and isinstance(value, dict) and value.get("type") is None:
+            value = value | {"type": default}
+        kind = _type_of(value)
+        if kind not in types:
+            raise ValueError(f"type is {kind!r:.60}, which is not supported here, but {', '.join(types)}: {instead}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _type_of(value: object) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 def classes(model: type[ApiModel]) -> dict[str, str]:
@@ -44,8 +75,8 @@ def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
     path = [part for part in first["loc"] if not _is_branch(part)]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
     if first["type"] == "extra_forbidden":
-        if name in refused:
-            return ApiError(400, f"{name} is not supported: {refused[name]}", param=name, code="unsupported_field")
+        if (instead := refused.get(re.sub(r"\[\d+\]", "[]", name))) is not None:
+            return ApiError(400, f"{name} is not supported: {instead}", param=name, code="unsupported_field")
         return ApiError(400, f"{name} is not a field that is supported: leave it out", param=name, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required", param=name, code="missing_field")

@@ -45,3 +45,4 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(text: str, stop: list
 def test_the_stop_string_belongs_to_the_text_or_not(include_stop: bool, text: str) -> None:
     finder = StopStrings(["\n\n", "END"], include_stop)
     assert [finder.push(piece) for piece in ("A: yes\n", "\nB")] == [("A: yes", False), (text[6:], True)]
+    assert finder.matched == "\n\n"

@@ -1,6 +1,6 @@
 """From a `ChatJob` to the pieces of its answers: what every API calls."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,13 +44,20 @@ class Piece:
 
 
 async def answer(
-    model: Answerer, job: ChatJob, *, priority: int = 0, deadline: float | None = None, salt: str = ""
+    model: Answerer,
+    job: ChatJob,
+    *,
+    prompt: Sequence[int] | None = None,
+    priority: int = 0,
+    deadline: float | None = None,
+    salt: str = "",
 ) -> AsyncGenerator[Piece]:
     """The pieces of a job's answers, as they come. Leaving the loop cancels what is left.
 
     Args:
         model: answers.
         job: what is asked.
+        prompt: its tokens, if the caller has asked the format for them; None: it is asked here.
         priority: as for `Engine.generate`, as are the others.
         deadline: seconds from now.
         salt: separates prefix caches.
@@ -58,7 +65,7 @@ async def answer(
     Raises:
         MlxrError: as `ChatFormat.prompt`, `ChatFormat.constrained` and `Engine.generate`.
     """
-    prompt = await model.format.prompt(job)
+    prompt = await model.format.prompt(job) if prompt is None else prompt
     sampling = model.format.constrained(job, prompt)
     parsers = [model.format.parser(job, prompt) for _ in range(sampling.n)]
     events = model.engine.generate(prompt, sampling, priority=priority, deadline=deadline, salt=salt)

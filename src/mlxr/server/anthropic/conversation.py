@@ -1,0 +1,169 @@
+"""From Anthropic's messages to a `ChatJob`."""
+
+from typing import Any
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.anthropic.content import (
+    Message,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    text_of,
+)
+from mlxr.server.anthropic.messages_request import (
+    AnyChoice,
+    Conversation,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    ThinkingOff,
+)
+from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.errors import bad_field
+
+_BILLING = "x-anthropic-billing-header:"
+
+
+def job_of(request: Conversation) -> ChatJob:
+    """The conversation of a request.
+
+    Coding agents begin the system text with a line `x-anthropic-billing-header: ...` that is another one each time. It
+    says nothing to the model, and no prompt would be found in the prefix cache: that line is dropped.
+
+    Raises:
+        ApiError: fields that contradict each other.
+        RequestError: a value outside its range.
+    """
+    tools = tuple(
+        {
+            "type": "function",
+            "function": {"name": tool.name, "parameters": tool.input_schema}
+            | ({} if tool.description is None else {"description": tool.description})
+            | ({} if tool.strict is None else {"strict": tool.strict}),
+        }
+        for tool in request.tools or ()
+    )
+    choice = request.tool_choice
+    if choice is not None and not isinstance(choice, NoChoice) and not tools:
+        raise bad_field("tool_choice", "tool_choice needs tools: give tools, or leave it out")
+    messages = _messages(request)
+    return ChatJob(
+        messages=messages,
+        sampling=_sampling(request),
+        tools=tools,
+        tool_choice=_choice(choice) if tools else "none",
+        parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+        variables=_variables(request),
+        continue_final=messages[-1]["role"] == "assistant",
+    )
+
+
+def hides_thinking(request: Conversation) -> bool:
+    """Whether the client wants no text of the model's thinking."""
+    return getattr(request.thinking, "display", None) == "omitted"
+
+
+def _sampling(request: Conversation) -> Sampling:
+    output_format = None if request.output_config is None else request.output_config.format
+    schema = None if output_format is None else output_format.schema_
+    if not isinstance(request, MessagesRequest):
+        return Sampling(json_schema=schema)
+    given = {
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "seed": None if request.seed is None else request.seed % 2**64,
+        "stop": request.stop_sequences,
+        "json_schema": schema,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return Sampling(max_tokens=request.max_tokens, **options)
+
+
+def _choice(choice: object) -> str:
+    if isinstance(choice, NamedChoice):
+        return f"function:{choice.name}"
+    if isinstance(choice, AnyChoice):
+        return "required"
+    return "none" if isinstance(choice, NoChoice) else "auto"
+
+
+def _variables(request: Conversation) -> dict[str, Any]:
+    variables: dict[str, Any] = {}
+    if request.thinking is not None:
+        variables["enable_thinking"] = not isinstance(request.thinking, ThinkingOff)
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    return variables
+
+
+def _messages(request: Conversation) -> tuple[dict[str, Any], ...]:
+    told: list[dict[str, Any]] = []
+    if system := _system(request.system):
+        told.append({"role": "system", "content": system})
+    for place, message in enumerate(request.messages):
+        for part in _parts(f"messages[{place}].content", message):
+            if told and part["role"] == told[-1]["role"] in {"user", "assistant"}:
+                _join(told[-1], part)  # Anthropic's API makes one turn of those that follow each other
+            else:
+                told.append(part)
+    if told[-1].get("tool_calls"):
+        raise bad_field("messages", "the last message calls a tool: send the tool_result in a user message after it")
+    return tuple(told)
+
+
+def _system(system: str | list[TextBlock] | None) -> str:
+    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    if texts and texts[0].startswith(_BILLING):
+        rest = texts[0].partition("\n")[2]
+        texts[:1] = [rest] if rest else []
+    return "\n".join(texts)
+
+
+def _parts(place: str, message: Message) -> list[dict[str, Any]]:
+    """A message as chat templates read it: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    parts: list[dict[str, Any]] = []
+    own: dict[str, Any] | None = None
+    for i, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            _check_role(f"{place}[{i}]", block.type, message.role, "user")
+            content = text_of(block.content)
+            content = f"Error: {content}" if block.is_error else content
+            parts.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+            own = None
+            continue
+        if own is None:
+            own = {"role": message.role, "content": ""}
+            parts.append(own)
+        if isinstance(block, TextBlock):
+            _join(own, {"content": block.text})
+            continue
+        _check_role(f"{place}[{i}]", block.type, message.role, "assistant")
+        if isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": block.input}
+            _join(own, {"tool_calls": [{"id": block.id, "type": "function", "function": function}]})
+        elif isinstance(block, ThinkingBlock):
+            _join(own, {"reasoning_content": block.thinking})
+        else:
+            assert isinstance(block, RedactedThinkingBlock), "there are no other blocks"
+    if not parts:
+        raise bad_field(place, f"{place} is empty: give text, or leave the message out")
+    return parts
+
+
+def _check_role(place: str, kind: str, role: str, expected: str) -> None:
+    if role != expected:
+        raise bad_field(place, f"{place} is a {kind}, which belongs into messages of the role {expected}, not {role}")
+
+
+def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
+    """Adds what more there is to a message: text on a line of its own."""
+    for key in ("content", "reasoning_content"):
+        if text := more.get(key):
+            message[key] = f"{message[key]}\n{text}" if message.get(key) else text
+    if calls := more.get("tool_calls"):
+        message["tool_calls"] = [*message.get("tool_calls", ()), *calls]

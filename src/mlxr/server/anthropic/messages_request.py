@@ -1,0 +1,164 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, Tag
+
+from mlxr.server.anthropic.content import Message, Texts
+from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
+
+_MOST_TOOLS = 1024
+
+
+class Tool(ApiModel):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: WithoutEffect = None
+    eager_input_streaming: WithoutEffect = None
+
+
+class AutoChoice(ApiModel):
+    """The model decides."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool = False
+
+
+class AnyChoice(ApiModel):
+    """The model must call a tool."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedChoice(ApiModel):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class NoChoice(ApiModel):
+    """The model may call no tool."""
+
+    type: Literal["none"]
+
+
+ToolChoice = Annotated[
+    Annotated[AutoChoice, Tag("[auto]")]
+    | Annotated[AnyChoice, Tag("[any]")]
+    | Annotated[NamedChoice, Tag("[tool]")]
+    | Annotated[NoChoice, Tag("[none]")],
+    BY_TYPE,
+    known_types("auto", "any", "tool", "none", instead="choose one of these"),
+]
+
+
+class ThinkingOn(ApiModel):
+    """The model thinks before it answers, if its chat template knows of that. How long is its own affair."""
+
+    type: Literal["enabled"]
+    budget_tokens: WithoutEffect = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(ApiModel):
+    """The model decides how much it thinks."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOff(ApiModel):
+    """The model answers at once, if its chat template knows of that."""
+
+    type: Literal["disabled"]
+
+
+Thinking = Annotated[
+    Annotated[ThinkingOn, Tag("[enabled]")]
+    | Annotated[ThinkingAdaptive, Tag("[adaptive]")]
+    | Annotated[ThinkingOff, Tag("[disabled]")],
+    BY_TYPE,
+    known_types("enabled", "adaptive", "disabled", instead="choose one of these"),
+]
+
+
+class OutputFormat(ApiModel):
+    """JSON that the answer must be."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(ApiModel):
+    """How much work the answer is worth, and its form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Conversation(ApiModel):
+    """What is asked: the body of /v1/messages/count_tokens."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "container": "there are no containers",
+        "mcp_servers": "let the client call the MCP server, and give its tools as tools",
+        "output_format": "use output_config.format",
+        "fallbacks": "ask for another model when this one fails",
+        "thread": "send the whole conversation as messages",
+        "compaction": "make the conversation shorter before you send it",
+        "tools[].defer_loading": "give only the tools that the model shall know",
+        "tools[].input_examples": "put the examples into the description",
+        "tools[].allowed_callers": "only the model itself calls tools here",
+    }
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    system: Annotated[Texts, TEXT_OR_LIST] | None = None
+    tools: (
+        list[
+            Annotated[
+                Tool,
+                known_types(
+                    "custom",
+                    instead="this server has no tools of its own, give a name and an input_schema",
+                    default="custom",
+                ),
+            ]
+        ]
+        | None
+    ) = Field(None, max_length=_MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: WithoutEffect = None
+    context_management: WithoutEffect = None
+    """Its edits make long conversations shorter; here nothing is cut, and what does not fit is refused."""
+    speed: WithoutEffect = None
+    betas: WithoutEffect = None
+    user_profile_id: WithoutEffect = None
+    workspace_id: WithoutEffect = None
+
+
+class MessagesRequest(Conversation):
+    """The body of /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = Field(None, max_length=64)
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    """Not of Anthropic's API: the same seed gives the same answer."""
+    stream: bool | None = None
+    metadata: WithoutEffect = None
+    service_tier: WithoutEffect = None
+    inference_geo: WithoutEffect = None
+    diagnostics: WithoutEffect = None

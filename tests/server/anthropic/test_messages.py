@@ -1,0 +1,189 @@
+"""/v1/messages, as Anthropic's own client sees it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+import mlxr
+from mlxr.server.anthropic.conversation import job_of
+from mlxr.server.anthropic.messages_request import MessagesRequest
+from mlxr_tests.running_server import EXACT, RunningServer
+from mlxr_tests.storyteller import TINY
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
+RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
+ASK: dict[str, Any] = {"model": "tiny", "system": "Be brief.", "messages": HELLO, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[mlxr.Model]:
+    with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as loaded:
+        yield loaded
+
+
+def ids(model: mlxr.Model, text: str) -> list[int]:
+    return model.require_tokenizer().encode(text, add_special=False, parse_special=True)
+
+
+def test_an_answer_is_what_the_library_gives(client: anthropic.Anthropic, model: mlxr.Model) -> None:
+    told = client.messages.create(**ASK, extra_body={"seed": 7, "temperature": 0.9})
+    prompt = ids(model, RENDERED)
+    expected = model.generate(prompt, sampling=mlxr.Sampling(temperature=0.9, seed=7, max_tokens=12))
+    assert [block.to_dict() for block in told.content] == [{"type": "text", "text": expected.text}]
+    assert (told.stop_reason, told.stop_sequence, told.role, told.model) == ("max_tokens", None, "assistant", "tiny")
+    assert told.usage.input_tokens + (told.usage.cache_read_input_tokens or 0) == len(prompt)
+    assert (told.usage.output_tokens, told.usage.cache_creation_input_tokens) == (12, 0)
+    counted = client.messages.count_tokens(model="tiny", system="Be brief.", messages=HELLO)
+    assert counted.input_tokens == len(prompt)
+
+
+def test_streams_are_the_same_answer_in_pieces(client: anthropic.Anthropic) -> None:
+    body: dict[str, Any] = ASK | {"extra_body": {"seed": 3}}
+    whole = client.messages.create(**body)
+    with client.messages.stream(**body) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_message()
+    same = {"content", "stop_reason", "stop_sequence", "role", "model"}
+    assert final.model_dump(include=same) == whole.model_dump(include=same)
+    assert final.usage.output_tokens == 12
+    assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == whole.usage.input_tokens + (
+        whole.usage.cache_read_input_tokens or 0
+    )
+    events = [event for event in events if event not in {"text", "content_block_delta"}]
+    assert events == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
+
+
+def test_the_stop_sequence_is_told(client: anthropic.Anthropic) -> None:
+    text = client.messages.create(**ASK, extra_body={"temperature": 0}).content[0]
+    assert isinstance(text, anthropic.types.TextBlock)
+    stop = text.text[4:7]
+    told = client.messages.create(**ASK, stop_sequences=["§", stop], extra_body={"temperature": 0})
+    assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", stop)
+    assert [block.to_dict()["text"] for block in told.content] == [text.text[: text.text.find(stop)]]
+
+
+def test_json_of_a_schema(client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    told = client.messages.create(
+        **(ASK | {"max_tokens": 100}), output_config={"format": {"type": "json_schema", "schema": schema}}
+    )
+    assert told.stop_reason == "end_turn" and isinstance(told.content[0], anthropic.types.TextBlock)
+    assert json.loads(told.content[0].text)["a"] in {1, 2}
+
+
+def test_a_billing_line_does_not_break_the_prefix_cache(client: anthropic.Anthropic, model: mlxr.Model) -> None:
+    """Coding agents send another one each time."""
+    rules = "Once upon a time there was a fox that lived in a big forest. " * 3
+    cached = []
+    for number in range(2):
+        header = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number}{number};"
+        system: list[Any] = [{"type": "text", "text": header}, {"type": "text", "text": rules}]
+        told = client.messages.create(
+            model="tiny", max_tokens=1, system=system, messages=[{"role": "user", "content": f"Question {number}"}]
+        )
+        cached.append(told.usage.cache_read_input_tokens or 0)
+    common = ids(model, f"<|im_start|>system\n{rules}<|im_end|>\n<|im_start|>user\nQuestion ")
+    assert cached[1] >= len(common) - 1 > 100
+    counted = client.messages.count_tokens(
+        model="tiny", system=f"{header}\n{rules}", messages=[{"role": "user", "content": "Question 1"}]
+    )
+    assert counted.input_tokens == told.usage.input_tokens + cached[1], "a line of a longer text goes, and no more"
+
+
+def test_conversations_keep_their_order_and_parts() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+        {"role": "system", "content": "Now be brief."},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "9"}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "no", "is_error": True},
+                {"type": "text", "text": "Go on."},
+            ],
+        },
+        {"role": "assistant", "content": "It is"},
+    ]
+    job = job_of(MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": messages}))
+    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    assert job.messages == (
+        {"role": "user", "content": "a\nb\nc"},
+        {"role": "system", "content": "Now be brief."},
+        {"role": "assistant", "content": "Let me look.", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "9"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: no"},
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "It is"},
+    )
+    assert job.continue_final
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": "red"}, "colour is not a field that is supported"),
+        ({"container": "c"}, "container is not supported: there are no containers"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"messages": []}, "messages: list should have at least 1 item"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: input should be 'user'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]: type is 'image', which is not supported here",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+            "messages[0].content[0].tool_use_id is missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[0].content[0] is a thinking, which belongs into messages of the role assistant",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0]: type is 'web_search_20250305'"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]},
+            "tools[0].defer_loading is not supported: give only the tools",
+        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice: type is 'some'"),
+        ({"thinking": {"type": "between_tools"}}, "thinking: type is 'between_tools'"),
+        ({"temperature": "1"}, "temperature: input should be a valid number"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_its_name(
+    server: RunningServer, changes: dict[str, Any], message: str
+) -> None:
+    answer = server.http.post("/v1/messages", json=ASK | changes)
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == "invalid_request_error"
+    assert message in answer.json()["error"]["message"]
+
+
+def test_errors_have_the_classes_that_clients_know(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="there is no model 'opus'"):
+        client.messages.create(**(ASK | {"model": "opus"}))
+    with (
+        pytest.raises(anthropic.BadRequestError, match="prompt"),
+        client.messages.stream(**(ASK | {"messages": [{"role": "user", "content": "word " * 3000}]})) as stream,
+    ):
+        stream.until_done()
+    with pytest.raises(anthropic.BadRequestError, match="this model cannot chat"):
+        client.messages.create(**(ASK | {"model": "plain"}))
