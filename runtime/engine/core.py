@@ -205,6 +205,7 @@ class EngineCore:
             blocks_free=pager.num_free,
             blocks_cached=pager.num_idle,
             blocks_shared=pager.num_shared,
+            launches=dict(self._host.launches),
         )
 
     def _launch(self, parts: list[Part], before: LaunchedStep | None = None) -> LaunchedStep | None:

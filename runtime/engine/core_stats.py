@@ -1,6 +1,6 @@
 """What an engine's core has done and what it holds, for people and for monitoring."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -30,6 +30,7 @@ class CoreStats:
         blocks_cached: blocks that are not in use, and whose content can be found again.
         blocks_shared: blocks that several sequences use.
         tiers: bytes, blocks and hits of the memory and disk tiers; None without them.
+        launches: how often each kernel was launched.
     """
 
     steps: int = 0
@@ -54,6 +55,7 @@ class CoreStats:
     blocks_cached: int = 0
     blocks_shared: int = 0
     tiers: dict[str, int | bool] | None = None
+    launches: dict[str, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float | None:

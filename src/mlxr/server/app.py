@@ -19,8 +19,11 @@ from mlxr.server import health, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
+from mlxr.server.metrics import scrape
+from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.openai import chat, completions, models
 from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.request_log import RequestLog
 from mlxr.server.security import Guard
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
@@ -28,6 +31,7 @@ from mlxr.server.state import ServerState
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
+    scrape.router,
     models.router,
     chat.router,
     completions.router,
@@ -52,9 +56,11 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
             yield
         finally:
             await pool.close()
+            metrics.close()
 
+    metrics = ServerMetrics(pool)
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.server = ServerState(pool, settings)
+    app.state.server = ServerState(pool, settings, metrics)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -68,6 +74,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         allow_headers=["*"],
     )
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text)
     return app
 
 

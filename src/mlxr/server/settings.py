@@ -23,6 +23,7 @@ class ServerSettings:
         alive_seconds: a stream that has nothing to say gets a comment so often.
         load_seconds: how long a request waits for a model that is being loaded.
         grace_seconds: how long streams may go on after the server was told to stop.
+        log_text: whether the log has what users write and get.
     """
 
     address: str = "127.0.0.1"
@@ -38,6 +39,7 @@ class ServerSettings:
     alive_seconds: float = 5.0
     load_seconds: float = 600.0
     grace_seconds: float = 30.0
+    log_text: bool = False
 
     def __post_init__(self) -> None:
         """Refuses an address that other machines reach, if nobody needs a key there."""

@@ -5,6 +5,7 @@ from typing import cast
 
 from starlette.requests import Request
 
+from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
 
@@ -16,10 +17,12 @@ class ServerState:
     Attributes:
         pool: the models.
         settings: limits and times.
+        metrics: what /metrics tells.
     """
 
     pool: ModelPool
     settings: ServerSettings
+    metrics: ServerMetrics
 
     @staticmethod
     def of(request: Request) -> "ServerState":

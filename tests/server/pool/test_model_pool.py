@@ -11,6 +11,7 @@ import pytest
 from mlxr.compiler.errors import WeightsError
 from mlxr.planned_memory import PlannedMemory
 from mlxr.server.errors import ApiError
+from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
 from mlxr.server.pool.served_model import LoadedModel, Progress
 
@@ -36,6 +37,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.meter = Meter()
 
     def planned_memory(self) -> PlannedMemory:
         return self.memory

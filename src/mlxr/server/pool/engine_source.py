@@ -1,14 +1,16 @@
 """A served model that `mlxr.Engine` loads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
-from mlxr.engine import Engine, with_sequences
+from mlxr.engine import with_sequences
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.server.chat.chat_format import ChatFormat
+from mlxr.server.metrics.meter import Meter
+from mlxr.server.pool.served_engine import ServedEngine
 from mlxr.server.pool.served_model import LoadedModel, Progress
 
 
@@ -20,6 +22,7 @@ class EngineSource:
         name: what requests call it.
         model: what MODEL means for commands.
         template: a Jinja2 file to use instead of the model's own chat template.
+        meter: measures the answers.
     """
 
     name: str
@@ -33,6 +36,7 @@ class EngineSource:
     draft: str | None = None
     prompt_lookup: bool = False
     template: Path | None = None
+    meter: Meter = field(default_factory=Meter, compare=False, repr=False)
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""
@@ -44,8 +48,9 @@ class EngineSource:
 
     def load(self, progress: Progress) -> LoadedModel:
         """See `ModelSource`."""
-        engine = Engine(
+        engine = ServedEngine(
             self.model,
+            self.meter,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             host=self.host,

@@ -15,6 +15,7 @@ from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
 from mlxr.server.errors import ApiError
 from mlxr.server.pool.served_model import LoadedModel, ModelSource, ServedModel
+from mlxr.server.request_record import RECORD
 
 FOREVER = float("inf")
 _LOOK_SECONDS = 0.5
@@ -107,6 +108,8 @@ class ModelPool:
             ApiError: there is no such model, it cannot be loaded, or not in time.
         """
         model = self.find(name)
+        if (record := RECORD.get()) is not None:
+            record.model = model.name
         model.users += 1  # from now on nobody unloads it
         try:
             if keep_alive is not None:

@@ -10,6 +10,7 @@ from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.engine.engine import Engine
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import ApiError
+from mlxr.server.metrics.meter import Meter
 
 State = Literal["cold", "loading", "loaded", "unloading"]
 Progress = Callable[[str, int, int], None]
@@ -56,6 +57,10 @@ class ModelSource(Protocol):
     @property
     def name(self) -> str:
         """What requests call it."""
+
+    @property
+    def meter(self) -> Meter:
+        """Measures its answers, also when it is loaded anew."""
 
     def planned_memory(self) -> PlannedMemory:
         """What it takes when it is loaded. Slow: it may compile.

@@ -1,0 +1,1 @@
+"""What the server counts and measures, for Prometheus at /metrics."""

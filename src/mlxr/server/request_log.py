@@ -1,0 +1,133 @@
+"""One line of JSON for each HTTP request, and its count among the metrics. No text of users, unless asked for."""
+
+import json
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxr.server.request_record import RECORD, RequestRecord
+
+LOG = logging.getLogger("mlxr.server.requests")
+LOG.addHandler(logging.NullHandler())  # without a log, Python itself would print warnings
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Whoever watches the server asks these all the time."""
+_GONE = 499
+_TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_MOST_PATH = 200
+
+
+class RequestLog:
+    """Stands around everything else, so that it sees also what is refused."""
+
+    def __init__(self, app: ASGIApp, counts: Counter[tuple[str, str, str]], keeps_text: bool) -> None:
+        """Logs the requests to an app.
+
+        Args:
+            app: it.
+            counts: requests by method, route and status, to which each request is added.
+            keeps_text: whether bodies of requests and texts of answers are logged.
+        """
+        self._app, self._counts, self._keeps_text = app, counts, keeps_text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, and logs it when it has ended."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(scope["method"], scope["path"], _trace_id(scope["headers"]), self._keeps_text)
+        has_ended = False
+
+        async def watch(message: Message) -> None:
+            nonlocal has_ended
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            elif not message.get("more_body"):
+                has_ended = True
+            await send(message)
+
+        async def keep() -> Message:
+            message = await receive()
+            record.body += message.get("body", b"")
+            return message
+
+        token = RECORD.set(record)
+        try:
+            await self._app(scope, keep if self._keeps_text else receive, watch)
+        except BaseException:
+            record.status = record.status or 500
+            raise
+        finally:
+            RECORD.reset(token)
+            record.client_gone = not has_ended or record.status == _GONE
+            self._counts[record.method, _route(scope), str(record.status)] += 1
+            _write(record)
+
+
+def _route(scope: Scope) -> str:
+    """The pattern that the path matches: there are few of them, whatever clients ask for."""
+    return getattr(scope.get("route"), "path", None) or "other"
+
+
+def _trace_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    parent = next((value for name, value in headers if name == b"traceparent"), b"")
+    match = _TRACE.fullmatch(parent)
+    return match[1].decode() if match else ""
+
+
+def _write(record: RequestRecord) -> None:
+    if record.status >= 500:
+        level = logging.ERROR
+    elif record.status >= 400:
+        level = logging.WARNING
+    else:
+        level = logging.DEBUG if record.path in _PROBES else logging.INFO
+    if LOG.isEnabledFor(level):
+        LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
+
+
+def fields_of(record: RequestRecord) -> dict[str, Any]:
+    """What the line says of a request that has ended."""
+    fields: dict[str, Any] = {
+        "method": record.method,
+        "path": record.path[:_MOST_PATH],
+        "status": record.status,
+        "ms": _ms(time.perf_counter() - record.begin),
+    }
+    if record.model:
+        fields |= {
+            "model": record.model,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "completion_tokens": record.completion_tokens,
+            "first_token_ms": None if record.first_token is None else _ms(record.first_token),
+            "finish_reasons": record.finish_reasons,
+        }
+    if record.client_gone:
+        fields["client_gone"] = True
+    if record.trace_id:
+        fields["trace_id"] = record.trace_id
+    if record.keeps_text:
+        fields |= {"body": record.body.decode(errors="replace"), "answers": record.answers}
+    return fields
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+class JsonLines(logging.Formatter):
+    """A line of JSON for each message: when, how bad, what, and the fields that it has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a message."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        line = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info and record.exc_info[0] is not None:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

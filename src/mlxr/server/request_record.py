@@ -1,0 +1,65 @@
+"""What is known of one HTTP request, for its line in the log."""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from mlxr.runtime.engine.completion import Completion
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request. Whatever works on it adds what it knows.
+
+    Attributes:
+        method: of HTTP.
+        path: without the query.
+        trace_id: of the `traceparent` header, so that the line can be found from other programs' traces; empty: none.
+        keeps_text: whether texts of users may be kept.
+        begin: when it came, by `time.perf_counter`.
+        status: of the answer; 0: none was begun.
+        model: the model that was asked; empty: none.
+        prompt_tokens: of all prompts; a prompt counts once, however many answers it has.
+        cached_tokens: how many of these were not computed.
+        completion_tokens: of all answers.
+        first_token: seconds until the first token; None: there was none.
+        finish_reasons: of the answers that ended.
+        client_gone: whether the client went before the end.
+        body: of the request, if texts are kept.
+        answers: their texts, if texts are kept.
+    """
+
+    method: str
+    path: str
+    trace_id: str = ""
+    keeps_text: bool = False
+    begin: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    model: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    client_gone: bool = False
+    body: bytearray = field(default_factory=bytearray)
+    answers: list[str] = field(default_factory=list)
+
+    def add(self, completion: Completion, *, is_first: bool) -> None:
+        """Adds an answer that has ended.
+
+        Args:
+            completion: the answer.
+            is_first: whether it is the first one of its prompt that ended.
+        """
+        if is_first:
+            self.prompt_tokens += completion.prompt_tokens
+            self.cached_tokens += completion.cached_tokens
+        self.completion_tokens += len(completion.token_ids)
+        self.finish_reasons.append(str(completion.finish_reason))
+        if self.keeps_text:
+            self.answers.append(completion.text)
+
+
+RECORD: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
+"""The request that the current task works on; None: nobody logs it."""

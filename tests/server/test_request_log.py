@@ -1,0 +1,89 @@
+"""The log: a line for each request, without what users write."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.request_log import LOG, JsonLines
+from mlxr.server.settings import ServerSettings
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
+
+SECRET = "the fox is blue"
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+    def take(self, count: int = 1) -> list[dict[str, Any]]:
+        until = time.monotonic() + 30
+        while len(self.texts) < count and time.monotonic() < until:
+            time.sleep(0.005)
+        texts, self.texts = self.texts, []
+        assert len(texts) == count
+        return [json.loads(text) for text in texts]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler, level = Lines(), LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    yield handler
+    LOG.removeHandler(handler)
+    LOG.setLevel(level)
+
+
+def test_a_line_tells_of_a_request_without_its_text(server: RunningServer, lines: Lines) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    body = {"model": "tiny", "prompt": SECRET, "max_tokens": 4, "ignore_eos": True, "n": 2}
+    usage = server.http.post(
+        "/v1/completions", json=body, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    ).json()["usage"]
+    server.http.get("/health")
+    assert SECRET not in lines.texts[0]
+    (line,) = lines.take()
+    assert line["time"].endswith("Z") and 0 < line.pop("first_token_ms") < line.pop("ms")
+    assert line | {"time": ""} == {
+        "time": "",
+        "level": "info",
+        "event": "request",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "model": "tiny",
+        "prompt_tokens": usage["prompt_tokens"],
+        "cached_tokens": line["cached_tokens"],
+        "completion_tokens": 8,
+        "finish_reasons": ["length", "length"],
+        "trace_id": trace,
+    }
+
+
+def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> None:
+    server.http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, SECRET: 1})
+    (line,) = lines.take()
+    assert (line["status"], line["level"], "model" in line) == (400, "warning", False)
+    body = {"model": "tiny", "prompt": SECRET, "max_tokens": 400, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+        next(stream.iter_bytes())
+    (line,) = lines.take()
+    assert line["client_gone"] and line["finish_reasons"] == [] and line["first_token_ms"] > 0
+
+
+def test_texts_are_logged_if_asked_for(lines: Lines) -> None:
+    with running_server(lambda: ModelPool([tiny_source()]), ServerSettings(log_text=True)) as own:
+        body = {"model": "tiny", "prompt": SECRET, "max_tokens": 4}
+        text = own.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    (line,) = lines.take()
+    assert json.loads(line["body"]) == body and line["answers"] == [text]
