@@ -87,12 +87,13 @@ def load(
         whole_number("threads", threads)
     if not isinstance(model, Artifact | ModelSpec) and (registered := named_model(os.fspath(model))) is not None:
         options = registered.options
+        host, threads = options.place(host, threads)
         loaded = load(
             registered.source,
             weights or options.weights,
-            host=options.host_for(host),
+            host=host,
             tokenizer=tokenizer or options.tokenizer,
-            threads=options.threads if threads is None else threads,
+            threads=threads,
             changes=merged(options.changes, changes),
             tiers=tiers,
             draft=draft,

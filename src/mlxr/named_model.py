@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import RegistryError, SpecError
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
 from mlxr.registry.records import ModelRecord
@@ -66,6 +67,8 @@ def _unknown(name: str, registered: tuple[str, ...]) -> str:
     listed = f"; registered are {', '.join(registered[:_MAX_NAMED])}{more}" if registered else ""
     close = close_names(Path(name).name.removesuffix(".yaml"), (*bundled, *registered))
     hint = f"\n  fix: did you mean {' or '.join(close)}?" if close else ""
+    if hub_reference(name) is not None and not is_in_a_folder(name):
+        hint += f"\n  fix: mlxr pull {name} fetches it, if it is a model on the hub"
     return (
         f"{name}: no such file, and no bundled or registered model of that name; bundled are {', '.join(bundled)}"
         f"{listed}{hint}"

@@ -46,8 +46,7 @@ def planned_memory(
     from mlxr.runtime.weights.open_weights import open_weights  # noqa: PLC0415
 
     if (registered := named_model(os.fspath(model))) is not None:
-        host = registered.options.host_for(host)
-        threads = registered.options.threads if threads is None else threads
+        host, threads = registered.options.place(host, threads)
     where = resolve_host(host)
     artifact, own = resolve_artifact(os.fspath(model), changes, chip_of(where))
     chosen = weights or own

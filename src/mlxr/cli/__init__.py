@@ -26,6 +26,7 @@ COMMANDS = {
     "logits": ("logits", "write the logits of given tokens"),
     "import": ("import_spec", "write the spec of a model's own files"),
     "add": ("add", "give a model a name"),
+    "pull": ("pull", "fetch a model from the hub"),
     "list": ("list_models", "list the registered models"),
     "show": ("show", "show a registered model"),
     "remove": ("remove", "take a model's name out of the registry"),

@@ -4,10 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from mlxr.cli.model_arguments import add_context_argument, add_load_arguments, telling_of_force
+from mlxr.cli.model_arguments import add_context_argument, add_load_arguments, changes_of, telling_of_force
 from mlxr.cli.shown_model import as_json, files_as_json
 from mlxr.compiler.errors import RequestError
-from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 from mlxr.progress_line import ProgressLine
@@ -64,25 +63,14 @@ def options_of(args: argparse.Namespace) -> LoadOptions:
     """
     from mlxr.runtime.tokenizer.hub_files import read_template_file  # noqa: PLC0415 (slow to import)
 
-    if args.context is not None and args.context < 1:
-        raise RequestError(f"--context is {args.context}; expected at least 1")
     if args.threads is not None and args.threads < 1:
         raise RequestError(f"--threads is {args.threads}; expected at least 1")
-    changes = Changes(
-        args.context,
-        compute=args.compute,
-        activation_dtype=args.activations,
-        cache_dtype=args.kv,
-        accepted_keys=tuple(args.accept_key),
-        force_context=args.force_context,
-        deterministic=args.deterministic,
-    )
     return LoadOptions(
         None if args.weights is None else Path(args.weights),
         None if args.tokenizer is None else Path(args.tokenizer),
         None if args.host == AUTO else args.host,
         args.threads,
-        changes,
+        changes_of(args),
         None if args.template is None else read_template_file(args.template),
     )
 

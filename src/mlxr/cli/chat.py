@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
+from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     show_any_character()
     refuse_other_bytes_than_text()
+    pull_absent(args.model)
     with load_model(args) as model, model.chat_template(args.template) as template:
         template.start()
         if sys.stdin.isatty():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
+from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
 from mlxr.cli.streams import show_any_character
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
     prompt = read_prompt(args)
     show_any_character()
+    pull_absent(args.model)
     with load_model(args) as model:
         return _generate(model, args, prompt, sampling)
 

@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
+from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.allow_host),
     )
     named = _all_names(args)
+    for model in named.values():
+        pull_absent(model)
     changes, tiers = changes_of(args), tier_sizes(args)
     sources = [
         EngineSource(

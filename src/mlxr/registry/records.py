@@ -42,9 +42,11 @@ class LoadOptions:
     changes: Changes = NO_CHANGES
     template: str | None = None
 
-    def host_for(self, given: str) -> str:
-        """The host to run on: the one that the caller gives, unless that is `auto`."""
-        return self.host if given == AUTO and self.host is not None else given
+    def place(self, host: str, threads: int | None) -> tuple[str, int | None]:
+        """The host and its threads, where a caller gives these; what it leaves open is as it was registered."""
+        if host != AUTO:
+            return host, threads
+        return self.host or AUTO, self.threads if threads is None else threads
 
 
 NO_OPTIONS = LoadOptions()

@@ -1,0 +1,124 @@
+"""Fetches a model: asks the hub what a repository has, chooses files, checks the room, downloads."""
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.compiler.artifact import file_keys
+from mlxr.compiler.errors import HubError, SpecError
+from mlxr.compiler.importers.facts import find_architecture
+from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text.plural import counted
+from mlxr.hub.choose_files import HubFile, choose_files, weights_of_index
+from mlxr.hub.download import HubProgress, bytes_here, download
+from mlxr.hub.errors import worded
+from mlxr.hub.reference import HubReference
+from mlxr.runtime.json_file import read_json, read_json_object
+
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_INDEX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class FetchedModel:
+    """A model that is here now.
+
+    Attributes:
+        path: what MODEL is: a GGUF file or a folder.
+        hashes: SHA-256 of its large files, by path, as they are on disk.
+    """
+
+    path: Path
+    hashes: Mapping[Path, str]
+
+
+def fetch(reference: HubReference, *, announce: Callable[[str], None], progress: HubProgress) -> FetchedModel:
+    """Fetches the files of a model that are not here yet, and checks all of them.
+
+    Args:
+        reference: the model.
+        announce: called once with what will be fetched, before that begins.
+        progress: called while files are fetched and checked.
+
+    Raises:
+        HubError: huggingface_hub is not installed, there is no such model, it may not be fetched, the hub cannot be
+            reached, a file arrives damaged, or there is no room.
+        SpecError: the model's config.json is of an architecture that MLXR does not know.
+    """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise HubError(
+            f"huggingface_hub is not installed, which is needed to fetch {reference}: pip install 'mlxr[hub]'"
+        )
+    with worded(reference.repo):
+        commit, files = _list_files(reference.repo)
+        choice = choose_files(reference, files)
+        paths: dict[HubFile, Path] = {}
+
+        def get(wanted: Sequence[HubFile]) -> None:
+            paths.update((file, download(reference.repo, commit, file, progress)) for file in wanted)
+
+        # The small files first: one says what others there are, one whether the model can run at all.
+        first = [file for file in choice.files if file in (choice.index,) or file.path == file_keys.CONFIG_FILE]
+        first_here = _check_room(reference.repo, first)
+        get(first)
+        _check_architecture(paths)
+        wanted = choice.files
+        if choice.index is not None:
+            index = read_json(paths[choice.index], _INDEX_BYTES, HubError)
+            wanted += weights_of_index(reference, index, files)
+        here = _check_room(reference.repo, wanted) - sum(file.size_bytes for file in first) + first_here
+        total = sum(file.size_bytes for file in wanted)
+        already = f", {size(here)} of it here already" if here else ""
+        announce(f"fetching {reference}: {counted(len(wanted), 'file')}, {size(total)}{already}")
+        get([file for file in wanted if file not in paths])
+    entry = choice.entry or file_keys.CONFIG_FILE
+    own = next(path for file, path in paths.items() if file.path == entry)
+    hashes = {path: file.digest for file, path in paths.items() if len(file.digest) == 64}
+    return FetchedModel(own if choice.entry else own.parent, hashes)
+
+
+def _list_files(repo: str) -> tuple[str, tuple[HubFile, ...]]:
+    """The newest commit of a repository, and its files."""
+    from huggingface_hub import HfApi, constants  # noqa: PLC0415 (an optional package)
+
+    info = HfApi(endpoint=constants.ENDPOINT).model_info(
+        repo, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    )
+    files = []
+    for sibling in info.siblings or ():
+        size_bytes = sibling.size if sibling.lfs is None else sibling.lfs.size
+        digest = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
+        if size_bytes is not None and size_bytes >= 0 and digest and _DIGEST.fullmatch(digest):
+            files.append(HubFile(sibling.rfilename, size_bytes, digest))
+    if info.sha is None or not _COMMIT.fullmatch(info.sha):
+        raise HubError(f"{repo}: {constants.ENDPOINT} does not say what its newest commit is; is this a hub?")
+    return info.sha, tuple(files)
+
+
+def _check_room(repo: str, files: Sequence[HubFile]) -> int:
+    """Refuses what does not fit on the disk; returns how many bytes are here already."""
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    here = sum(bytes_here(repo, file) for file in files)
+    missing = sum(file.size_bytes for file in files) - here
+    folder = Path(constants.HF_HUB_CACHE).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise HubError(
+            f"{repo}: {size(missing)} are to be fetched, and {size(free)} are free in {constants.HF_HUB_CACHE}; make "
+            "room, or set HF_HUB_CACHE to a folder on another disk"
+        )
+    return here
+
+
+def _check_architecture(paths: Mapping[HubFile, Path]) -> None:
+    for file, path in paths.items():
+        if file.path == file_keys.CONFIG_FILE:
+            config = read_json_object(path, file_keys.CONFIG_BYTES, SpecError)
+            find_architecture(str(path), "model_type", config, "config")

@@ -1,0 +1,80 @@
+"""Fetches a model from the hub, and registers it under the name that it was asked for by."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.add_model import add_model
+from mlxr.compiler.errors import HubError, RegistryError
+from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.hub.download import HubProgress
+from mlxr.hub.fetch import fetch
+from mlxr.hub.reference import hub_reference, is_in_a_folder
+from mlxr.registry.file_status import HashProgress
+from mlxr.registry.names import check_name
+from mlxr.registry.records import NO_OPTIONS, LoadOptions, ModelRecord
+from mlxr.registry.registry import Registry, taken
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """What is told while a model is fetched.
+
+    Attributes:
+        announce: called once with what will be fetched.
+        fetching: called while files are fetched and checked.
+        hashing: called while small files are hashed for the registry.
+    """
+
+    announce: Callable[[str], None]
+    fetching: HubProgress
+    hashing: HashProgress | None = None
+
+
+def pull_model(
+    model: str,
+    name: str | None = None,
+    *,
+    options: LoadOptions = NO_OPTIONS,
+    replaces: bool = False,
+    progress: PullProgress,
+) -> ModelRecord:
+    """Fetches a model that is not here yet, or newer files of one that is, and registers it.
+
+    Args:
+        model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name.
+        name: its name in the registry; None: `model` itself.
+        options: how it is loaded.
+        replaces: whether the name may be that of another model, which then leaves the registry.
+        progress: what is told meanwhile.
+
+    Raises:
+        HubError: it cannot be fetched.
+        RegistryError: the name is taken or cannot be one, or the registry cannot be written.
+        MlxrError: it cannot be compiled.
+    """
+    reference = hub_reference(model)
+    if reference is None:
+        raise HubError(f"{model!r} is not a model on the hub; expected ORG/REPO or ORG/REPO:FILE")
+    name = str(reference) if name is None else name
+    check_name(name)
+    other = Registry().get(name)
+    pulled_before = other is not None and f"models--{reference.repo.replace('/', '--')}" in other.source.parts
+    if other is not None and not (replaces or pulled_before):
+        raise RegistryError(taken(name, other.source))
+    fetched = fetch(reference, announce=progress.announce, progress=progress.fetching)
+    return add_model(
+        fetched.path, name, options=options, replaces=True, hashes=fetched.hashes, progress=progress.hashing
+    )
+
+
+def pull_if_absent(model: str, progress: PullProgress) -> None:
+    """Fetches MODEL if it is a model on the hub, and neither a path, nor a bundled or registered model's name.
+
+    Raises:
+        MlxrError: as `pull_model`.
+    """
+    if hub_reference(model) is None or model in bundled_specs() or Path(model).exists() or is_in_a_folder(model):
+        return
+    if Registry().get(model) is None:
+        pull_model(model, progress=progress)

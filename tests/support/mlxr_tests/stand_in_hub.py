@@ -1,0 +1,158 @@
+"""A server that speaks the hub's protocol, as far as it is used to fetch models; it also fails in the hub's ways.
+
+Source: https://huggingface.co/docs/hub/api, and what huggingface_hub reads of the answers.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+LARGE = 4096
+"""Files from so many bytes on are in Git LFS: they have a SHA-256, and come from another address."""
+TOKEN = "hf_good"
+
+
+@dataclass
+class StandInHub:
+    """Its repositories, its faults, and what it was asked.
+
+    Attributes:
+        repos: the files of each repository.
+        gated: repositories that only `TOKEN` opens.
+        breaks: by path, after how many bytes the connection ends; each once for each number.
+        content: by path, what is sent instead of the file.
+        ranges: whether it sends parts of files.
+        status: by repository, a status to answer all with.
+        asked: method, path and Range of each request.
+    """
+
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    breaks: dict[str, list[int]] = field(default_factory=dict)
+    content: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    status: dict[str, int] = field(default_factory=dict)
+    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    address: str = ""
+
+    def fetched(self) -> list[str]:
+        """The names of the files whose content was asked for, with the range if there was one."""
+        return [
+            path.rpartition("/")[2] + (f" {part}" if part else "")
+            for method, path, part in self.asked
+            if method == "GET" and "/api/" not in path and "/resolve/" in path
+        ]
+
+    def commit(self, repo: str) -> str:
+        """The newest commit: it changes with the files."""
+        return hashlib.sha1(repr(sorted(self.repos[repo].items())).encode()).hexdigest()
+
+
+@contextmanager
+def serving(hub: StandInHub) -> Iterator[None]:
+    """Runs the server on a port of this machine."""
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: StandInHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
+            self._describe(match[1])
+        elif match := re.fullmatch(r"/(?:large/)?([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
+            self._resolve(match[1], match[2], match[3], moved=path.startswith("/large/"))
+        else:
+            self._send(404, b"", {})
+
+    def _refused(self, repo: str, *, content: bool) -> bool:
+        if repo in self.hub.status:
+            self._send(self.hub.status[repo], b"{}", {})
+        elif repo not in self.hub.repos:
+            self._send(401, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+        elif content and repo in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            code = 403 if self.headers.get("Authorization") else 401
+            self._send(code, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
+        else:
+            return False
+        return True
+
+    def _describe(self, repo: str) -> None:
+        if self._refused(repo, content=False):
+            return
+        siblings = []
+        for path, content in self.hub.repos[repo].items():
+            entry: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": _git_hash(content)}
+            if len(content) >= LARGE:
+                entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        body = {"id": repo, "sha": self.hub.commit(repo), "siblings": siblings, "private": False, "tags": []}
+        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _resolve(self, repo: str, commit: str, path: str, *, moved: bool) -> None:
+        if self._refused(repo, content=True):
+            return
+        content = self.hub.repos[repo].get(path)
+        if content is None or commit != self.hub.commit(repo):
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        digest = _sha256(content) if len(content) >= LARGE else _git_hash(content)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
+        if len(content) >= LARGE and not moved:
+            headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+            self._send(302, b"", headers | {"Location": f"{self.hub.address}/large{self.path}"})
+            return
+        content, status = self.hub.content.get(path, content), 200
+        if self.hub.ranges and (part := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")):
+            start = int(part[1])
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            content, status = content[start:], 206
+        stops = self.hub.breaks.get(path) if self.command == "GET" else None
+        self._send(status, content, headers, stops.pop(0) if stops else None)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], stop: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:stop])
+        if stop is not None:
+            self.close_connection = True
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _git_hash(content: bytes) -> str:
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
