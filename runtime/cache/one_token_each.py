@@ -62,13 +62,15 @@ class OneTokenEach:
             lengths: tokens of each.
             context: most tokens of a sequence.
         """
-        known, sequences, size = self.rows_of(seq_ids) is not None, self._sequences, self._size
-        if not known or [sequence.length for sequence in sequences] != lengths or max(lengths, default=0) >= context:
+        if self.rows_of(seq_ids) is None or max(lengths, default=0) >= context:
             return None
+        sequences, size = self._sequences, self._size
         references, cached = self._pool.references, self._pool.index.cached
         slots: list[int] = []
         full: list[int] = []  # the places of those whose last block is full
         for sequence, length in zip(sequences, lengths, strict=True):  # NumPy is slower: its code is no longer cached
+            if sequence.length != length:
+                return None
             if offset := length % size:
                 last = sequence.blocks[-1]
                 if references[last] > 1 or (last in cached and len(cached[last].tokens) > offset):

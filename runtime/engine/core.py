@@ -249,11 +249,9 @@ class EngineCore:
         return self._launch(self._schedule(), step)
 
     def _schedule(self) -> list[Part]:
-        before = None if self._decoded is None else self._decoded.parts
         if self.speculator is not None:
             self._draft(self.speculator)
-            before = None  # there may be draft tokens
-        parts = self.scheduler.schedule(before)
+        parts = self.scheduler.schedule(self._decoded.parts if self._decoded and not self.speculator else None)
         while self.scheduler.failures:
             self._fail(*self.scheduler.failures.pop())
         return parts
@@ -328,17 +326,27 @@ class EngineCore:
             if sampled.error is not None:
                 self._fail(request, sampled.error, keep=False)
                 continue
+            request.computed = request.certain = end
             if request.unread or not end % size:
                 assert request.seq_id is not None, "it runs"
                 pager.commit(request.seq_id, request.tokens, request.hashes, end)
-            request.computed = request.certain = end
-            if request.unread:
                 self.scheduler.has_computed(request)
-            if sampled.logprob is None:
-                self._add_token(request, sampled.token)
-            else:
+            if sampled.logprob is not None:
                 self._accept(request, sampled)
-        self._stats.speculating_parts += sum(request.speculates for request in step.requests)
+                continue
+            try:
+                event = request.accept(sampled.token)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            if event.finish_reason:
+                self._remove(request)
+            try:
+                request.listener(event)
+            except Exception:
+                self._end_unheard(request)
+        if self.speculator is not None:
+            self._stats.speculating_parts += sum(request.speculates for request in step.requests)
         self._decoded = step
 
     def _measure(self, step: LaunchedStep) -> None:
@@ -410,9 +418,7 @@ class EngineCore:
                 self._stats.generated_tokens += 1
                 self._add_token(request, token, None, is_complete and i == len(tokens) - 1)
 
-    def _add_token(
-        self, request: Request, token: int, logprob: TokenLogprob | None = None, is_complete: bool = False
-    ) -> None:
+    def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
         try:
             event = request.accept(token, logprob, is_complete)
         except Exception as error:

@@ -28,6 +28,7 @@ from mlxr.runtime.engine.step_record import StepRecord
 
 _T = TypeVar("_T")
 _News = Event | BaseException
+_Outbox = defaultdict[asyncio.AbstractEventLoop, list[tuple["_Call", Event | BaseException]]]
 _MOST_FAILURES = 3
 """Failures of the loop itself, one after another, after which the engine ends."""
 
@@ -39,7 +40,27 @@ class _Call:
     costs twice as much for each token.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    __slots__ = (
+        "_calls",
+        "_outbox",
+        "events",
+        "events_of_task",
+        "loop",
+        "num_untold",
+        "requests",
+        "waiter",
+        "was_left",
+    )
+
+    def __init__(self, calls: "set[_Call]", outbox: _Outbox, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Makes a call without requests.
+
+        Args:
+            calls: those with an end that has not been told; this one leaves it at its last end.
+            outbox: what the engine sends to loops.
+            loop: the task's; None: a thread calls.
+        """
+        self._calls, self._outbox = calls, outbox
         self.requests: list[Request] = []
         self.loop = loop
         self.events: queue.SimpleQueue[_News] = queue.SimpleQueue()
@@ -47,6 +68,20 @@ class _Call:
         self.waiter: asyncio.Future[None] | None = None
         self.num_untold = 0  # requests whose end has not been told
         self.was_left = False
+
+    def listen(self, news: _News) -> None:
+        """Puts news where the caller waits; runs in the engine's thread.
+
+        Tasks get all events of a step at once: waking a loop is slow.
+        """
+        if self.loop is None:
+            self.events.put(news)
+        else:
+            self._outbox[self.loop].append((self, news))
+        if isinstance(news, BaseException) or news.finish_reason:
+            self.num_untold -= 1
+            if not self.num_untold:
+                self._calls.discard(self)
 
     async def next(self) -> _News:
         """The next event, for a task."""
@@ -131,7 +166,7 @@ class Engine:
         """
         self._max_waiting = whole_number("max_waiting", max_waiting)
         self._inbox: deque[Callable[[], object]] = deque()
-        self._outbox: defaultdict[asyncio.AbstractEventLoop, list[tuple[_Call, _News]]] = defaultdict(list)
+        self._outbox: _Outbox = defaultdict(list)
         self._calls: set[_Call] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -175,7 +210,7 @@ class Engine:
             HostError: a step of the request failed.
             EngineError: the engine was closed, or has failed.
         """
-        call = _Call(asyncio.get_running_loop())
+        call = _Call(self._calls, self._outbox, asyncio.get_running_loop())
         terms = Terms(priority, deadline, adapter, salt)
         try:
             await asyncio.to_thread(self._submit, call, [prompt], params, terms)
@@ -200,7 +235,7 @@ class Engine:
         salt: str = "",
     ) -> "Events":
         """`generate` for threads: an ordinary iterator. Closing it, or forgetting it, cancels the request."""
-        call = _Call()
+        call = _Call(self._calls, self._outbox)
         self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
         return Events(call, self._leave)
 
@@ -221,7 +256,7 @@ class Engine:
         """
         if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
             raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts")
-        call = _Call()
+        call = _Call(self._calls, self._outbox)
         self._submit(call, list(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
         with Events(call, self._leave) as events:
             for _ in events:
@@ -314,7 +349,7 @@ class Engine:
                 f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )
 
-        call.requests = model.make_requests(prompts, params, self._listener(call), terms)
+        call.requests = model.make_requests(prompts, params, call.listen, terms)
         self._send(lambda: self._begin(call))
 
     def _leave(self, call: _Call) -> None:
@@ -401,26 +436,6 @@ class Engine:
         for request in call.requests:
             self._model.core.drop(request)
 
-    def _listener(self, call: _Call) -> Callable[[_News], None]:
-        """What puts events where their caller waits. Tasks get all events of a step at once: waking a loop is slow."""
-        loop, outbox, put, is_told = call.loop, self._outbox, call.events.put, self._is_told
-
-        def deliver(news: _News) -> None:  # runs for each token
-            if loop is None:
-                put(news)
-            else:
-                outbox[loop].append((call, news))
-            if isinstance(news, BaseException) or news.finish_reason:
-                is_told(call)
-
-        return deliver
-
-    def _is_told(self, call: _Call) -> None:
-        """Counts a request whose end has been told."""
-        call.num_untold -= 1
-        if not call.num_untold:
-            self._calls.discard(call)
-
     def _flush(self) -> None:
         outbox = dict(self._outbox)
         self._outbox.clear()
@@ -441,7 +456,7 @@ class Engine:
             with suppress(Exception):
                 self._inbox.popleft()()
         for call in list(self._calls):
-            self._listener(call)(EngineError(reason))
+            call.listen(EngineError(reason))
         self._flush()
 
 

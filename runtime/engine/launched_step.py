@@ -98,7 +98,9 @@ class LaunchedStep:
         assert before.decode is not None, "the step before decodes"
         starts, self.requests, self.sequences = before.ends, before.requests, before.sequences
         self.ends = [start + 1 for start in starts]
-        self._rows = [Row(row.sampler, row.position + 1) for row in before._rows]
+        self._rows = before._rows
+        for row in self._rows:  # nobody needs them any more as they were
+            row.position += 1
         tokens = [request.tokens[start] for request, start in zip(self.requests, starts, strict=True)]
         return DecodeRequests(before.decode.seq_ids, tokens, starts)
 

@@ -77,7 +77,7 @@ class Batch:
         """Freezes the arrays too."""
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+                value.setflags(write=False)
 
     @classmethod
     def build(

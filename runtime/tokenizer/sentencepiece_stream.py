@@ -15,16 +15,17 @@ class SentencepieceStreamDecoder(StreamDecoder):
     bytes that are not UTF-8 are the same.
     """
 
-    __slots__ = ("_at_start", "_pending", "_tokenizer")
+    __slots__ = ("_at_start", "_pending", "_texts", "_tokenizer")
 
     def __init__(self, tokenizer: "SentencepieceTokenizer") -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._texts = tokenizer, tokenizer.texts
         self._at_start = True
         self._pending = bytearray()
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
-        if not (self._at_start or self._pending) and (known := self._tokenizer.texts.get(token_id)) is not None:
+        is_between = not (self._at_start or self._pending) and 0 <= token_id < len(self._texts)
+        if is_between and (known := self._texts[token_id]) is not None:
             return known  # nearly every token; the engine has a step's time for those of all its requests
         token_id = self._tokenizer.check_id(token_id)
         byte = self._tokenizer.byte_of(token_id)

@@ -52,8 +52,8 @@ class SentencepieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"{source}: corrupt, or not a sentencepiece model{because}; get the file again"
             ) from error
-        self.texts: dict[int, str] = {}
-        """What `text_of` has returned so far."""
+        self.texts: list[str | None] = [None] * size
+        """What `text_of` has returned so far, by token."""
         super().__init__(source, size, required_size)
         bos_id = self._model.bos_id() if special.bos_id is None else special.bos_id
         eos_id = self._model.eos_id() if special.eos_id is None else special.eos_id

@@ -91,6 +91,9 @@ def test_a_refused_id_leaves_the_decoder_as_it_was():
     with pytest.raises(TokenizerError):
         decoder.push(4096)
     assert decoder.push(second) == "é"
+    for outside in (-1, 4096):
+        with pytest.raises(TokenizerError):
+            decoder.push(outside)
 
 
 class CountingTokenizer:
