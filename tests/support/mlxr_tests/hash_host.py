@@ -5,7 +5,7 @@ missing copy, a block that is found too early or restored wrongly shows as a wro
 request must get, without an engine.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +79,7 @@ class HashHost:
         failing: names of methods whose next call fails: `read_blocks`, `write_blocks`.
         interruption: what the next step, read or move of blocks raises.
         steps: tokens of each sequence of each step.
+        launches: as a host's; it launches no kernels.
         on_step: called at the beginning of each step.
     """
 
@@ -94,6 +95,7 @@ class HashHost:
         self.failing: set[str] = set()
         self.interruption: BaseException | None = None
         self.steps: list[list[int]] = []
+        self.launches: Counter[str] = Counter()
         self.on_step: Callable[[], object] = lambda: None
         self._broken: list[Any] = []
         self._breaks = False
