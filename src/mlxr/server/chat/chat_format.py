@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
-from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate, Message
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.answer_grammar import AnswerGrammar
 from mlxr.server.chat.answer_parser import AnswerParser
@@ -17,11 +18,21 @@ from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.formats.family import Beginning
 from mlxr.server.chat.formats.registry import family_of
-from mlxr.server.chat.messages import checked_messages, with_text_arguments
+from mlxr.server.chat.messages import checked_messages, plain_tools, with_text_arguments
 
 _TAIL = 16
 """Tokens at the end of a prompt that may open or close the model's thinking."""
-_PROBE = "mlxr_probe"
+_TOOL, _KEY, _RESULT = "mlxr_tool", "mlxr_key", "mlxr_result"
+_PROBE = (
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": _TOOL, "arguments": {_KEY: "x"}}}],
+    },
+    {"role": "tool", "content": _RESULT, "tool_call_id": "123456789", "name": _TOOL},
+)
+"""A conversation that shows what a template does with calls."""
 _OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
 
 
@@ -38,7 +49,7 @@ class ChatFormat:
         """
         self._template, self._tokenizer, self._context = template, tokenizer, context
         self._family = family_of(template.text)
-        self._takes_dicts: bool | None = None
+        self._argument_form: _Arguments | None = None
         # A template's process serves one at a time: so does this thread.
         self._thread = ThreadPoolExecutor(1, "mlxr-template")
 
@@ -143,12 +154,29 @@ class ChatFormat:
         for name in _OF_TEMPLATE:
             if name in job.variables:
                 raise RequestError(f"{name} is not a variable of the template's own: leave it out")
-        return replace(job, messages=tuple(messages))
+        return replace(job, messages=tuple(messages), tools=plain_tools(job.tools))
 
     def _rendered(self, job: ChatJob) -> str:
         messages, variables = self._family.messages(job), self._family.variables(job)
-        if any("tool_calls" in message for message in messages) and not self._takes_dict_arguments():
-            messages = with_text_arguments(messages)
+        if any(message["role"] == "tool" or "tool_calls" in message for message in job.messages):
+            if self._argument_form is None:
+                self._argument_form = self._find_argument_form()
+            if self._argument_form is _Arguments.DROPPED:
+                raise RequestError(
+                    f"messages have tool calls, which the chat template of {self._template.source} leaves out: use "
+                    "another model or template"
+                )
+            if self._argument_form is _Arguments.TEXT:
+                messages = with_text_arguments(messages)
+        text = self._text(job, messages, variables)
+        if job.uses_tools and not any(name in text for name in job.tool_names):
+            raise RequestError(
+                f"tools are given, and the chat template of {self._template.source} leaves them out: use another model "
+                "or template, or leave tools out"
+            )
+        return text
+
+    def _text(self, job: ChatJob, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         if not job.continue_final:
             return self._template.render(messages, **variables)
         # As transformers does: all that the template writes after the last message is cut off.
@@ -158,18 +186,23 @@ class ChatFormat:
                 return text[: position + len(content)]
         raise RequestError("the last message cannot be continued: the chat template changes its text")
 
-    def _takes_dict_arguments(self) -> bool:
-        """Whether the template writes a dict of arguments as JSON; else it expects text. Found by trying, once."""
-        if self._takes_dicts is None:
-            call = {"id": "mlxrprobe", "type": "function", "function": {"name": "f", "arguments": {_PROBE: "x"}}}
-            messages: list[dict[str, Any]] = [
-                {"role": "user", "content": "x"},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": "x", "tool_call_id": "mlxrprobe"},
-            ]
+    def _find_argument_form(self) -> "_Arguments":
+        """In which form the template takes the arguments of calls, by trying."""
+        messages = self._family.messages(ChatJob(_PROBE, Sampling()))
+        for form in (_Arguments.DICTS, _Arguments.TEXT):
+            tried = messages if form is _Arguments.DICTS else with_text_arguments(messages)
             try:
-                text = self._template.render(messages)
-                self._takes_dicts = f"'{_PROBE}'" not in text  # Python's form of a dict
+                text = self._template.render(tried)
             except ChatTemplateError:
-                self._takes_dicts = False
-        return self._takes_dicts
+                continue
+            if f"'{_KEY}'" not in text:  # Python's form of a dict
+                return form if all(part in text for part in (_TOOL, _KEY, _RESULT)) else _Arguments.DROPPED
+        return _Arguments.DICTS  # then the template says itself what it wants
+
+
+class _Arguments(Enum):
+    """What a template does with the arguments of calls."""
+
+    DICTS = auto()
+    TEXT = auto()
+    DROPPED = auto()

@@ -21,7 +21,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     if not messages:
         raise RequestError("messages is empty; expected at least one message")
     checked: list[dict[str, Any]] = []
-    open_calls: set[str] = set()
+    open_calls: dict[str, str] = {}  # the tools' names by the ids of calls that nobody has answered yet
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if not isinstance(message, Mapping):
@@ -39,7 +39,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                     f"{where} has tool_calls, and its role is {role}: only assistant messages call tools"
                 )
             clean["tool_calls"] = _calls(clean["tool_calls"], f"{where}.tool_calls")
-            open_calls |= {call["id"] for call in clean["tool_calls"]}
+            open_calls |= {call["id"]: call["function"]["name"] for call in clean["tool_calls"]}
         if role == "tool":
             call_id = clean.get("tool_call_id")
             if call_id not in open_calls:
@@ -47,7 +47,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                     f"{where}.tool_call_id is {call_id!r:.60}, and no call without an answer before it has that id: "
                     "give the id of a call in an assistant message's tool_calls"
                 )
-            open_calls.discard(call_id)
+            clean["name"] = open_calls.pop(call_id)  # some templates ask for it
         checked.append(clean)
     return checked
 
@@ -75,6 +75,18 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         names.add(name)
         if parameters is not None and not isinstance(parameters, Mapping):
             raise RequestError(f"{where}.function.parameters is {parameters!r:.60}; expected a JSON schema")
+
+
+def plain_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The tools with what templates read of them, of which some need all."""
+    plain = []
+    for tool in tools:
+        function = tool["function"]
+        name, description = function["name"], function.get("description") or ""
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        function = {"name": name, "description": description, "parameters": parameters}
+        plain.append({"type": "function", "function": function})
+    return tuple(plain)
 
 
 def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class Family(ABC):
     def __init__(self, template_text: str) -> None:
         """A family's format for one template."""
         self._template_text = template_text
-        self.thinks = self.thinking[0] in template_text
+        self.thinks = any(marker in template_text for marker in self.thinking)
 
     @staticmethod
     @abstractmethod

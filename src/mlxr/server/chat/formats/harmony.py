@@ -13,7 +13,7 @@ from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.chat.formats.family import Beginning, Family
-from mlxr.server.chat.one_call_each import one_call_each
+from mlxr.server.chat.split_messages import one_call_each
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")

@@ -15,14 +15,16 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content
 from mlxr.server.chat.formats.family import Beginning, Family, json_object, one_or_more
 from mlxr.server.chat.json_call import CallState, read_json_call
-from mlxr.server.chat.one_call_each import one_call_each
+from mlxr.server.chat.split_messages import one_call_each, text_before_calls
 
 _TAG = "<|python_tag|>"
+_INTERPRETER = "code_interpreter"
+"""The tool that runs what follows the tag, if it is code."""
 _BUILT_IN = re.compile(r"\s*([\w.-]+)\.call(\(.*\))\s*", re.DOTALL)
 
 
 class Llama3(Family):
-    """The template takes one call in a message."""
+    """The template takes one call in a message, and leaves out the text of such a message."""
 
     @staticmethod
     def matches(template_text: str) -> bool:
@@ -33,14 +35,14 @@ class Llama3(Family):
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
         """See `Family`."""
-        return one_call_each(job.messages)
+        return one_call_each(text_before_calls(job.messages))
 
     def read_calls(self, reader: AnswerReader, job: ChatJob) -> Reading:
         """See `Family`. JSON is a call if it names one of the tools."""
         while True:
             reader.mark()
             if (yield from reader.begins_with(_TAG)):
-                yield from self._read_tagged(reader)
+                yield from self._read_tagged(reader, job)
             elif (yield from reader.begins_with("{")):
                 state = yield from read_json_call(reader, job.tool_names)
                 if state is CallState.NO_CALL:
@@ -56,9 +58,9 @@ class Llama3(Family):
         # A text, in which calls still may follow the tag.
         while (yield from reader.text_until(Content, [_TAG])) is not None:
             reader.mark()
-            yield from self._read_tagged(reader)
+            yield from self._read_tagged(reader, job)
 
-    def _read_tagged(self, reader: AnswerReader) -> Reading:
+    def _read_tagged(self, reader: AnswerReader, job: ChatJob) -> Reading:
         if (yield from reader.begins_with("{")):
             state = yield from read_json_call(reader)
             if state is CallState.BROKEN:
@@ -68,6 +70,8 @@ class Llama3(Family):
         yield from reader.rest_as(lambda text: None)
         text = reader.since_mark().replace(_TAG, "", 1)
         built_in = _built_in_call(text)
+        if built_in is None and _INTERPRETER in job.tool_names:
+            built_in = _INTERPRETER, json.dumps({"code": text.strip()}, ensure_ascii=False)
         if built_in is None:
             reader.emit(Content, _TAG + text.lstrip())
             return

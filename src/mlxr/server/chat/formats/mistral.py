@@ -1,6 +1,8 @@
 """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}`."""
 
 import hashlib
+import json
+import re
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +13,12 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Reasoning
 from mlxr.server.chat.formats.family import Family, json_object, one_or_more
 from mlxr.server.chat.json_call import CallState, read_json_call
+from mlxr.server.chat.split_messages import text_before_calls
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
+_OLD_ROLE = re.compile(r"""role['"]?\]?\s*==\s*['"]tool_calls['"]""")
 
 
 class Mistral(Family):
@@ -25,6 +29,7 @@ class Mistral(Family):
         super().__init__(template_text)
         if "[THINK]" in template_text:
             self.thinking, self.thinks = ("[THINK]", "[/THINK]"), True
+        self._has_old_roles = "message.tool_calls" not in template_text and _OLD_ROLE.search(template_text) is not None
 
     @staticmethod
     def matches(template_text: str) -> bool:
@@ -33,6 +38,8 @@ class Mistral(Family):
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
         """See `Family`."""
+        if self._has_old_roles:
+            return [_with_old_roles(message) for message in text_before_calls(job.messages)]
         return [self._adapted(message) for message in job.messages]
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +80,17 @@ class Mistral(Family):
             return _CALLS, one_or_more(grammar.add("call", named), grammar.marker(_CALLS), job.parallel_tool_calls)
         call = grammar.add("call", " | ".join(json_object(grammar, name, rule) for name, rule in arguments))
         return _CALLS, f'"[" {one_or_more(call, grammar.text(", "), job.parallel_tool_calls)} "]"'
+
+
+def _with_old_roles(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as the oldest templates take it, where calls and results are texts with roles of their own."""
+    if message.get("tool_calls"):
+        calls = [call["function"] | {"id": short_id(call["id"])} for call in message["tool_calls"]]
+        return {"role": "tool_calls", "content": json.dumps(calls, ensure_ascii=False)}
+    if message["role"] == "tool":
+        result = {"content": message["content"], "call_id": short_id(message["tool_call_id"])}
+        return {"role": "tool_results", "content": json.dumps(result, ensure_ascii=False)}
+    return message
 
 
 def short_id(call_id: str) -> str:

@@ -9,7 +9,7 @@ from mlxr.server.chat.formats.hermes import Hermes
 
 
 class SmolLM3(Hermes):
-    """The template writes no calls and no reasoning of earlier answers: they become text."""
+    """The template writes no calls of earlier answers: they become text. Nor does it write their reasoning."""
 
     @staticmethod
     def matches(template_text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Messages for templates that take one tool call in a message: others are split, each with its results."""
+"""Messages for templates that take one tool call in a message, or no text beside calls: others are split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,4 +26,16 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for number, call in enumerate(calls):
             split.append((message if number == 0 else bare | {"content": ""}) | {"tool_calls": [call]})
             split += [result for result in results if result["tool_call_id"] == call["id"]]
+    return split
+
+
+def text_before_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation, in which the text of messages with calls has a message of its own before them."""
+    split: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            split.append({"role": message["role"], "content": message["content"]})
+            split.append(message | {"content": ""})
+        else:
+            split.append(message)
     return split
