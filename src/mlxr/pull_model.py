@@ -21,7 +21,7 @@ class PullProgress:
     """What is told while a model is fetched.
 
     Attributes:
-        announce: called once with what will be fetched.
+        announce: called with what will be fetched, before that begins.
         fetching: called while files are fetched and checked.
         hashing: called while small files are hashed for the registry.
     """
@@ -77,4 +77,5 @@ def pull_if_absent(model: str, progress: PullProgress) -> None:
     if hub_reference(model) is None or model in bundled_specs() or Path(model).exists() or is_in_a_folder(model):
         return
     if Registry().get(model) is None:
+        progress.announce(f"{model}: no such file, and no model of that name here; asking the hub for it")
         pull_model(model, progress=progress)

@@ -105,12 +105,19 @@ def test_a_file_that_changed_or_went_is_told(
     assert f"tiny is registered for {tiny}, which is not there any more" in capsys.readouterr().err
 
 
-def test_removing_leaves_the_users_files(tiny: Path, answer: Callable[..., Any]) -> None:
+def test_removing_leaves_the_users_files(
+    tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         answer("add", tiny, "--name", name, "--json")
     cached = tiny.parent / "cache" / "artifacts"
     mine = cached / "mine"
     mine.mkdir()
+    answer("add", tiny, "--name", "c", "--compute", "exact", "--json")
+    assert main(["cache", "clear", "artifacts"]) == main(["show", "c"]) == 0
+    assert "not in the cache any more: the next run compiles it again" in capsys.readouterr().out
+    assert answer("remove", "c", "--json")["removed_from_cache"] == []
+    answer("run", "a", *RUN)
     assert answer("remove", "a", "--json") == {"name": "a", "removed_from_cache": []}
     assert len(list(cached.iterdir())) == 2
     assert len(answer("remove", "b", "--json")["removed_from_cache"]) == 1

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxr.cli import main
+from mlxr.hub.fetch import fetch
+from mlxr.hub.reference import HubReference
 from mlxr.registry.registry import Registry
 from mlxr_tests.family_models import build_model, config_of, save_folder
 from mlxr_tests.stand_in_hub import TOKEN, StandInHub, serving
@@ -137,6 +140,18 @@ def test_a_hub_that_sends_no_parts(hub: StandInHub) -> None:
     assert main(["show", "org/tiny", "--verify"]) == 0
 
 
+def test_two_that_fetch_the_same(hub: StandInHub) -> None:
+    reference = HubReference("org/tiny")
+
+    def get(_: int) -> Path:
+        return fetch(reference, announce=lambda text: None, progress=lambda *state: None).path
+
+    with ThreadPoolExecutor(4) as threads:
+        paths = set(threads.map(get, range(4)))
+    assert len(paths) == 1 and paths.pop().read_bytes() == TINY.read_bytes()
+    assert hub.fetched() == ["tiny-Q8_0.gguf"] * 2
+
+
 def test_a_wrong_hash(hub: StandInHub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     right = hub.repos["org/tiny"]["tiny-Q8_0.gguf"]
     hub.content["tiny-Q8_0.gguf"] = right[:-1] + bytes([right[-1] ^ 1])
@@ -157,7 +172,9 @@ def test_what_may_not_be_fetched(
     hub: StandInHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "has no model org/absent, or does not show it" in refused("pull org/absent", capsys)
-    assert "has no model org/absent" in refused("run org/absent --prompt A", capsys)
+    told = refused("run org/absent --prompt A", capsys)
+    assert "org/absent: no such file, and no model of that name here; asking the hub" in told
+    assert "has no model org/absent" in told
     hub.repos["org/gated"] = hub.repos["org/tiny"]
     hub.gated.add("org/gated")
     for token in (None, "hf_bad"):

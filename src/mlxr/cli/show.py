@@ -12,6 +12,7 @@ from mlxr.compiler.text.byte_sizes import size
 from mlxr.progress_line import ProgressLine
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
+from mlxr.registry.records import ArtifactRecord
 from mlxr.registry.registry import Registry
 
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         ("options", ", ".join(f"{key} {value}" for key, value in options.items()) or "none"),
         ("template", "its own" if model.options.template is None else "given with mlxr add"),
         ("spec", model.spec_hash),
-        *(("compiled", f"{artifact.folder} ({artifact.chip or 'no chip'})") for artifact in artifacts),
+        *(("compiled", _place(artifact)) for artifact in artifacts),
     ]
     for key, value in lines:
         print(f"{key:<10} {value}")
@@ -72,3 +73,8 @@ def run(args: argparse.Namespace) -> int:
     files = [(str(file.path), size(file.size_bytes), file.sha256) for file in model.files]
     print_table([("file", "size", "SHA-256"), *files])
     return code
+
+
+def _place(artifact: ArtifactRecord) -> str:
+    gone = "" if artifact.folder.is_dir() else "; not in the cache any more: the next run compiles it again"
+    return f"{artifact.folder} ({artifact.chip or 'for no chip in particular'}{gone})"

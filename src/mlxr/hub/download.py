@@ -11,10 +11,11 @@ import fcntl
 import hashlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from mlxr.compiler.errors import HubError
 from mlxr.compiler.version import VERSION
@@ -88,9 +89,9 @@ def _fetch(repo: str, commit: str, file: HubFile, blob: Path, progress: HubProgr
     url = hf_hub_url(repo, file.path, revision=commit, endpoint=constants.ENDPOINT)
     unfinished = partial_path(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished.open("ab") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)  # another process may be fetching it, too
-        if blob.is_file():
+    with _alone(unfinished) as stream:
+        if blob.is_file():  # another process fetched it meanwhile
+            unfinished.unlink()
             return
         if stream.tell() > file.size_bytes:
             stream.truncate(0)
@@ -107,6 +108,20 @@ def _fetch(repo: str, commit: str, file: HubFile, blob: Path, progress: HubProgr
                 "away: try again"
             )
         unfinished.replace(blob)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file to append to it; waits for other processes that have it open so."""
+    while True:
+        with path.open("ab") as stream:
+            with suppress(OSError):  # some network file systems have no locks; the hash is checked in any case
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            # Whoever had the lock may have removed the file, or given it its name.
+            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+                stream.seek(0, os.SEEK_END)  # it may have grown meanwhile
+                yield stream
+                return
 
 
 class _Bar:

@@ -70,4 +70,4 @@ def worded(repo: str) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     """The first line of an error's text."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(". ")
