@@ -21,6 +21,7 @@ from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
+from mlxr.server.ollama import router as ollama
 from mlxr.server.openai import chat, completions, models
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.request_log import RequestLog
@@ -37,6 +38,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     completions.router,
     tokens.router,
     messages.router,
+    ollama.router,
 )
 """Every part of the API has one."""
 

@@ -1,0 +1,180 @@
+"""Answers in Ollama's form: records, of which the last has the numbers; a stream has one on each line."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from mlxr.server.blocks import Blocks, Change, arguments_of
+from mlxr.server.chat.answer import Piece
+from mlxr.server.errors import bad_field, ollama_body
+from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
+from mlxr.server.ollama.names import own_name
+from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.times import written
+from mlxr.server.openai.json_text import dumped
+from mlxr.server.openai.logprobs import chat_logprobs
+from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.sse import Stream, unless_gone
+from mlxr.server.state import ServerState
+
+
+@dataclass
+class Part:
+    """A part of an answer, or all of it."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, more: "Part") -> None:
+        """Adds what follows."""
+        self.text += more.text
+        self.thinking += more.thinking
+        self.calls += more.calls
+        self.logprobs += more.logprobs
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked.
+
+    Attributes:
+        state: of the server.
+        model: as the client names it.
+        keep_alive: how long the model stays loaded afterwards.
+        options: of the request.
+        pieces: begins the answer.
+        shown: a part of the answer, as fields of a record.
+    """
+
+    state: ServerState
+    model: str
+    keep_alive: KeepAlive
+    options: Options | None
+    pieces: Callable[[LoadedModel], AsyncGenerator[Piece]]
+    shown: Callable[[Part], dict[str, Any]]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields that each record has."""
+        return {"model": self.model, "created_at": written()}
+
+
+async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
+    """The response: a stream, unless the client wants none."""
+    name = own_name(ask.state.pool, ask.model)
+    seconds_of(ask.keep_alive)
+    if stream is not False:
+        return Stream(
+            _lines(ask, name),
+            failed=lambda error: _line(ollama_body(error)),
+            alive_seconds=ask.state.settings.alive_seconds,
+            media_type="application/x-ndjson",
+            alive=None,
+        )
+    return JSONResponse(await unless_gone(request, _whole(ask, name)))
+
+
+async def loaded_or_not(ask: Ask) -> Response:
+    """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
+    pool = ask.state.pool
+    name, seconds = own_name(pool, ask.model), seconds_of(ask.keep_alive)
+    reason = "load"
+    if seconds == 0:
+        if pool.find(name).pinned:
+            raise bad_field("keep_alive", f"keep_alive is 0, and {name} is pinned: the server never unloads it")
+        pool.find(name).keep_alive = 0.0  # if others use it still, it goes when they have ended
+        await pool.unload(name)
+        reason = "unload"
+    else:
+        async with pool.use(name, seconds):
+            pass
+    return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason})
+
+
+async def _whole(ask: Ask, name: str) -> dict[str, Any]:
+    whole, times = Part(), _Times()
+    async for part in _parts(ask, name, times):
+        whole.add(part)
+    return _record(ask, whole) | times.numbers()
+
+
+async def _lines(ask: Ask, name: str) -> AsyncGenerator[bytes]:
+    times = _Times()
+    async for part in _parts(ask, name, times):
+        yield _line(_record(ask, part) | {"done": False})
+    yield _line(_record(ask, Part()) | times.numbers())
+
+
+def _record(ask: Ask, part: Part) -> dict[str, Any]:
+    return ask.head | ask.shown(part) | ({"logprobs": part.logprobs} if part.logprobs else {})
+
+
+class _Times:
+    """When an answer was asked for, its model was loaded, its first token came, and its last."""
+
+    def __init__(self) -> None:
+        self.asked = self.loaded = self.first = self.last = time.perf_counter_ns()
+        self.piece: Piece | None = None
+
+    def numbers(self) -> dict[str, Any]:
+        """The fields of the last record; durations are in nanoseconds."""
+        assert self.piece is not None and self.piece.event.completion is not None, "the answer has ended"
+        completion = self.piece.event.completion
+        return {
+            "done": True,
+            "done_reason": "stop" if completion.finish_reason == "stop" else "length",
+            "total_duration": self.last - self.asked,
+            "load_duration": self.loaded - self.asked,
+            "prompt_eval_count": completion.prompt_tokens,
+            "prompt_eval_duration": self.first - self.loaded,
+            "eval_count": len(completion.token_ids),
+            "eval_duration": self.last - self.first,
+        }
+
+
+async def _parts(ask: Ask, name: str, times: _Times) -> AsyncGenerator[Part]:
+    """The parts that have something in them."""
+    blocks = Blocks()
+    async with ask.state.pool.use(name, seconds_of(ask.keep_alive)) as model:
+        times.loaded = time.perf_counter_ns()
+        if ask.options is not None:
+            ask.options.check_context(model.context)
+        async with aclosing(ask.pieces(model)) as pieces:
+            async for piece in pieces:
+                times.last = time.perf_counter_ns()
+                if times.piece is None:
+                    times.first = times.last
+                times.piece = piece
+                changes = list(blocks.add(piece.deltas))
+                if piece.event.finish_reason is not None:
+                    changes += blocks.end()
+                part = _part(blocks, changes)
+                if piece.event.logprob is not None:
+                    part.logprobs = chat_logprobs(model.engine.model.tokenizer, [piece.event.logprob])["content"]
+                if part != Part():
+                    yield part
+
+
+def _part(blocks: Blocks, changes: list[Change]) -> Part:
+    part = Part()
+    for change in changes:
+        if change.kind == "grow" and change.block.kind == "text":
+            part.text += change.text
+        elif change.kind == "grow" and change.block.kind == "reasoning":
+            part.thinking += change.text
+        elif change.kind == "end" and change.block.kind == "call":
+            index = sum(block.kind == "call" for block in blocks.all[: change.block.index])
+            function = {"index": index, "name": change.block.name, "arguments": arguments_of(change.block)}
+            part.calls.append({"id": change.block.call_id, "function": function})
+    return part
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return f"{dumped(record)}\n".encode()

@@ -1,0 +1,60 @@
+"""What Ollama's API does with models' files: the server does not, and says which command does."""
+
+from fastapi import APIRouter
+
+from mlxr.server.errors import ApiError
+
+router = APIRouter()
+_ADD = "register a model's file with 'mlxr add FILE --name NAME' and start the server with it"
+
+
+def _refused(path: str, what: str) -> ApiError:
+    return ApiError(501, f"{path} is not served: {what}", "server_error", "not_implemented")
+
+
+@router.post("/api/pull", tags=["Ollama"])
+async def pull() -> None:
+    """Refused."""
+    raise _refused("/api/pull", "fetch the model with 'mlxr pull ORG/REPO' and start the server with it")
+
+
+@router.post("/api/push", tags=["Ollama"])
+async def push() -> None:
+    """Refused."""
+    raise _refused("/api/push", "this server sends models nowhere")
+
+
+@router.post("/api/create", tags=["Ollama"])
+async def create() -> None:
+    """Refused."""
+    raise _refused("/api/create", _ADD)
+
+
+@router.post("/api/copy", tags=["Ollama"])
+async def copy() -> None:
+    """Refused."""
+    raise _refused("/api/copy", "give a model a second name with 'mlxr serve --model NAME=MODEL'")
+
+
+@router.delete("/api/delete", tags=["Ollama"])
+async def delete() -> None:
+    """Refused."""
+    raise _refused("/api/delete", "forget a registered model with 'mlxr remove NAME'; its files are yours to delete")
+
+
+@router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"], tags=["Ollama"])
+async def blobs(digest: str) -> None:
+    """Refused."""
+    raise _refused(f"/api/blobs/{digest:.80}", _ADD)
+
+
+@router.post("/api/embed", tags=["Ollama"])
+async def embed() -> None:
+    """Refused."""
+    raise _refused("/api/embed", "embeddings are not there yet")
+
+
+@router.post("/api/embeddings", tags=["Ollama"])
+async def embeddings() -> None:
+    """Refused."""
+    raise _refused("/api/embeddings", "embeddings are not there yet")

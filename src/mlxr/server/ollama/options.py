@@ -1,0 +1,133 @@
+"""Ollama's `options`: how tokens are chosen, by Ollama's names and with its defaults."""
+
+from typing import Any
+
+from mlxr.runtime.engine.sampling import Sampling
+from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.fields import ApiModel, WithoutEffect
+
+_UNTIL_THE_END = (-1, -2)
+"""Values of `num_predict` for an answer that nothing but the context limits."""
+_MOST_TOP = 20
+
+REFUSED = {
+    "options.mirostat": "use temperature with top_p or min_p; 0 (off) is taken",
+    "options.tfs_z": "use min_p; 1 (off) is taken",
+    "options.penalize_newline": "line breaks are penalised as all tokens are; true is taken",
+    "options.repeat_last_n": "repeat_penalty counts all tokens: -1 (all) and 0 (none) are taken",
+}
+"""Options that are served with some values only, each with what to do instead."""
+_TAKEN: dict[str, tuple[Any, ...]] = {
+    "mirostat": (0,),
+    "tfs_z": (1,),
+    "penalize_newline": (True,),
+    "repeat_last_n": (-1, 0),
+}
+
+
+class Options(ApiModel):
+    """The `options` of a request. How a model is loaded is the server's affair, not a request's."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    num_ctx: int | None = None
+    """Longest context that the client counts on. More than the model has is refused; less changes nothing."""
+    mirostat: int | None = None
+    tfs_z: float | None = None
+    penalize_newline: bool | None = None
+
+    mirostat_tau: WithoutEffect = None
+    mirostat_eta: WithoutEffect = None
+    num_keep: WithoutEffect = None
+    numa: WithoutEffect = None
+    num_batch: WithoutEffect = None
+    num_gpu: WithoutEffect = None
+    main_gpu: WithoutEffect = None
+    low_vram: WithoutEffect = None
+    f16_kv: WithoutEffect = None
+    logits_all: WithoutEffect = None
+    vocab_only: WithoutEffect = None
+    use_mmap: WithoutEffect = None
+    use_mlock: WithoutEffect = None
+    embedding_only: WithoutEffect = None
+    num_thread: WithoutEffect = None
+
+    def check_context(self, context: int) -> None:
+        """Refuses a context that the model does not have.
+
+        Args:
+            context: most tokens of prompt and answer.
+
+        Raises:
+            ApiError: `num_ctx` is greater.
+        """
+        if self.num_ctx is not None and self.num_ctx > context:
+            raise bad_field(
+                "options.num_ctx",
+                f"options.num_ctx is {self.num_ctx}, and the model was loaded with a context of {context}: leave it "
+                f"out, or start the server with --context {self.num_ctx}",
+            )
+
+
+def sampling_of(
+    options: Options | None, form: Any = None, logprobs: bool | None = None, top_logprobs: int | None = None
+) -> Sampling:
+    """The engine's options.
+
+    Args:
+        options: of the request.
+        form: its `format`: `json`, a schema, or nothing.
+        logprobs: whether log probabilities are asked for.
+        top_logprobs: of how many tokens.
+
+    Raises:
+        ApiError: an option with a value that is not served.
+        RequestError: a value outside its range.
+    """
+    options = options or Options()
+    for name, taken in _TAKEN.items():
+        value = getattr(options, name)
+        if value is not None and value not in taken:
+            place = f"options.{name}"
+            message = f"{place} is {value}, which is not supported: {REFUSED[place]}"
+            raise ApiError(400, message, param=place, code="unsupported_field")
+    if top_logprobs is not None and not (logprobs and 0 <= top_logprobs <= _MOST_TOP):
+        raise bad_field("top_logprobs", f"top_logprobs is {top_logprobs}; expected 0 to {_MOST_TOP}, with logprobs")
+    given: dict[str, Any] = {
+        "max_tokens": _most(options.num_predict),
+        "temperature": 0.8 if options.temperature is None else options.temperature,
+        "top_k": 40 if options.top_k is None else max(0, options.top_k),
+        "top_p": 0.9 if options.top_p is None else options.top_p,
+        "repetition_penalty": 1.1 if options.repeat_penalty is None else options.repeat_penalty,
+        "logprobs": (top_logprobs or 0) if logprobs else None,
+    }
+    if options.repeat_last_n == 0:
+        given["repetition_penalty"] = 1.0
+    for name in ("min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop"):
+        if (value := getattr(options, name)) is not None:
+            given[name] = value
+    if options.seed is not None and options.seed != -1:  # -1: a new one each time
+        given["seed"] = options.seed % 2**64
+    if form:
+        given["json_schema"] = True if form == "json" else form
+    return Sampling(**given)
+
+
+def _most(num_predict: int | None) -> int | None:
+    if num_predict is None or num_predict in _UNTIL_THE_END:
+        return None
+    if num_predict < 1:
+        raise bad_field(
+            "options.num_predict", f"options.num_predict is {num_predict}; expected 1 or more, or -1 for no limit"
+        )
+    return num_predict
