@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
@@ -22,7 +23,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Serve models over HTTP, on this machine only unless told otherwise. Each is loaded when it is "
         "first asked for.",
     )
-    parser.add_argument("models", metavar="MODEL", nargs="*", help=f"served by its own name: {MODEL_HELP}")
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help=f"served by its own name: {MODEL_HELP}; without any, all that are registered",
+    )
     parser.add_argument(
         "--model",
         action="append",
@@ -76,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415 (needs the packages above)
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
+    from mlxr.server.pool.registry_catalog import RegistryCatalog  # noqa: PLC0415
     from mlxr.server.run_server import run_server  # noqa: PLC0415
     from mlxr.server.settings import ServerSettings  # noqa: PLC0415
 
@@ -91,25 +98,32 @@ def run(args: argparse.Namespace) -> int:
     for model in named.values():
         pull_absent(model)
     changes, tiers = changes_of(args), tier_sizes(args)
-    sources = [
-        EngineSource(
-            name,
-            model,
-            max_sequences=args.max_sequences,
-            max_waiting=args.max_waiting,
-            host=args.host,
-            threads=args.threads,
-            changes=changes,
-            tiers=tiers,
-            draft=args.draft,
-            prompt_lookup=args.prompt_lookup,
-            template=args.template,
+    options = EngineSource(
+        "",
+        "",
+        max_sequences=args.max_sequences,
+        max_waiting=args.max_waiting,
+        host=args.host,
+        threads=args.threads,
+        changes=changes,
+        tiers=tiers,
+        draft=args.draft,
+        prompt_lookup=args.prompt_lookup,
+        template=args.template,
+    )
+    sources = [replace(options, name=name, model=model) for name, model in named.items()]
+    catalog = None if named else RegistryCatalog(options)
+    if catalog is not None and not catalog.names():
+        raise RequestError(
+            "no model was given, and none is registered; for example: mlxr serve storyteller, or mlxr add ./model.gguf"
         )
-        for name, model in named.items()
-    ]
     return run_server(
         lambda: ModelPool(
-            sources, memory_bytes=args.memory, keep_alive=args.keep_alive, load_seconds=settings.load_seconds
+            sources,
+            memory_bytes=args.memory,
+            keep_alive=args.keep_alive,
+            load_seconds=settings.load_seconds,
+            catalog=catalog,
         ),
         settings,
     )
@@ -122,8 +136,6 @@ def _all_names(args: argparse.Namespace) -> dict[str, str]:
         if name in named:
             raise RequestError(f"two models are named {name!r}: give one another name, with --model NAME=MODEL")
         named[name] = model
-    if not named:
-        raise RequestError("no model was given; for example: mlxr serve storyteller")
     return named
 
 

@@ -164,3 +164,30 @@ def test_a_load_that_fails_and_an_engine_that_died() -> None:
         assert not a.is_loaded
 
     run(test)
+
+
+def test_models_of_a_catalog_come_and_go() -> None:
+    class Names:
+        def __init__(self) -> None:
+            self.sources = {"a": Source("a"), "b": Source("b")}
+
+        def names(self) -> list[str]:
+            return list(self.sources)
+
+        def source(self, name: str) -> Source:
+            return self.sources[name]
+
+    async def test() -> None:
+        catalog = Names()
+        pool = ModelPool([Source("own")], catalog=catalog, free=lambda: 99 * GB)
+        assert [model.name for model in pool.models] == ["own", "a", "b"]
+        await use(pool, "a")
+        catalog.sources = {"c": Source("c")}
+        assert [model.name for model in pool.models] == ["own", "a", "c"], "a is loaded"
+        await use(pool, "c")
+        await pool.unload("a")
+        with pytest.raises(ApiError, match="there is no model 'a' here; this server has: own, c"):
+            await use(pool, "a")
+        await pool.close()
+
+    run(test)

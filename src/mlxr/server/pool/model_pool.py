@@ -14,7 +14,7 @@ from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
 from mlxr.server.errors import ApiError
-from mlxr.server.pool.served_model import LoadedModel, ModelSource, ServedModel
+from mlxr.server.pool.served_model import Catalog, LoadedModel, ModelSource, ServedModel
 from mlxr.server.request_record import RECORD
 
 FOREVER = float("inf")
@@ -37,6 +37,7 @@ class ModelPool:
         keep_alive: float = 300.0,
         load_seconds: float = 600.0,
         pinned: Iterable[str] = (),
+        catalog: Catalog | None = None,
         free: Callable[[], int] = free_bytes,
     ) -> None:
         """Loads nothing yet.
@@ -47,11 +48,13 @@ class ModelPool:
             keep_alive: seconds after its last request at which a model is unloaded; `FOREVER`: never.
             load_seconds: how long a request waits for a model that is being loaded.
             pinned: names of models that are never unloaded.
+            catalog: further models, which may change; None: there are none.
             free: tells the bytes of memory that are free.
         """
         self._models = {source.name: ServedModel(source, source.name in set(pinned)) for source in sources}
         self._memory_bytes, self.keep_alive, self._load_seconds = memory_bytes, keep_alive, load_seconds
-        self._free = free
+        self._free, self._catalog = free, catalog
+        self._fixed = frozenset(self._models)
         self._changing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._closing = False
@@ -59,6 +62,7 @@ class ModelPool:
     @property
     def models(self) -> list[ServedModel]:
         """All models, loaded or not."""
+        self._look()
         return list(self._models.values())
 
     @property
@@ -89,6 +93,8 @@ class ModelPool:
         Raises:
             ApiError: there is none.
         """
+        if name not in self._fixed:
+            self._look()
         if (model := self._models.get(name)) is None:
             known = ", ".join(self._models) or "none"
             raise ApiError(
@@ -126,6 +132,18 @@ class ModelPool:
             if model.users == 0:
                 await self._unload(model)
         return model.state == "cold"
+
+    def _look(self) -> None:
+        """Takes models that the catalog has got, and drops those that it has lost and that nobody has loaded."""
+        if self._catalog is None:
+            return
+        names = self._catalog.names()
+        for name in names:
+            if name not in self._models:
+                self._models[name] = ServedModel(self._catalog.source(name))
+        for name in self._models.keys() - self._fixed - {*names}:
+            if self._models[name].state == "cold" and not self._models[name].users:
+                del self._models[name]
 
     async def _loaded(self, model: ServedModel) -> LoadedModel:
         while True:
@@ -227,7 +245,7 @@ class ModelPool:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            for model in self.models:
+            for model in list(self._models.values()):
                 keep = self.keep_alive if model.keep_alive is None else model.keep_alive
                 if model.is_idle and now - model.last_used >= keep:
                     async with self._changing:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -75,6 +75,16 @@ class ModelSource(Protocol):
         Raises:
             MlxrError: it cannot be loaded.
         """
+
+
+class Catalog(Protocol):
+    """Models that come and go while the server runs, such as those of the registry."""
+
+    def names(self) -> Sequence[str]:
+        """What there is now."""
+
+    def source(self, name: str) -> ModelSource:
+        """Where one of them comes from."""
 
 
 @dataclass(eq=False)
