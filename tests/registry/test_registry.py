@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import random
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +70,7 @@ def test_an_artifact_goes_with_the_last_model_of_its_spec(registry: Registry) ->
 
 def test_processes_share_it(registry: Registry) -> None:
     """They also create it at the same time."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     workers = [context.Process(target=add_and_remove, args=(registry.path, MODEL, number, 12)) for number in range(3)]
     for worker in workers:
         worker.start()
@@ -82,6 +84,27 @@ def test_processes_share_it(registry: Registry) -> None:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.long)])
+def test_killed_processes_leave_it_whole(registry: Registry, kills: int) -> None:
+    """Each is killed at a random moment, some while they create the registry; what one added is whole or not there."""
+    chance = random.Random(0)
+    for number in range(kills):
+        worker = multiprocessing.get_context("fork").Process(
+            target=add_and_remove, args=(registry.path, MODEL, number, 1000)
+        )
+        worker.start()
+        time.sleep(chance.uniform(0.0, 0.06))
+        worker.kill()
+        worker.join()
+        for model in registry.models():
+            assert model.files == FILES and model.options == OPTIONS
+        for name in registry.names():
+            if chance.random() < 0.9:
+                registry.remove(name)
+    with sqlite3.connect(registry.path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_older_tables_are_brought_up_to_date(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
