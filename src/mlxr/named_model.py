@@ -9,7 +9,7 @@ from mlxr.compiler.spec.catalog import bundled_specs
 from mlxr.hub.reference import hub_reference, is_in_a_folder
 from mlxr.registry.file_status import status_of
 from mlxr.registry.names import close_names
-from mlxr.registry.records import ModelRecord
+from mlxr.registry.records import NO_OPTIONS, ModelRecord
 from mlxr.registry.registry import Registry
 
 _MAX_NAMED = 12
@@ -24,10 +24,16 @@ def named_model(name: str) -> ModelRecord | None:
     """
     if name in bundled_specs() or _exists(name):
         return None
-    registry = Registry()
-    model = registry.get(name)
+    try:
+        registry = Registry()
+        model, names = registry.get(name), registry.names()
+    except RegistryError as error:
+        raise RegistryError(
+            f"{name}: no such file, and no bundled model of that name; whether it is registered cannot be found out: "
+            f"{error}"
+        ) from error
     if model is None:
-        raise SpecError(_unknown(name, registry.names()))
+        raise SpecError(_unknown(name, names))
     if not model.source.exists():
         raise RegistryError(
             f"{name} is registered for {model.source}, which is not there any more; put it back, or take the name from "
@@ -39,7 +45,8 @@ def named_model(name: str) -> ModelRecord | None:
 def note_use(model: ModelRecord) -> None:
     """Notes in the registry that a model was loaded, and tells of a file that changed. Neither stops the caller."""
     if (status := status_of(model.files)).state != "ok":
-        again = f"mlxr add {model.source} --name {model.name} --replace"
+        options = "" if model.options == NO_OPTIONS else ", and its options"
+        again = f"mlxr add {model.source} --name {model.name} --replace{options}"
         _warn(f"{model.name}: {status} since it was added; to add it as it is now: {again}")
     try:
         Registry().touch(model.name)

@@ -44,7 +44,7 @@ def pull_model(
     Args:
         model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name.
         name: its name in the registry; None: `model` itself.
-        options: how it is loaded.
+        options: how it is loaded; where none are given and it was pulled before, those of then hold.
         replaces: whether the name may be that of another model, which then leaves the registry.
         progress: what is told meanwhile.
 
@@ -62,6 +62,8 @@ def pull_model(
     pulled_before = other is not None and f"models--{reference.repo.replace('/', '--')}" in other.source.parts
     if other is not None and not (replaces or pulled_before):
         raise RegistryError(taken(name, other.source))
+    if pulled_before and other is not None and options == NO_OPTIONS:
+        options = other.options
     fetched = fetch(reference, announce=progress.announce, progress=progress.fetching)
     return add_model(
         fetched.path, name, options=options, replaces=True, hashes=fetched.hashes, progress=progress.hashing

@@ -180,4 +180,6 @@ def test_a_registry_that_cannot_be_written_does_not_stop_a_run(
     (tiny.parent / "data" / "registry.db").write_bytes(b"damaged" * 1000)
     assert main(["run", str(tiny), *RUN]) == 0, "a path needs no registry"
     assert main(["run", "read-only", *RUN]) == 1
-    assert "the registry is damaged" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "read-only: no such file, and no bundled model of that name; whether it is registered cannot be" in told
+    assert "the registry is damaged" in told

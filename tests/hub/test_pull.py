@@ -101,6 +101,7 @@ def test_a_folder_comes_without_code(hub: StandInHub, tmp_path: Path, capsys: py
     assert "added mine: " in told.out and "fetching org/folder: 4 files, " in told.err and "already" not in told.err
     fetched = {name.split()[0] for name in hub.fetched()}
     assert fetched == set(hub.repos["org/folder"]) - {"evil.py", "pytorch_model.bin", "consolidated.safetensors"}
+    assert main(["pull", "org/folder", "--name", "mine"]) == 0, "again: newer files, the same options"
     model = Registry().get("mine")
     assert model is not None and (model.kind, model.options.changes.context) == ("folder", 32)
     assert not Path("evil").exists()
