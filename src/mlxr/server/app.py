@@ -19,10 +19,12 @@ from mlxr.server import health, tokens
 from mlxr.server.anthropic import messages
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
+from mlxr.server.inspector import router as inspector
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.ollama import router as ollama
 from mlxr.server.openai import chat, completions, models
+from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.request_log import RequestLog
 from mlxr.server.security import Guard
@@ -39,6 +41,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     tokens.router,
     messages.router,
     ollama.router,
+    inspector.router,
+    page.router,
 )
 """Every part of the API has one."""
 

@@ -13,7 +13,7 @@ from mlxr.compiler.ir.op_kind import AttrValue, Family
 from mlxr.compiler.spec.record import Record
 from mlxr.inspect.layers import without_layer
 from mlxr.inspect.picture.column import PILL_HEIGHT, Column
-from mlxr.inspect.picture.draw import ABOUT, Band, DrawnBox, draw_column, place_columns
+from mlxr.inspect.picture.draw import ABOUT, TITLE_HEIGHT, Band, DrawnBox, draw_column, place_columns
 from mlxr.inspect.picture.folded import Folded
 from mlxr.inspect.picture.lines import Line
 from mlxr.inspect.picture.origins import origins
@@ -182,10 +182,11 @@ class GraphView(Record):
 
 
 class GraphsView(Record):
-    """The graphs of an artifact, side by side in a picture of this size."""
+    """The graphs of an artifact, side by side in a picture of this size; `top` is where their columns begin."""
 
     name: str
     digest: str
+    top: float
     width: float
     height: float
     graphs: tuple[GraphView, ...]
@@ -207,6 +208,7 @@ def graphs_view(artifact: Artifact) -> GraphsView:
     return GraphsView(
         name=artifact.spec.name,
         digest=artifact.digest,
+        top=TITLE_HEIGHT,
         width=_pixels(right + columns[0].x),
         height=_pixels(bottom + columns[0].x),
         graphs=tuple(views),

@@ -1,0 +1,46 @@
+"""What the page shows of each model that the server has, loaded or not."""
+
+from mlxr.compiler.spec.record import Record
+from mlxr.server.pool.served_model import ServedModel, State
+
+
+class ModelView(Record):
+    """A model that the server has.
+
+    Attributes:
+        name: what requests call it.
+        state: whether it is loaded.
+        progress: what is being loaded now, for people; empty: nothing.
+        pinned: whether it is never unloaded.
+        users: requests that use it now.
+        planned_bytes: memory that it takes; 0 until that is known.
+        can_chat: whether it has a chat template; null until it is loaded.
+        no_chat: why it has none.
+        context: most tokens of prompt and answer; null until it is loaded.
+    """
+
+    name: str
+    state: State
+    progress: str
+    pinned: bool
+    users: int
+    planned_bytes: int
+    can_chat: bool | None
+    no_chat: str
+    context: int | None
+
+
+def model_view(model: ServedModel) -> ModelView:
+    """The state of a model, now."""
+    loaded = model.loaded
+    return ModelView(
+        name=model.name,
+        state=model.state,
+        progress=model.progress,
+        pinned=model.pinned,
+        users=model.users,
+        planned_bytes=model.planned_bytes,
+        can_chat=None if loaded is None else loaded.chat_format is not None,
+        no_chat="" if loaded is None else loaded.no_format,
+        context=None if loaded is None else loaded.context,
+    )

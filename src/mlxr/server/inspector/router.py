@@ -1,0 +1,139 @@
+"""The routes of the inspector: what models have compiled to, and what their engines do now.
+
+Only `load` loads a model. The others answer 409 for one that is not loaded, so that looking at models unloads none.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from mlxr.compiler.chips.catalog import find_chip, known_chips
+from mlxr.compiler.errors import ArtifactError, PlanError
+from mlxr.compiler.spec.record import Record
+from mlxr.diff.model_diff import ModelDiff, model_diff
+from mlxr.runtime.engine.engine import Engine
+from mlxr.server.errors import ApiError
+from mlxr.server.inspector.arena_view import ArenaView, arena_view
+from mlxr.server.inspector.graph_view import GraphsView
+from mlxr.server.inspector.history import HistoryView
+from mlxr.server.inspector.kernel_view import KernelView
+from mlxr.server.inspector.model_view import ModelView, model_view
+from mlxr.server.inspector.op_view import OpView
+from mlxr.server.inspector.watched import watched
+from mlxr.server.sse import unless_gone
+from mlxr.server.state import ServerState
+
+router = APIRouter(prefix="/inspector", tags=["Inspector"])
+_Chip = Annotated[str, Query(description="the chip that times are predicted for; empty: the artifact's own")]
+
+
+class ChipView(Record):
+    """A chip that times can be predicted for: its name, and its title for people."""
+
+    name: str
+    title: str
+
+
+@router.get("/models")
+async def models(request: Request) -> list[ModelView]:
+    """All models, with how far their loading is."""
+    return [model_view(model) for model in ServerState.of(request).pool.models]
+
+
+@router.post("/load")
+async def load(model: str, request: Request) -> ModelView:
+    """Loads a model, if it is not loaded, and answers when it is."""
+    pool = ServerState.of(request).pool
+
+    async def loaded() -> ModelView:
+        async with pool.use(model):
+            return model_view(pool.find(model))
+
+    return await unless_gone(request, loaded())
+
+
+@router.get("/chips")
+async def chips() -> list[ChipView]:
+    """The chips whose figures are known."""
+    return [ChipView(name=name, title=chip.title) for name, chip in known_chips().items() if chip.figures is not None]
+
+
+@router.get("/graphs")
+async def graphs(model: str, request: Request) -> GraphsView:
+    """The op graphs of a model before and after fusion, placed."""
+    inspector = watched(_engine(request, model)).inspector()
+    return await asyncio.to_thread(lambda: inspector.graphs)
+
+
+@router.get("/op")
+async def op(model: str, graph: str, name: str, request: Request, chip: _Chip = "") -> OpView:
+    """An op with its launches."""
+    engine = _engine(request, model)
+    target = engine.model.host.target
+
+    def view() -> OpView:
+        counts = {} if target is None else {target: engine.launch_counts()}
+        return inspector.op(graph, name, counts)
+
+    with _not_found():
+        inspector = watched(engine).inspector(chip)
+        return await asyncio.to_thread(view)
+
+
+@router.get("/kernel")
+async def kernel(model: str, target: str, name: str, request: Request) -> KernelView:
+    """A kernel with its source."""
+    inspector = watched(_engine(request, model)).inspector()
+    with _not_found():
+        return await asyncio.to_thread(inspector.kernel, target, name)
+
+
+@router.get("/arena")
+async def arena(model: str, request: Request) -> ArenaView:
+    """The blocks of a model's arena, and whose they are, now."""
+    engine = _engine(request, model)
+    return await asyncio.to_thread(arena_view, engine)
+
+
+@router.get("/history")
+async def history(model: str, request: Request, since: float = 0.0) -> HistoryView:
+    """What a model's engine did, since the page first asked, or since a time in seconds since 1970."""
+    return watched(_engine(request, model)).history.since(since)
+
+
+@router.get("/diff")
+async def diff(a: str, b: str, request: Request, chip: _Chip = "") -> ModelDiff:
+    """What differs between what two models compiled to."""
+    first, second = (watched(_engine(request, name)).artifact for name in (a, b))
+    with _not_found():
+        chosen = find_chip(chip) if chip else None
+        return await asyncio.to_thread(lambda: model_diff(first, second, chosen, lines=True))
+
+
+def _engine(request: Request, name: str) -> Engine:
+    """The engine of a model.
+
+    Raises:
+        ApiError: there is no such model, or it is not loaded.
+    """
+    model = ServerState.of(request).pool.find(name)
+    if model.loaded is None:
+        raise ApiError(
+            409,
+            f"{name} is not loaded: load it first (POST /inspector/load?model=...)",
+            code="not_loaded",
+            param="model",
+        )
+    return model.loaded.engine
+
+
+@contextmanager
+def _not_found() -> Iterator[None]:
+    """What an artifact or the catalog of chips does not have is answered with 404."""
+    try:
+        yield
+    except (ArtifactError, PlanError) as error:
+        raise ApiError(404, str(error), code="not_found") from error

@@ -1,0 +1,252 @@
+// The chat: the list of conversations, the messages of one, its settings, and where the user writes.
+
+import { fill, modeOf } from "./answering.js";
+import { add, newConversation, path, pathTo, tip, turn } from "./conversation.js";
+import { conversationList } from "./conversation_list.js";
+import { button, element } from "./element.js";
+import { MessageView } from "./message_view.js";
+import { choose, chosen, onChange } from "./models.js";
+import { settingsView } from "./settings_view.js";
+import * as storage from "./storage.js";
+
+const SHOW_MS = 60; // between two pictures of a growing answer
+
+/** The chat on the page. */
+export class ChatView {
+  /** @param {HTMLElement} node */
+  constructor(node) {
+    this.running = new Map(); // of conversations' ids: {controller, message}
+    this.views = new Map(); // of the shown messages
+    this.list = element("nav", { class: "side", id: "list", "aria-label": "Conversations" });
+    this.settings = element("aside", { class: "side end", id: "settings", "aria-label": "Settings" });
+    this.log = element("div", { class: "log", role: "log", "aria-live": "polite", "aria-label": "Messages", tabindex: "0" });
+    this.area = element("textarea", { rows: 1, id: "composer", "aria-label": "Message" });
+    this.sendButton = element("button", { type: "submit", text: "Send" });
+    this.hint = element("p", { class: "hint", id: "composer-hint" });
+    this.area.setAttribute("aria-describedby", "composer-hint");
+    const form = element("form", { class: "composer", on: { submit: (event) => { event.preventDefault(); this.#submit(); } } },
+      this.area, this.sendButton, this.hint);
+    this.area.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.#submit(); }
+    });
+    this.drawers = [this.#drawer("Conversations", this.list), this.#drawer("Settings", this.settings)];
+    node.append(this.list,
+      element("div", { class: "talk" }, element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.drawers[1]), this.log, form),
+      this.settings);
+    node.addEventListener("keydown", (event) => { if (event.key === "Escape") this.#escape(); });
+    onChange(() => { if (this.current) this.#modelChanged(); });
+  }
+
+  /** Reads the conversations, and shows the newest one. */
+  async start() {
+    this.conversations = await storage.all();
+    this.current = this.conversations[0] ?? this.#added(newConversation());
+    this.#show();
+  }
+
+  /** Whether the current conversation continues texts. */
+  get isText() {
+    return modeOf(this.current, chosen()?.name) === "text";
+  }
+
+  create() {
+    const empty = this.conversations.find((conversation) => !Object.keys(conversation.messages).length);
+    const { mode, system, settings, tools } = this.current;
+    this.open(empty ?? this.#added(newConversation({ mode, system, settings, tools })));
+    this.area.focus();
+  }
+
+  open(conversation) {
+    this.current = conversation;
+    const last = path(conversation).findLast((message) => message.model);
+    if (last) choose(last.model);
+    this.#close();
+    this.#show();
+  }
+
+  async remove(conversation) {
+    this.running.get(conversation.id)?.controller.abort();
+    this.conversations = this.conversations.filter((other) => other !== conversation);
+    await storage.remove(conversation.id);
+    if (conversation === this.current) this.current = this.conversations[0] ?? this.#added(newConversation());
+    this.#show();
+  }
+
+  rename(conversation, title) {
+    conversation.title = title;
+    this.#changed(conversation);
+    this.#showList();
+  }
+
+  take(conversations) {
+    for (const conversation of conversations) this.#added(conversation);
+    if (conversations.length) this.open(conversations[0]);
+  }
+
+  /** Puts another text beside a message, as a branch; one of the user is answered. */
+  edit(message, content) {
+    this.#stop();
+    const { role, model, reasoning, toolCallId } = message;
+    const branch = add(this.current, message.parent, { role, content, model, reasoning, toolCallId });
+    if (role === "assistant") this.#changed(this.current);
+    else this.#answer(branch.id);
+    this.#show();
+  }
+
+  regenerate(message) {
+    this.#stop();
+    this.#answer(message.parent);
+  }
+
+  turn(message, step) {
+    turn(this.current, message.id, step);
+    this.#changed(this.current);
+    this.#show();
+  }
+
+  /** Whether an answer can go on where it ended. */
+  canResume(message) {
+    const ended = this.isText || ["length", "stopped"].includes(message.finishReason);
+    return ended && message.id === tip(this.current) && Boolean(message.content) && !this.running.has(this.current.id);
+  }
+
+  resume(message) {
+    this.#fill(message, pathTo(this.current, message.parent), true);
+  }
+
+  /** Answers the tools' calls, and has the model go on. */
+  sendResults(results) {
+    let parent = tip(this.current);
+    for (const { id, content } of results) parent = add(this.current, parent, { role: "tool", content, toolCallId: id }).id;
+    this.#answer(parent);
+  }
+
+  #submit() {
+    if (this.running.has(this.current.id)) return this.#stop();
+    const content = this.area.value;
+    if (!content.trim() || !chosen()) return;
+    this.area.value = "";
+    this.#answer(add(this.current, tip(this.current), { role: "user", content }).id);
+  }
+
+  #answer(parent) {
+    const before = parent === "" ? [] : pathTo(this.current, parent);
+    this.#fill(add(this.current, parent, { role: "assistant", model: chosen()?.name ?? "" }), before, false);
+  }
+
+  async #fill(message, before, continues) {
+    const conversation = this.current;
+    const controller = new AbortController();
+    this.running.set(conversation.id, { controller, message });
+    let timer = null;
+    const show = () => {
+      timer = null;
+      if (message.mode === "text" && this.views.get(message.id)?.markdown) this.#show();
+      this.#grown(conversation, message, true);
+    };
+    this.#show();
+    this.log.scrollTop = this.log.scrollHeight;
+    await fill(conversation, message, before, continues, controller.signal, () => { timer ??= setTimeout(show, SHOW_MS); });
+    clearTimeout(timer);
+    if (this.running.get(conversation.id)?.controller === controller) this.running.delete(conversation.id);
+    conversation.updated = Date.now();
+    this.#changed(conversation);
+    this.#grown(conversation, message, false);
+    this.#showList();
+    this.#showComposer();
+  }
+
+  #grown(conversation, message, isGrowing) {
+    if (conversation !== this.current) return;
+    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+    this.log.setAttribute("aria-busy", String(isGrowing));
+    this.views.get(message.id)?.show(isGrowing);
+    if (atEnd) this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  #stop() {
+    this.running.get(this.current.id)?.controller.abort();
+  }
+
+  #show() {
+    this.views = new Map();
+    const growing = this.running.get(this.current.id)?.message;
+    for (const message of path(this.current)) {
+      const view = new MessageView(this, this.current, message);
+      this.views.set(message.id, view);
+      if (message === growing) view.show(true);
+    }
+    const top = this.log.scrollTop;
+    this.log.replaceChildren(...[...this.views.values()].map((view) => view.node));
+    if (!this.views.size) this.log.append(this.#welcome());
+    this.log.scrollTop = top || this.log.scrollHeight;
+    this.settings.replaceChildren(element("h2", { text: "Settings" }), settingsView(this.current, () => { this.#changed(this.current); this.#modelChanged(); }));
+    this.#showList();
+    this.#showComposer();
+  }
+
+  #showList() {
+    this.title.textContent = this.current.title || "New conversation";
+    const hadFocus = this.list.contains(document.activeElement);
+    this.list.replaceChildren(element("h2", { text: "Conversations" }), conversationList(this));
+    if (hadFocus) this.list.querySelector("[aria-current]")?.focus();
+  }
+
+  #showComposer() {
+    const isRunning = this.running.has(this.current.id);
+    this.sendButton.textContent = isRunning ? "Stop" : "Send";
+    this.area.placeholder = this.isText ? "Begin a text; the model continues it" : "Write a message";
+    this.hint.textContent = this.isText
+      ? "This model continues texts: it has no chat template. Enter sends, Shift+Enter begins a line, Escape stops."
+      : "Enter sends, Shift+Enter begins a line, Escape stops.";
+  }
+
+  #welcome() {
+    const example = this.isText ? "Once upon a time, in a small house at the edge of the forest, there lived" : "What can you help me with?";
+    return element("div", { class: "welcome" }, element("p", { text: "Everything stays on this machine: the model runs in the server, conversations are kept in this browser." }),
+      button(example, () => { this.area.value = example; this.area.focus(); }, { class: "quiet" }));
+  }
+
+  #modelChanged() {
+    const isText = this.isText;
+    if (isText === this.wasText) return this.#showComposer();
+    this.wasText = isText;
+    const focused = this.settings.contains(document.activeElement);
+    if (!focused && !this.log.querySelector(".edit")) this.#show(); else this.#showComposer();
+    return undefined;
+  }
+
+  #added(conversation) {
+    this.conversations.unshift(conversation);
+    this.#changed(conversation);
+    return conversation;
+  }
+
+  #changed(conversation) {
+    if (Object.keys(conversation.messages).length) storage.save(conversation).catch(() => {});
+  }
+
+  #drawer(label, side) {
+    return button(label, () => {
+      const wasOpen = side.classList.contains("open");
+      this.#close();
+      side.classList.toggle("open", !wasOpen);
+      this.drawers[side === this.list ? 0 : 1].setAttribute("aria-expanded", String(!wasOpen));
+      if (!wasOpen) side.querySelector("button, input, textarea, select")?.focus();
+    }, { class: "quiet drawer", "aria-controls": side.id, "aria-expanded": "false" });
+  }
+
+  #close() {
+    for (const [at, side] of [this.list, this.settings].entries()) {
+      if (!side.classList.contains("open")) continue;
+      side.classList.remove("open");
+      this.drawers[at].setAttribute("aria-expanded", "false");
+      if (side.contains(document.activeElement)) this.drawers[at].focus();
+    }
+  }
+
+  #escape() {
+    if (document.querySelector(".side.open")) this.#close();
+    else this.#stop();
+  }
+}

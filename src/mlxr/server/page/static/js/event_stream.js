@@ -1,0 +1,45 @@
+// Server-sent events, as far as this server's streams use them.
+
+/**
+ * The events of a text in pieces, cut anywhere.
+ * @param {AsyncIterable<string>} pieces
+ * @yields {{data: string}|{comment: string}}
+ */
+export async function* parse(pieces) {
+  let rest = "";
+  let data = [];
+  for await (const piece of pieces) {
+    const lines = (rest + piece).split("\n");
+    rest = lines.pop();
+    for (const whole of lines) {
+      const line = whole.endsWith("\r") ? whole.slice(0, -1) : whole;
+      if (line === "") {
+        if (data.length) yield { data: data.join("\n") };
+        data = [];
+      } else if (line.startsWith(":")) {
+        yield { comment: line.slice(1).trim() };
+      } else if (line.startsWith("data:")) {
+        data.push(line.slice(line[5] === " " ? 6 : 5));
+      }
+    }
+  }
+}
+
+/** The events of a response. Leaving the loop ends the request. */
+export async function* events(response) {
+  yield* parse(texts(response.body));
+}
+
+async function* texts(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      yield decoder.decode(value, { stream: true });
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

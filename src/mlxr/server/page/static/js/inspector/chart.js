@@ -1,0 +1,109 @@
+// A small chart on a canvas, with a legend that tells the newest values as text.
+
+import { element } from "../element.js";
+import { short } from "./numbers.js";
+
+const HEIGHT = 110;
+const SECONDS = 120;
+
+/** Lines over the last two minutes, or bars, one for each step. */
+export class Chart {
+  /**
+   * @param {string} title
+   * @param {[string, string][]} series names, each with the class that colours it.
+   * @param {{bars?: boolean, most?: number, unit?: function(number): string, note?: string}} options `most`: the top of
+   *   the scale, if it is fixed. Bars stand on each other, on a logarithmic scale.
+   */
+  constructor(title, series, { bars = false, most = null, unit = short, note = "" } = {}) {
+    Object.assign(this, { title, series, bars, most, unit, points: [] });
+    this.canvas = element("canvas", { role: "img", height: HEIGHT });
+    this.swatches = series.map(([, color]) => element("i", { class: `swatch ${color}` }));
+    this.values = series.map(() => element("b", { text: "–" }));
+    this.node = element("figure", { class: "chart" },
+      element("figcaption", {}, element("h3", { text: title }), element("small", { text: note }),
+        element("p", { class: "legend" }, ...series.map(([name], at) => element("span", {}, this.swatches[at], ` ${name} `, this.values[at])))),
+      this.canvas);
+  }
+
+  /**
+   * Shows points, oldest first.
+   * @param {{time: number, values: (number|null)[]}[]} points
+   * @param {number} now the right edge, in the points' seconds.
+   */
+  show(points, now) {
+    const newest = points.at(-1)?.values ?? [];
+    for (const [at, node] of this.values.entries()) node.textContent = newest[at] === null || newest[at] === undefined ? "–" : this.unit(newest[at]);
+    this.canvas.setAttribute("aria-label", `${this.title}: ${this.series.map(([name], at) => `${name} ${this.values[at].textContent}`).join(", ")}`);
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    const ratio = devicePixelRatio || 1;
+    this.canvas.width = width * ratio;
+    this.canvas.height = HEIGHT * ratio;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const colors = this.swatches.map((swatch) => getComputedStyle(swatch).backgroundColor);
+    const { color } = getComputedStyle(this.canvas);
+    if (this.bars) this.#bars(pen, points, width, colors, color); else this.#lines(pen, points, now, width, colors, color);
+  }
+
+  #lines(pen, points, now, width, colors, ink) {
+    const shown = points.filter((point) => point.time > now - SECONDS - 2);
+    const top = this.most ?? rounded(Math.max(1e-9, ...shown.flatMap((point) => point.values.map((value) => value ?? 0))));
+    this.#scale(pen, width, top, ink);
+    const x = (time) => width - ((now - time) / SECONDS) * width;
+    const y = (value) => HEIGHT - 4 - (value / top) * (HEIGHT - 20);
+    for (const [at, color] of colors.entries()) {
+      pen.strokeStyle = color;
+      pen.fillStyle = color;
+      pen.lineWidth = 1.8;
+      pen.beginPath();
+      let open = false;
+      for (const { time, values } of shown) {
+        if (values[at] === null) { open = false; continue; }
+        if (open) pen.lineTo(x(time), y(values[at])); else pen.moveTo(x(time), y(values[at]));
+        if (!open) pen.fillRect(x(time) - 1.5, y(values[at]) - 1.5, 3, 3);
+        open = true;
+      }
+      pen.stroke();
+    }
+  }
+
+  #bars(pen, points, width, colors, ink) {
+    const size = Math.max(2, Math.min(6, width / 150));
+    const shown = points.slice(-Math.floor(width / size));
+    const total = (point) => point.values.reduce((sum, value) => sum + value, 0);
+    const top = Math.max(2, ...shown.map(total));
+    this.#scale(pen, width, top, ink);
+    const height = (value) => (Math.log2(1 + value) / Math.log2(1 + top)) * (HEIGHT - 20);
+    for (const [at, point] of shown.entries()) {
+      const x = width - (shown.length - at) * size;
+      let below = 0;
+      for (const [series, value] of point.values.entries()) {
+        const from = height(below);
+        below += value;
+        pen.fillStyle = colors[series];
+        pen.fillRect(x, HEIGHT - 4 - height(below), size - 0.6, height(below) - from);
+      }
+    }
+  }
+
+  #scale(pen, width, top, ink) {
+    pen.fillStyle = ink;
+    pen.strokeStyle = ink;
+    pen.globalAlpha = 0.75;
+    pen.font = "11px system-ui, sans-serif";
+    pen.fillText(this.unit(top), 2, 11);
+    pen.globalAlpha = 0.25;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const y of [15.5, HEIGHT - 3.5]) { pen.moveTo(0, y); pen.lineTo(width, y); }
+    pen.stroke();
+    pen.globalAlpha = 1;
+  }
+}
+
+/** The next number of the form 1, 2 or 5 times a power of ten. */
+function rounded(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((top) => top >= value * 0.999);
+}

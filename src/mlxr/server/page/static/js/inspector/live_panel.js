@@ -1,0 +1,91 @@
+// What the engine of a model does now: tokens, queue, hits, the batch of each step, the arena.
+
+import { getJson } from "../api.js";
+import { element } from "../element.js";
+import { ArenaPicture, hue } from "./arena_picture.js";
+import { Chart } from "./chart.js";
+import { short } from "./numbers.js";
+import { table } from "./op_panel.js";
+
+const ARENA_MS = 500;
+const HISTORY_MS = 1000;
+const KEPT_SECONDS = 600;
+const KEPT_STEPS = 512;
+
+/** The live view of one model. */
+export class LivePanel {
+  constructor(node, model) {
+    this.model = model;
+    this.closing = new AbortController();
+    this.samples = [];
+    this.steps = [];
+    this.since = 0;
+    this.charts = [
+      [new Chart("Tokens a second", [["of answers", "tone-1"], ["computed, with prompts", "tone-2"]]), (s) => [s.generated_per_second, s.computed_per_second]],
+      [new Chart("Requests", [["running", "tone-1"], ["waiting", "tone-3"]]), (s) => [s.running, s.waiting]],
+      [new Chart("Prefix cache", [["of prompts' tokens were there", "tone-4"]], { most: 1, unit: (value) => `${short(value * 100)} %` }), (s) => [s.hit_rate]],
+      [new Chart("Blocks", [["in use", "tone-1"], ["cached", "tone-4"], ["shared", "tone-3"]]), (s) => [s.blocks_used, s.blocks_cached, s.blocks_shared]],
+    ];
+    this.batches = new Chart("Batch of each step, tokens", [["one of each sequence", "tone-1"], ["prompts", "tone-2"], ["drafts", "tone-3"]], { bars: true, note: "a bar for each step, the newest at the right; logarithmic" });
+    this.arena = new ArenaPicture();
+    this.sequences = element("div");
+    this.problem = element("p", { class: "error", role: "alert" });
+    this.redraw = () => { if (this.last) this.arena.show(this.last); this.#draw(); };
+    node.append(this.problem, element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.node), this.batches.node, this.arena.node,
+      element("section", { class: "chart" }, element("h3", { text: "Sequences in the arena" }), this.sequences)));
+    addEventListener("resize", this.redraw);
+    document.addEventListener("themechange", this.redraw);
+    this.#repeat(HISTORY_MS, () => this.#history());
+    this.#repeat(ARENA_MS, () => this.#blocks());
+  }
+
+  close() {
+    this.closing.abort();
+    removeEventListener("resize", this.redraw);
+    document.removeEventListener("themechange", this.redraw);
+  }
+
+  async #repeat(milliseconds, action) {
+    while (!this.closing.signal.aborted) {
+      try {
+        if (!document.hidden) await action();
+        this.problem.textContent = "";
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        this.problem.textContent = error.message;
+      }
+      await new Promise((resolve) => { setTimeout(resolve, milliseconds); });
+    }
+  }
+
+  async #history() {
+    const told = await getJson("/inspector/history", { model: this.model, since: this.since }, this.closing.signal);
+    this.since = told.now;
+    this.samples = [...this.samples, ...told.samples].filter((sample) => sample.time > told.now - KEPT_SECONDS);
+    this.steps = [...this.steps, ...told.steps].slice(-KEPT_STEPS);
+    this.#draw();
+  }
+
+  #draw() {
+    const now = this.since;
+    for (const [chart, values] of this.charts) chart.show(this.samples.map((sample) => ({ time: sample.time, values: values(sample) })), now);
+    this.batches.show(this.steps.map((step) => ({ time: step.time, values: [step.decoding, step.prompt_tokens, step.drafted] })), now);
+  }
+
+  async #blocks() {
+    this.last = await getJson("/inspector/arena", { model: this.model }, this.closing.signal);
+    this.arena.show(this.last);
+    const key = JSON.stringify(this.last.sequences);
+    if (key === this.shown) return;
+    this.shown = key;
+    this.sequences.replaceChildren(this.last.sequences.length ? table(["request", "prompt", "tokens", "blocks"], this.last.sequences.map(row)) : element("p", { class: "hint", text: "None: nobody is being answered." }));
+  }
+}
+
+function row(sequence) {
+  const swatch = element("i", { class: "swatch" });
+  swatch.style.backgroundColor = hue(sequence.id);
+  const name = element("span", {}, swatch, ` ${sequence.request ?? "none"}`);
+  const blocks = sequence.blocks.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ");
+  return [name, sequence.prompt_tokens ?? "", sequence.tokens, blocks];
+}

@@ -1,0 +1,31 @@
+// Starts the page: its parts, the theme, the key.
+
+import { hasKey, setKeyDialog } from "./api.js";
+import { ChatView } from "./chat_view.js";
+import { InspectorView } from "./inspector/inspector_view.js";
+import { askForKey } from "./key_dialog.js";
+import * as models from "./models.js";
+import { startTheme } from "./theme.js";
+
+const PARTS = ["chat", "inspector"];
+
+setKeyDialog(askForKey);
+startTheme(document.getElementById("theme"));
+const key = document.getElementById("key");
+key.hidden = !hasKey();
+key.addEventListener("click", () => askForKey(""));
+const inspector = new InspectorView(document.getElementById("inspector"));
+addEventListener("hashchange", route);
+route();
+await models.start();
+await new ChatView(document.getElementById("chat")).start();
+
+function route() {
+  const [, name, view] = location.hash.split("/");
+  const part = PARTS.includes(name) ? name : "chat";
+  for (const other of PARTS) document.getElementById(other).hidden = other !== part;
+  for (const link of document.querySelectorAll(".tabs a")) {
+    if (link.hash === `#/${part}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  inspector.show(part === "inspector" ? view ?? "" : null);
+}
