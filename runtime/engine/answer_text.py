@@ -42,7 +42,12 @@ class AnswerText:
             may_stop: whether stop strings count yet.
         """
         text = self.decode(token)
-        return (text, False) if self._stop is None or not may_stop else self._stop.push(text)
+        if self._stop is None or not may_stop:
+            return text, False
+        if self._tokenizer is not None and token in self._tokenizer.control_ids:
+            # What comes before a control token is told with it at the latest: the token may mean something to readers.
+            return self._stop.flush() + text, False
+        return self._stop.push(text)
 
     def decode(self, token: int) -> str:
         """`push` for an answer without stop strings: all text is certain."""

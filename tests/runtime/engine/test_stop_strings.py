@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxr.runtime.engine.answer_text import AnswerText
+from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.stop_strings import StopStrings
+from mlxr_tests.chat_formats import byte_tokenizer
 
 TEXTS = st.text(alphabet="ab\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=3)
@@ -46,3 +49,12 @@ def test_the_stop_string_belongs_to_the_text_or_not(include_stop: bool, text: st
     finder = StopStrings(["\n\n", "END"], include_stop)
     assert [finder.push(piece) for piece in ("A: yes\n", "\nB")] == [("A: yes", False), (text[6:], True)]
     assert finder.matched == "\n\n"
+
+
+def test_text_that_may_begin_a_stop_string_comes_with_a_control_token_at_the_latest() -> None:
+    tokenizer = byte_tokenizer(["<call>"])
+    text = AnswerText(tokenizer, [], Sampling(stop="ab"))
+    a, b = tokenizer.encode("ab")
+    call = tokenizer.control_tokens["<call>"]
+    assert [text.push(token) for token in (a, call, b, a)] == [("", False), ("a", False), ("b", False), ("", False)]
+    assert text.push(b) == ("", True)

@@ -123,7 +123,7 @@ class ChatFormat:
     def _beginning(self, job: ChatJob, prompt: Sequence[int]) -> Beginning:
         pieces = []
         for token in prompt[-_TAIL:]:
-            is_control = self._tokenizer.is_control(token)
+            is_control = token in self._tokenizer.control_ids
             pieces.append(self._tokenizer.token_text(token).encode() if is_control else self._tokenizer.bytes_of(token))
         return self._family.beginning(b"".join(pieces).decode("utf-8", "replace"), job)
 

@@ -129,8 +129,12 @@ def _read_named(reader: AnswerReader) -> Part[bool]:
     if marker is None or not name or any(sign.isspace() or sign == "\ud800" for sign in name):
         return False
     if marker == _CALL_ID:
-        marker = yield from reader.each_until(lambda call_id: None, [_ARGS])
+        call_id: list[str] = []
+        marker = yield from reader.each_until(call_id.append, [_ARGS])
     reader.start_call(name)
+    if marker is None:
+        reader.emit_arguments("".join(call_id))
+        return True
     if marker != "{":
         yield from reader.skip_space()
     else:

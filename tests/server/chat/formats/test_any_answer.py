@@ -1,0 +1,97 @@
+"""Answers of any shape: nothing fails, nothing is lost, and where an answer is cut changes nothing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.chat.formats.family import Beginning, Family
+from mlxr.server.chat.formats.glm import Glm
+from mlxr.server.chat.formats.harmony import Harmony
+from mlxr.server.chat.formats.hermes import Hermes
+from mlxr.server.chat.formats.llama3 import Llama3
+from mlxr.server.chat.formats.mistral import Mistral
+from mlxr.server.chat.formats.plain import Plain
+from mlxr_tests.chat_formats import CONTROL_OF, a_job, byte_tokenizer, parsed
+
+FAMILIES = {
+    "Plain": Plain(""),
+    "Hermes": Hermes("<think> <tool_call>"),
+    "Llama3": Llama3(""),
+    "Mistral": Mistral("[TOOL_CALLS] [THINK]"),
+    "Harmony": Harmony(""),
+    "Glm": Glm("<think>"),
+}
+WORDS = [
+    "w1",
+    "w2 ",
+    " w3",
+    "\n",
+    '"',
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    ";",
+    "\\",
+    "<",
+    '"name"',
+    '"arguments"',
+    '{"name": ',
+]
+WORDS += ['{"name": "get_weather", "arguments": {"a": "w4"}}', '"time"', "to=functions.f", "analysis", "f.call(a=1)"]
+
+
+def pieces_of(name: str) -> st.SearchStrategy[list[str]]:
+    markers = CONTROL_OF.get(name, ())
+    return st.lists(st.sampled_from([*WORDS, *markers * 3]), max_size=14)
+
+
+def words_in(deltas: list[Delta]) -> str:
+    texts = []
+    for delta in deltas:
+        match delta:
+            case Content(text) | Reasoning(text) | ToolArguments(_, text):
+                texts.append(text)
+            case ToolStart(_, _, name):
+                texts.append(name)
+    return " ".join(texts)
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), reasoning=st.booleans(), beginning=st.sampled_from(Beginning))
+def test_any_answer(name: str, tokens: bool, data: st.DataObject, reasoning: bool, beginning: Beginning) -> None:
+    family: Family = FAMILIES[name]
+    tokenizer = TOKENIZERS[name, tokens]
+    pieces = data.draw(pieces_of(name))
+    job = a_job(reasoning=reasoning)
+    control = tokenizer.control_tokens
+    whole = parsed(family, tokenizer, merged(pieces, control), job, beginning)
+    small = [letter for piece in pieces for letter in ([piece] if piece in control else piece)]
+    assert parsed(family, tokenizer, small, job, beginning) == whole
+    if name != "Harmony" and "[CALL_ID]" not in pieces:  # headers and ids are no text
+        told = words_in(whole)
+        for word in ("w1", "w2", "w3", "w4"):
+            assert told.count(word) == "".join(pieces).count(word), told
+
+
+def merged(pieces: list[str], control: dict[str, int]) -> list[str]:
+    """The same answer in as few pieces as can be."""
+    parts: list[str] = []
+    for piece in pieces:
+        if parts and piece not in control and parts[-1] not in control:
+            parts[-1] += piece
+        else:
+            parts.append(piece)
+    return parts
+
+
+TOKENIZERS = {
+    (name, tokens): byte_tokenizer(CONTROL_OF.get(name, ()) if tokens else ())
+    for name in FAMILIES
+    for tokens in (True, False)
+}
