@@ -44,7 +44,7 @@ class ChatTemplate:
         except ProcessEndedError as error:
             raise ChatTemplateError(f"chat template of {self.source}: {error}") from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation.
 
         Args:

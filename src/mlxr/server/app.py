@@ -90,6 +90,9 @@ async def _invalid(request: Request, raised: Exception) -> Response:
     if errors[0]["type"] == "json_invalid":
         reason = errors[0].get("ctx", {}).get("error", "")
         return error_response(request.url.path, ApiError(400, f"the body is not JSON: {reason}", code="invalid_json"))
+    if isinstance(errors[0]["input"], bytes) and errors[0]["loc"] == ("body",):
+        message = "the body was not read as JSON: send it with the header Content-Type: application/json"
+        return error_response(request.url.path, ApiError(400, message, code="invalid_json"))
     details = [_detail(error) for error in errors]
     error = ValidationError.from_exception_data("request", details)
     return error_response(request.url.path, bad_request(error, _refused(request)))
@@ -98,7 +101,8 @@ async def _invalid(request: Request, raised: Exception) -> Response:
 def _detail(error: dict[str, Any]) -> InitErrorDetails:
     """An error as pydantic made it, without the part of its place that says that it is in the body."""
     place = tuple(error["loc"])
-    return InitErrorDetails(type=_kind(error), loc=place[1:] if place[:1] == ("body",) else place, input=error["input"])
+    where = place[1:] if place[:1] in {("body",), ("query",)} else place
+    return InitErrorDetails(type=_kind(error), loc=where, input=error["input"])
 
 
 def _kind(error: dict[str, Any]) -> Any:
@@ -119,8 +123,16 @@ def _refused(request: Request) -> dict[str, str]:
 
 async def _not_there(request: Request, raised: Exception) -> Response:
     assert isinstance(raised, HTTPException), "it is registered for these"
+    headers = dict(raised.headers or {})
     if raised.status_code == 404:
         error = ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    elif raised.status_code == 405:
+        allowed = headers.get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}: use {allowed}"
+        error = ApiError(405, message, code="method_not_allowed", headers=headers)
+    elif raised.status_code == 400:  # all that starlette says is that it could not read the body
+        message = "the body is not JSON: it is not UTF-8, or too deeply nested"
+        error = ApiError(400, message, code="invalid_json")
     else:
         error = ApiError(raised.status_code, str(raised.detail), code="http_error")
     return error_response(request.url.path, error)

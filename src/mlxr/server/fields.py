@@ -71,7 +71,10 @@ def classes(model: type[ApiModel]) -> dict[str, str]:
 
 def bad_request(error: ValidationError, refused: dict[str, str]) -> ApiError:
     """The error of a body that is not what its API asks for: the first field at fault."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    # Of the branches of a union, the one whose type is right is meant.
+    first = next((e for e in errors if e["loc"][:1] == first["loc"][:1] and not e["type"].endswith("_type")), first)
     path = [part for part in first["loc"] if not _is_branch(part)]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
     if first["type"] == "extra_forbidden":

@@ -50,7 +50,8 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = scope["headers"]
         host = _header(headers, b"host")
-        if not self._knows(host):
+        # Without a name it comes from no browser, but from a health check in HTTP/1.0.
+        if not self._knows(host) and (host or scope["http_version"] != "1.0"):
             raise ApiError(
                 403,
                 f"the host {host!r} is not a name of this server: ask by its address, or start it with --allow-host "
@@ -72,7 +73,7 @@ class Guard:
     def _check_key(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> None:
         scheme, _, token = _header(headers, b"authorization").partition(" ")
         given = _header(headers, b"x-api-key") or (token if scheme.lower() == "bearer" else "")
-        key = given.strip().encode()
+        key = given.strip().encode("latin-1")  # the bytes that were sent
         matches = [hmac.compare_digest(key, known) for known in self._keys]  # all of them: no early end
         if any(matches):
             return
@@ -97,11 +98,19 @@ class Guard:
         return True  # an address cannot be rebound
 
     def _is_own(self, origin: str, host: str) -> bool:
-        return origin in self._origins or "*" in self._origins or urlsplit(origin).netloc.lower() == host.lower()
+        return origin in self._origins or "*" in self._origins or _place_of(origin) == host.lower()
 
 
 def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
+def _place_of(origin: str) -> str:
+    """The name and the port of an origin."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _name_of(host: str) -> str:

@@ -32,7 +32,7 @@ class ServerSettings:
     allow_open: bool = False
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    most_body_bytes: int = 32 << 20
+    most_body_bytes: int = 8 << 20
     most_answers: int = 128
     most_connections: int = 4096
     header_seconds: float = 10.0

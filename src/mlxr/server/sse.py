@@ -91,9 +91,10 @@ class Stream(Response):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         has_begun = False
+        is_old = scope["http_version"] == "1.0"  # it knows no pieces: it gets the whole at once
         loop = asyncio.get_running_loop()
         while True:
-            if not self._ready and not self._has_ended:
+            while (is_old or not self._ready) and not self._has_ended:
                 self._waiter = loop.create_future()
                 await self._waiter
             has_ended, pieces = self._has_ended, self._ready
@@ -105,6 +106,8 @@ class Stream(Response):
                 pieces.append(self._failed(self._error))
             if not has_begun:
                 has_begun = True
+                if is_old:
+                    self.headers["content-length"] = str(sum(map(len, pieces)))
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": not has_ended})
             if has_ended:

@@ -1,5 +1,6 @@
 """/tokenize, /detokenize and /tokenizer_info, in vLLM's form."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,7 +23,7 @@ class TokenizeRequest(ApiModel):
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -39,10 +40,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "expected either prompt or messages")
+    for name in ("tools", "chat_template_kwargs") if body.messages is None else ("add_special_tokens",):
+        if getattr(body, name) is not None:
+            other = "prompt" if body.messages is None else "messages, whose template writes them"
+            raise bad_field(name, f"{name} has no meaning with {other}: leave it out")
     async with ServerState.of(request).pool.use(body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
         if body.prompt is not None:
-            ids = tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
+            special = body.add_special_tokens is not False
+            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special)
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
@@ -59,7 +65,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """The text of token ids."""
     async with ServerState.of(request).pool.use(body.model) as model:
-        return {"prompt": model.engine.model.require_tokenizer().decode(body.tokens)}
+        tokenizer = model.engine.model.require_tokenizer()
+        return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
 
 
 @router.get("/tokenizer_info", tags=["Tokens"])

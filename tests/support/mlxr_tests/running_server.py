@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+import uvloop
 
 from mlxr.compiler.spec.change import Changes
 from mlxr.server.app import make_app
@@ -60,7 +61,11 @@ class RunningServer:
             started.set()
             await self._server.serve([self._listener])
 
-        self._thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+        def run() -> None:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `mlxr serve` does
+                runner.run(main())
+
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
         assert started.wait(30)
         self.http = httpx.Client(base_url=self.url, timeout=60)

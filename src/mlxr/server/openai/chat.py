@@ -75,10 +75,10 @@ class _Answer:
             self.finish_reason = finish_reason(piece)
             self.usage = _usage_of(piece.event)
 
-    def choice(self, index: int, model: LoadedModel, job: ChatJob) -> dict[str, Any]:
+    def choice(self, index: int, model: LoadedModel, job: ChatJob, shows_reasoning: bool) -> dict[str, Any]:
         content: str | None = "".join(self.content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self.reasoning:
+        if self.reasoning and shows_reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = self.calls
@@ -99,7 +99,7 @@ async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[st
             "object": "chat.completion",
             "created": created,
             "model": body.model,
-            "choices": [one.choice(i, model, job) for i, one in enumerate(answers)],
+            "choices": [one.choice(i, model, job, body.shows_reasoning) for i, one in enumerate(answers)],
             "usage": usage([one.usage for one in answers], sum(one.reasoning_tokens for one in answers)),
             "system_fingerprint": FINGERPRINT,
         }
@@ -131,9 +131,12 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
             logprobs = "null"
             if wants_logprobs and event.logprob is not None:
                 logprobs = dumped(chat_logprobs(model.engine.model.tokenizer, [event.logprob]))
-            if not piece.deltas and logprobs != "null":
+            deltas = piece.deltas
+            if not body.shows_reasoning:
+                deltas = [delta for delta in deltas if not isinstance(delta, Reasoning)]
+            if not deltas and logprobs != "null":
                 yield chunk(index, '{"content":""}', logprobs)
-            for delta in piece.deltas:
+            for delta in deltas:
                 yield chunk(index, _delta(delta), logprobs)
                 logprobs = "null"
             reasoning_tokens += is_reasoning(piece.deltas)

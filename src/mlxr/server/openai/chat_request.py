@@ -112,7 +112,13 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    """vLLM's: whether an answer is begun; only where the last message is continued, none is."""
     include_reasoning: bool | None = None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the answer tells its reasoning."""
+        return self.include_reasoning is not False
 
 
 def job_of(request: ChatRequest) -> ChatJob:
@@ -128,6 +134,14 @@ def job_of(request: ChatRequest) -> ChatJob:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: set it, or leave top_logprobs out")
     if request.top_logprobs is not None and not 0 <= request.top_logprobs <= _MOST_TOP:
         raise bad_field("top_logprobs", f"top_logprobs is {request.top_logprobs}, expected 0 to {_MOST_TOP}")
+    if request.add_generation_prompt is not None and request.add_generation_prompt == bool(
+        request.continue_final_message
+    ):
+        raise bad_field(
+            "add_generation_prompt",
+            "add_generation_prompt is true where an answer is begun, and false where continue_final_message continues "
+            "one: leave it out",
+        )
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     sampling = sampling_of(
         request,
@@ -143,7 +157,6 @@ def job_of(request: ChatRequest) -> ChatJob:
         tool_choice=_choice(request, [tool["function"]["name"] for tool in tools]),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         variables=_variables(request),
-        reasoning=request.include_reasoning is not False,
         continue_final=bool(request.continue_final_message),
     )
 

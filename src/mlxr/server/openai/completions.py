@@ -1,24 +1,26 @@
 """/v1/completions: texts that are continued, and log probabilities of given texts."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from starlette.responses import JSONResponse, Response
 
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.too_long import check_length
 from mlxr.server.errors import bad_field, openai_body
 from mlxr.server.merged import merged
 from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import completion_logprobs
-from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
+from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
@@ -26,6 +28,23 @@ from mlxr.server.state import ServerState
 router = APIRouter()
 _DEFAULT_TOKENS = 16
 _MOST_LOGPROBS = 20
+
+
+def _branch(prompt: object) -> str:
+    """Which form a prompt has, by its first item: errors tell of that form."""
+    if not isinstance(prompt, list):
+        return "str"
+    first = prompt[0] if prompt else ""
+    return "[texts]" if isinstance(first, str) else "[lists]" if isinstance(first, list) else "[ids]"
+
+
+_Prompt = Annotated[
+    Annotated[str, Tag("str")]
+    | Annotated[list[str], Tag("[texts]")]
+    | Annotated[list[int], Tag("[ids]")]
+    | Annotated[list[list[int]], Tag("[lists]")],
+    Discriminator(_branch),
+]
 
 
 class CompletionRequest(SamplingFields):
@@ -37,7 +56,8 @@ class CompletionRequest(SamplingFields):
         "prompt_embeds": "give text or token ids",
     }
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: _Prompt
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -48,11 +68,24 @@ class CompletionRequest(SamplingFields):
 class _Job:
     """What is asked."""
 
-    prompts: list[list[int]]
+    prompts: Sequence[str | list[int]]
     sampling: Sampling
     echo: bool
     most: int
     logprobs: int | None
+    terms: Terms
+    adds_special: bool
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+
+@dataclass(frozen=True)
+class _Encoded(_Job):
+    """With the prompts' token ids."""
+
+    ids: list[list[int]]
 
 
 @dataclass
@@ -77,27 +110,30 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continues texts."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    _check(body)
+    job = _job(body)
+    state.settings.check_answers(job.num_answers)
     if body.stream:
         return Stream(
-            _stream(state, body),
+            _stream(state, body, job),
             failed=lambda error: f"data: {dumped(openai_body(error))}\n\n".encode(),
             alive_seconds=state.settings.alive_seconds,
             alive=lambda: state.alive(body.model),
         )
-    return JSONResponse(await unless_gone(request, _whole(state, body)))
+    return JSONResponse(await unless_gone(request, _whole(state, body, job)))
 
 
-def _check(body: CompletionRequest) -> None:
+def _job(body: CompletionRequest) -> _Job:
+    """What is asked, before any model is loaded for it.
+
+    Raises:
+        ApiError: fields that contradict each other.
+        RequestError: a value outside its range.
+    """
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_field("echo", "echo with logprobs cannot be streamed: leave stream out")
     if body.max_tokens == 0 and not body.echo:
         raise bad_field("max_tokens", "max_tokens is 0, which needs echo: ask for 1 token or more, or set echo")
 
-
-def _job(state: ServerState, model: LoadedModel, body: CompletionRequest) -> _Job:
-    prompts = [_ids(model, body, prompt) for prompt in _prompts(body.prompt)]
-    state.settings.check_answers(len(prompts) * (body.n or 1))
     most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(
         body,
@@ -106,7 +142,8 @@ def _job(state: ServerState, model: LoadedModel, body: CompletionRequest) -> _Jo
         prompt_logprobs=body.logprobs if body.echo else None,
         json_schema=response_schema(body.response_format),
     )
-    return _Job(prompts, sampling, bool(body.echo), most, body.logprobs)
+    special = body.add_special_tokens is not False
+    return _Job(_prompts(body.prompt), sampling, bool(body.echo), most, body.logprobs, body.terms(), special)
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
@@ -119,10 +156,17 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[
     return cast(Sequence[str | list[int]], prompt)
 
 
-def _ids(model: LoadedModel, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+async def _encoded(model: LoadedModel, job: _Job) -> _Encoded:
+    """Long texts take long: a thread encodes them, and other requests go on."""
+    ids = await asyncio.to_thread(lambda: [_ids(model, job, prompt) for prompt in job.prompts])
+    return _Encoded(**vars(job), ids=ids)
+
+
+def _ids(model: LoadedModel, job: _Job, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         tokenizer = model.engine.model.require_tokenizer()
-        ids = tokenizer.encode(prompt, add_special=body.add_special_tokens is not False)
+        check_length(prompt, tokenizer, model.context)
+        ids = tokenizer.encode(prompt, add_special=job.adds_special)
         if ids:
             return ids
         if tokenizer.bos_id is None:
@@ -131,17 +175,16 @@ def _ids(model: LoadedModel, body: CompletionRequest, prompt: str | list[int]) -
     return model.engine.model.encode(prompt)
 
 
-def _events(model: LoadedModel, body: CompletionRequest, job: _Job) -> Sequence[AsyncGenerator[Event]]:
-    terms = body.terms()
-    return [model.engine.generate(prompt, job.sampling, **terms) for prompt in job.prompts]
+def _events(model: LoadedModel, job: _Encoded) -> Sequence[AsyncGenerator[Event]]:
+    return [model.engine.generate(prompt, job.sampling, **job.terms) for prompt in job.ids]
 
 
-async def _whole(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
+async def _whole(state: ServerState, body: CompletionRequest, asked: _Job) -> dict[str, Any]:
     created = int(time.time())
     async with state.pool.use(body.model) as model:
-        job = _job(state, model, body)
-        texts = [_Text() for _ in range(len(job.prompts) * job.sampling.n)]
-        async with aclosing(merged(_events(model, body, job))) as events:
+        job = await _encoded(model, asked)
+        texts = [_Text() for _ in range(job.num_answers)]
+        async with aclosing(merged(_events(model, job))) as events:
             async for number, event in events:
                 texts[number * job.sampling.n + event.index].add(event)
         return {
@@ -155,8 +198,8 @@ async def _whole(state: ServerState, body: CompletionRequest) -> dict[str, Any]:
         }
 
 
-def _choice(index: int, model: LoadedModel, job: _Job, text: _Text) -> dict[str, Any]:
-    tokenizer, prompt = model.engine.model.tokenizer, job.prompts[index // job.sampling.n]
+def _choice(index: int, model: LoadedModel, job: _Encoded, text: _Text) -> dict[str, Any]:
+    tokenizer, prompt = model.engine.model.tokenizer, job.ids[index // job.sampling.n]
     assert text.completion is not None, "its last event has come"
     written = "".join(text.text) if job.most else ""
     answer_ids = list(text.completion.token_ids) if job.most else []
@@ -179,7 +222,7 @@ def _usage(job: _Job, texts: Sequence[_Text]) -> dict[str, Any]:
     return usage([Usage(sum(u.prompt_tokens for u in used), sum(u.cached_tokens for u in used), answered)])
 
 
-async def _stream(state: ServerState, body: CompletionRequest) -> AsyncGenerator[bytes]:
+async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> AsyncGenerator[bytes]:
     head = (
         f'data: {{"id":{quoted(new_id("cmpl"))},"object":"text_completion","created":{int(time.time())},'
         f'"model":{quoted(body.model)},"system_fingerprint":"{FINGERPRINT}",'
@@ -187,9 +230,9 @@ async def _stream(state: ServerState, body: CompletionRequest) -> AsyncGenerator
     usage_field = '"usage":null,' if body.wants_usage else ""
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(state.pool.use(body.model))
-        job = _job(state, model, body)
+        job = await _encoded(model, asked)
         tokenizer = model.engine.model.tokenizer
-        texts = [_Text() for _ in range(len(job.prompts) * job.sampling.n)]
+        texts = [_Text() for _ in range(job.num_answers)]
         lengths = [0] * len(texts)
 
         def chunk(index: int, text: str, logprobs: str = "null", reason: str = "null") -> bytes:
@@ -200,9 +243,9 @@ async def _stream(state: ServerState, body: CompletionRequest) -> AsyncGenerator
 
         if job.echo:
             for index in range(len(texts)):
-                prompt = job.prompts[index // job.sampling.n]
+                prompt = job.ids[index // job.sampling.n]
                 yield chunk(index, tokenizer.decode(prompt) if tokenizer else "")
-        events = await stack.enter_async_context(aclosing(merged(_events(model, body, job))))
+        events = await stack.enter_async_context(aclosing(merged(_events(model, job))))
         async for number, event in events:
             index = number * job.sampling.n + event.index
             texts[index].add(event)

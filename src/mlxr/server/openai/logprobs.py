@@ -45,14 +45,16 @@ def completion_logprobs(
     return {
         "tokens": texts,
         "token_logprobs": [None if token is None else max(token.logprob, _LEAST) for token in tokens],
-        "top_logprobs": [
-            None
-            if token is None
-            else {token_name(tokenizer, i): max(logprob, _LEAST) for i, logprob in _with_own(token)}
-            for token in tokens
-        ],
+        "top_logprobs": [None if token is None else _by_name(tokenizer, token) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _by_name(tokenizer: Tokenizer | None, token: TokenLogprob) -> dict[str, float]:
+    names: dict[str, float] = {}
+    for token_id, logprob in _with_own(token):
+        names.setdefault(token_name(tokenizer, token_id), max(logprob, _LEAST))  # of equal names the most probable
+    return names
 
 
 def _with_own(token: TokenLogprob) -> Sequence[tuple[int, float]]:

@@ -26,7 +26,7 @@ class StreamOptions(ApiModel):
     """Options of a streamed answer."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: Literal[False] | None = None
     include_obfuscation: WithoutEffect = None
 
 
@@ -45,7 +45,7 @@ class SamplingFields(ApiModel):
 
     model: str
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=1 << 16)
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: float | None = None
@@ -194,6 +194,6 @@ def _seed(seed: int | None) -> int | None:
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
-        if not (token.isascii() and token.isdigit()):
-            raise bad_field("logit_bias", f"logit_bias has the key {token!r}; expected token ids")
+        if not (token.isascii() and token.isdigit() and len(token) < 20):
+            raise bad_field("logit_bias", f"logit_bias has the key {token!r:.60}; expected token ids")
     return {int(token): bias for token, bias in biases.items()}
