@@ -73,7 +73,8 @@ def _unknown(name: str, registered: tuple[str, ...]) -> str:
     more = ", ..." if len(registered) > _MAX_NAMED else ""
     listed = f"; registered are {', '.join(registered[:_MAX_NAMED])}{more}" if registered else ""
     close = close_names(Path(name).name.removesuffix(".yaml"), (*bundled, *registered))
-    hint = f"\n  fix: did you mean {' or '.join(close)}?" if close else ""
+    quoted = [f'"{each}"' for each in close]
+    hint = f"\n  fix: did you mean {' or '.join(quoted)}?" if close else ""
     if hub_reference(name) is not None and not is_in_a_folder(name):
         hint += f"\n  fix: mlxr pull {name} fetches it, if it is a model on the hub"
     return (

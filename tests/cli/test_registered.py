@@ -73,7 +73,7 @@ def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys:
     assert main(["run", "tinny", "--prompt", "A"]) == 1
     told = capsys.readouterr().err
     assert "tinny: no such file, and no bundled or registered model of that name" in told
-    assert "; registered are tiny\n  fix: did you mean tiny" in told
+    assert '; registered are tiny\n  fix: did you mean "tiny"?' in told
 
 
 def test_a_file_that_changed_or_went_is_told(
