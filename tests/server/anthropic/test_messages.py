@@ -8,14 +8,19 @@ import anthropic
 import pytest
 
 import mlxr
+from mlxr.server.anthropic import messages
 from mlxr.server.anthropic.conversation import job_of
 from mlxr.server.anthropic.messages_request import MessagesRequest
 from mlxr_tests.running_server import EXACT, RunningServer
+from mlxr_tests.scripted_answer import scripted_answer
 from mlxr_tests.storyteller import TINY
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
 ASK: dict[str, Any] = {"model": "tiny", "system": "Be brief.", "messages": HELLO, "max_tokens": 12}
+
+SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+TOOLS: list[Any] = [{"name": "pick", "description": "Picks one.", "input_schema": SCHEMA}]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +79,50 @@ def test_the_stop_sequence_is_told(client: anthropic.Anthropic) -> None:
 def test_json_of_a_schema(client: anthropic.Anthropic) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     told = client.messages.create(
-        **(ASK | {"max_tokens": 100}), output_config={"format": {"type": "json_schema", "schema": schema}}
+        **(ASK | {"max_tokens": 100}),
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+        extra_body={"seed": 1},
     )
     assert told.stop_reason == "end_turn" and isinstance(told.content[0], anthropic.types.TextBlock)
     assert json.loads(told.content[0].text)["a"] in {1, 2}
+
+
+def test_thinking_and_calls(client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "answer", scripted_answer)
+    body: dict[str, Any] = ASK | {"model": "tools", "tools": TOOLS}
+    whole = client.messages.create(**body)
+    with client.messages.stream(**body) as stream:
+        events = [event for event in stream if event.type in {"content_block_start", "content_block_delta"}]
+        final = stream.get_final_message()
+    expected = [
+        {"type": "thinking", "thinking": "Let me see.", "signature": ""},
+        {"type": "text", "text": "I look it up."},
+        {"type": "tool_use", "id": "call_a", "name": "weather", "input": {"city": "Róme"}},
+        {"type": "tool_use", "id": "call_b", "name": "time", "input": {}},
+    ]
+    for told in (whole, final):
+        assert [block.to_dict() for block in told.content] == expected and told.stop_reason == "tool_use"
+        usage = told.usage
+        assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (6, 4, 8)
+        assert usage.output_tokens_details is not None and usage.output_tokens_details.thinking_tokens == 2
+    assert [event.index for event in events] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    omitted = client.messages.create(**body, thinking={"type": "adaptive", "display": "omitted"}).content[0]
+    assert omitted.to_dict() == {"type": "thinking", "thinking": "", "signature": ""}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "pick"}])
+def test_a_tool_that_must_be_called_is_called(client: anthropic.Anthropic, choice: Any) -> None:
+    body: dict[str, Any] = ASK | {"model": "tools", "tools": TOOLS, "max_tokens": 100}
+    body |= {"tool_choice": choice | {"disable_parallel_tool_use": True}, "thinking": {"type": "disabled"}}
+    body["extra_body"] = {"seed": 1}
+    told = client.messages.create(**body)
+    assert told.stop_reason == "tool_use"
+    (call,) = told.content
+    assert isinstance(call, anthropic.types.ToolUseBlock) and call.name == "pick" and call.input["x"] in {1, 2}
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+    body["messages"] = [*HELLO, told.to_param(), {"role": "user", "content": [result]}]
+    body["tool_choice"] = {"type": "none"}
+    assert client.messages.create(**body).stop_reason in {"end_turn", "max_tokens"}
 
 
 def test_a_billing_line_does_not_break_the_prefix_cache(client: anthropic.Anthropic, model: mlxr.Model) -> None:
@@ -100,7 +145,7 @@ def test_a_billing_line_does_not_break_the_prefix_cache(client: anthropic.Anthro
 
 
 def test_conversations_keep_their_order_and_parts() -> None:
-    messages = [
+    conversation = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "c"},
         {"role": "system", "content": "Now be brief."},
@@ -123,7 +168,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
         },
         {"role": "assistant", "content": "It is"},
     ]
-    job = job_of(MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": messages}))
+    job = job_of(MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": conversation}))
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     assert job.messages == (
         {"role": "user", "content": "a\nb\nc"},

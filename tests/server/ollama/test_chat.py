@@ -9,10 +9,12 @@ import ollama
 import pytest
 
 import mlxr
+from mlxr.server.ollama import chat
 from mlxr.server.ollama.chat import Message, told_messages
 from mlxr.server.ollama.keep_alive import seconds_of
 from mlxr.server.pool.model_pool import FOREVER
 from mlxr_tests.running_server import EXACT, RunningServer
+from mlxr_tests.scripted_answer import scripted_answer
 from mlxr_tests.storyteller import TINY
 
 HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}]
@@ -78,7 +80,7 @@ def test_prompts_are_answered_or_continued(client: ollama.Client, model: mlxr.Mo
 
 def test_json_of_a_schema(client: ollama.Client) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-    told = client.chat("tiny", HELLO, format=schema, options={"num_predict": 100})
+    told = client.chat("tiny", HELLO, format=schema, options={"num_predict": 100, "seed": 1})
     assert json.loads(told.message.content or "")["a"] in {1, 2} and told.done_reason == "stop"
     told = client.chat("tiny", HELLO, format="json", options={"num_predict": 3})
     assert (told.message.content or "").lstrip()[:1] in '{["-0123456789tfn'
@@ -102,7 +104,7 @@ def test_empty_requests_load_and_unload(client: ollama.Client) -> None:
 
 
 def test_what_there_is_to_know(client: ollama.Client, server: RunningServer) -> None:
-    assert [entry.model for entry in client.list().models] == ["tiny", "plain"]
+    assert [entry.model for entry in client.list().models] == ["tiny", "plain", "tools"]
     shown = client.show("tiny:latest")
     assert shown.modelinfo is not None and shown.modelinfo["llama.context_length"] == 512
     assert "<|im_start|>" in (shown.template or "") and shown.capabilities is not None
@@ -148,6 +150,29 @@ def test_errors_are_those_that_clients_know(client: ollama.Client, server: Runni
     for field in ("template", "suffix", "context", "images"):
         answer = server.http.post("/api/generate", json={"model": "tiny", "prompt": "x", field: "y"})
         assert answer.status_code == 400 and answer.json()["error"].startswith(f"{field} is not supported: ")
+
+
+def test_thinking_and_calls(client: ollama.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "answer", scripted_answer)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    whole = client.chat("tools", HELLO, tools=[tool], think=True)
+    parts = list(client.chat("tools", HELLO, tools=[tool], think="high", stream=True))
+    for message in (whole.message, parts[-2].message):
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+        assert calls[-1:] == [("time", {})]
+    assert [call.function.arguments for call in whole.message.tool_calls or []] == [{"city": "Róme"}, {}]
+    assert (whole.message.thinking, whole.message.content) == ("Let me see.", "I look it up.")
+    assert "".join(part.message.thinking or "" for part in parts) == "Let me see."
+    assert sum(len(part.message.tool_calls or ()) for part in parts) == 2
+    assert (whole.done_reason, whole.prompt_eval_count, whole.eval_count) == ("stop", 10, 8)
+
+
+def test_the_model_thinks_if_it_is_told_to(client: ollama.Client) -> None:
+    """A real answer: the prompt opens the thinking, and the tiny model does not end it."""
+    told = client.chat("tools", HELLO, think=True, options={"num_predict": 8})
+    assert told.message.thinking and not told.message.content
+    told = client.chat("tools", HELLO, think=False, options={"num_predict": 8})
+    assert told.message.content and not told.message.thinking
 
 
 def test_results_of_tools_find_their_calls() -> None:

@@ -27,6 +27,13 @@ CHATML = """{%- if tools %}<|im_start|>system
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+HERMES = """{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}<assistant>
+{%- if enable_thinking is defined %}<think>{{ '' if enable_thinking else '</think>' }}{% endif %}{% endif %}"""
+"""The family whose calls stand between `<tool_call>` and `</tool_call>`; it must think, must not, or may."""
+
 
 def tiny_source(name: str = "tiny", template: Path | None = None, **options: Any) -> EngineSource:
     """The tiny model, in exact arithmetic, so that answers do not depend on what else runs."""
