@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxr.compiler.errors import PromptTooLongError, RequestError
+from mlxr.compiler.errors import EngineError, PromptTooLongError, RequestError
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.chat.chat_job import ChatJob
@@ -151,6 +151,22 @@ def test_the_last_message_is_continued_where_its_text_ends() -> None:
         prompt(QWEN.replace("m.content", "m.content | upper"), a_job(messages=(MESSAGES[0], end), continue_final=True))
 
 
+def test_instructions_get_the_role_that_the_template_knows() -> None:
+    first, second = ({"role": "developer", "content": text} for text in ("Be brief.", "Be kind."))
+    messages = (first, second, MESSAGES[0])
+    assert prompt(QWEN, a_job(messages=messages)).startswith(f"{HEAD}<system>Be brief.<system>Be kind.<user>")
+    assert "<|start|>developer<|message|>Be brief.\n\nBe kind.<|start|>user" in prompt(
+        HARMONY, a_job(messages=messages)
+    )
+
+
+def test_a_format_that_was_closed_says_so() -> None:
+    chat = ChatFormat(ChatTemplate(QWEN, "here"), TOKENIZER)
+    chat.close()
+    with pytest.raises(EngineError, match="the model has been unloaded"):
+        asyncio.run(chat.prompt(a_job()))
+
+
 def test_variables_reach_the_template() -> None:
     template = "{{ enable_thinking }}{{ messages[0].content }}"
     assert prompt(template, a_job(tools=(), variables={"enable_thinking": False})) == "Falsehi"
@@ -181,7 +197,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": MESSAGES, "tools": ()},
     ),
     "it must be the assistant's, and have text": (QWEN, {"continue_final": True}),
-    "a system message after others": (HARMONY, {"messages": (MESSAGES[0], {"role": "system", "content": "x"})}),
+    r"messages\[1\] is a system message, which the chat template of here leaves out there": (
+        HARMONY.replace("in messages", "in messages if m.role != 'system'"),
+        {"messages": (MESSAGES[0], {"role": "system", "content": "Be brief."})},
+    ),
     "messages is not a variable of the template's own": (QWEN, {"variables": {"messages": []}}),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
-from mlxr.compiler.errors import ChatTemplateError, RequestError
+from mlxr.compiler.errors import ChatTemplateError, EngineError, RequestError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate, Message
@@ -33,6 +33,7 @@ _PROBE = (
     {"role": "tool", "content": _RESULT, "tool_call_id": "123456789", "name": _TOOL},
 )
 """A conversation that shows what a template does with calls."""
+_INSTRUCTIONS = ("system", "developer")
 _OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
 
 
@@ -49,6 +50,7 @@ class ChatFormat:
         """
         self._template, self._tokenizer, self._context = template, tokenizer, context
         self._family = family_of(template.text)
+        self._is_closed = False
         self._argument_form: _Arguments | None = None
         # A template's process serves one at a time: so does this thread.
         self._thread = ThreadPoolExecutor(1, "mlxr-template")
@@ -75,8 +77,14 @@ class ChatFormat:
             RequestError: messages or tools that cannot be used.
             PromptTooLongError: far more text than the context takes.
             ChatTemplateError: the template refuses the messages, or fails.
+            EngineError: this has been closed.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._prompt, job)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._prompt, job)
+        except RuntimeError as error:
+            if self._is_closed:
+                raise EngineError("the model has been unloaded: ask again") from error
+            raise
 
     def constrained(self, job: ChatJob, prompt: Sequence[int]) -> Sampling:
         """The options for the engine, with the constraint that the tools ask for.
@@ -117,6 +125,7 @@ class ChatFormat:
 
     def close(self) -> None:
         """Ends the template's process. No prompt can be made afterwards."""
+        self._is_closed = True
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._template.close()
 
@@ -144,6 +153,9 @@ class ChatFormat:
             RequestError: something in it that cannot be used.
         """
         messages = checked_messages(job.messages)
+        for message in messages:
+            if message["role"] == "developer" and not self._family.has_developer:
+                message["role"] = "system"
         if job.uses_tools and not self._family.takes_tools:
             raise RequestError(
                 f"tools are given, and the chat template of {self._template.source} has no form of tool calls that is "
@@ -174,6 +186,12 @@ class ChatFormat:
                 f"tools are given, and the chat template of {self._template.source} leaves them out: use another model "
                 "or template, or leave tools out"
             )
+        for number, message in enumerate(job.messages):
+            if number and message["role"] in _INSTRUCTIONS and message["content"].strip() not in text:
+                raise RequestError(
+                    f"messages[{number}] is a {message['role']} message, which the chat template of "
+                    f"{self._template.source} leaves out there: put it first"
+                )
         return text
 
     def _text(self, job: ChatJob, messages: Sequence[Message], variables: dict[str, Any]) -> str:

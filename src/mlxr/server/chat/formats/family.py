@@ -31,11 +31,13 @@ class Family(ABC):
 
     Attributes:
         takes_tools: whether its calls are understood.
+        has_developer: whether templates know the role `developer`; else such messages get the role `system`.
         thinking: the markers around what the model writes for itself.
         thinks: whether the template speaks of them.
     """
 
     takes_tools: ClassVar[bool] = True
+    has_developer: ClassVar[bool] = False
     thinking: tuple[str, str] = ("<think>", "</think>")
 
     def __init__(self, template_text: str) -> None:
@@ -51,7 +53,7 @@ class Family(ABC):
     # Prompts.
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
-        """The messages in the form that the template expects; they have been checked."""
+        """The messages in the form that the template expects; they have been checked, and their roles are its own."""
         return job.messages
 
     def variables(self, job: ChatJob) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A call: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{..
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mlxr.compiler.errors import RequestError
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
@@ -26,6 +26,7 @@ _SYSTEM = ("system", "developer")
 class Harmony(Family):
     """Its template takes one call in a message, `thinking`, and instructions at the beginning alone."""
 
+    has_developer: ClassVar[bool] = True
     thinking = (f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0])
 
     @staticmethod
@@ -34,17 +35,9 @@ class Harmony(Family):
         return _CHANNEL in template_text and _MESSAGE in template_text
 
     def messages(self, job: ChatJob) -> Sequence[dict[str, Any]]:
-        """See `Family`.
-
-        Raises:
-            RequestError: instructions after the beginning, which the template would leave out.
-        """
+        """See `Family`."""
         messages = list(job.messages)
         count = next((i for i, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
-        if any(message["role"] in _SYSTEM for message in messages[count:]):
-            raise RequestError(
-                "messages has a system message after others, which this model's template leaves out: put it first"
-            )
         if count > 1:
             joined = "\n\n".join(message["content"] for message in messages[:count])
             messages[:count] = [{"role": "developer", "content": joined}]
