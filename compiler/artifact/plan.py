@@ -25,6 +25,7 @@ class Plan(Record):
         whole_context: the longest context, in tokens, that decode attends to in one launch. In batches of many
             sequences (see `AttendMany`) it does so with any context.
         max_tokens, max_rows: the largest batch, in tokens and in rows of logits.
+        hidden_size: columns of the rows that a step gives in place of logits; None: it gives logits.
     """
 
     programs: Mapping[str, Program]
@@ -38,6 +39,7 @@ class Plan(Record):
     whole_context: int
     max_tokens: int
     max_rows: int
+    hidden_size: int | None = None
 
     def __repr__(self) -> str:
         kernels = sum(len(program.kernels) for program in self.programs.values())
@@ -77,6 +79,11 @@ class Plan(Record):
             raise ArtifactError(
                 f"the artifact has no target {target}; compile it with mlxr-compile --target {target}"
             ) from None
+
+    @property
+    def output_width(self) -> int:
+        """Columns of what a step gives: logits, or hidden rows."""
+        return self.vocab_size if self.hidden_size is None else self.hidden_size
 
     def with_program(self, target: str, **changes: object) -> "Plan":
         """A plan with some fields of one target's program changed."""

@@ -12,13 +12,14 @@ from mlxr.compiler.ir.buffers import ARENAS, layer_prefix
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.elementwise import Add, Scale, SoftCap
 from mlxr.compiler.ir.ops.linear import Linear
+from mlxr.compiler.ir.ops.norm import NormRows
 from mlxr.compiler.ir.ops.rows import Embed, GatherRows
 from mlxr.compiler.ir.tensor import Shape
 from mlxr.compiler.spec.model import ModelSpec
 
 
 def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
-    """The source graph of a spec: token ids and batch metadata in, logits [rows, vocab] f32 out."""
+    """The source graph of a spec: token ids and batch metadata in; logits [rows, vocab] or hidden rows out, in f32."""
     model = spec.model
     b = Builder(spec)
     _declare_inputs(b, arena)
@@ -30,6 +31,8 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
     for index in range(model.num_layers):
         with b.in_layer(index):
             x = _layer(b, index, x)
+    if spec.output == "hidden":
+        return OpGraph(b.values, b.ops, [_hidden_rows(b, x)])
     normed = b.norm("final_norm", "normed", x, model.hidden_size)
     if not model.tie_embeddings:
         table = b.matrix("output", (model.vocab_size, model.hidden_size))
@@ -40,6 +43,15 @@ def build_graph(spec: ModelSpec, arena: ArenaGeometry) -> OpGraph:
         logits = b.op(SoftCap(model.logit_softcap), "logits_capped", {"x": logits})
     logits = b.op(GatherRows(), "logits", {"x": logits, "rows": "logit_rows"})
     return OpGraph(b.values, b.ops, [logits])
+
+
+def _hidden_rows(b: Builder, x: str) -> str:
+    """Adds the final norm of the rows that the batch asks for."""
+    norm = b.spec.model.norm
+    inputs = {"x": x, "weight": b.vector("final_norm", b.spec.model.hidden_size), "rows": "logit_rows"}
+    if norm.bias:
+        inputs["bias"] = b.vector("final_norm_bias", b.spec.model.hidden_size)
+    return b.op(NormRows(norm.kind, norm.eps), "hidden", inputs)
 
 
 def _declare_inputs(b: Builder, arena: ArenaGeometry) -> None:

@@ -31,6 +31,7 @@ class ImportOptions:
         force_context: whether the context may be longer than the model's own.
         cache_memory: most bytes of the cache, or a size such as `4GiB`; None: enough for all sequences.
         deterministic: as in specs.
+        output: as in specs.
     """
 
     context: int | None = None
@@ -43,6 +44,7 @@ class ImportOptions:
     force_context: bool = False
     cache_memory: int | str | None = None
     deterministic: bool = False
+    output: Literal["logits", "hidden"] = "logits"
 
 
 DEFAULTS = ImportOptions()
@@ -87,6 +89,7 @@ def imported_spec(
         "weights": weights,
         "compute": options.compute,
         "deterministic": options.deterministic,
+        "output": options.output,
         "prefill_chunk": None,
     }
     text = yaml.safe_dump(data, sort_keys=False, width=1000)

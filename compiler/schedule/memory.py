@@ -37,6 +37,9 @@ def arena_geometry(spec: ModelSpec, table: GeometryTable, caches: Sequence[DType
     row_bytes = max(cache_row_bytes(dtype, model.attention.head_dim) for dtype in (DType(cache.dtype), *caches))
     block_bytes = 2 * model.num_layers * cache.block_size * model.attention.num_kv_heads * row_bytes
     most = per_sequence * cache.max_sequences
+    if spec.output == "hidden":  # a prompt leaves when it is read: room for the longest, and for what two steps read
+        chunk = chunk_tokens(spec, chunk_choice(spec, table))
+        most = min(most, per_sequence + cache.max_sequences - 1 + -(-2 * chunk // cache.block_size))
     blocks = cache.num_blocks or most
     if cache.memory_budget is not None:
         blocks = min(most, cache.memory_budget // block_bytes)

@@ -27,6 +27,7 @@ class Changes:
         cache_memory: most bytes of the cache, or a size such as `4GiB`: enough for a sequence of full context.
             None: as the spec says, or enough for all sequences.
         deterministic: whether steps are to be deterministic; False: as the spec says.
+        output: what a step gives, `logits` or, for embeddings, `hidden`; None: as the spec says.
     """
 
     context: int | None = None
@@ -39,6 +40,7 @@ class Changes:
     force_context: bool = False
     cache_memory: int | str | None = None
     deterministic: bool = False
+    output: Literal["logits", "hidden"] | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -62,6 +64,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "accepted_keys": ((tuple, list), "a tuple of keys"),
     "force_context": ((bool,), "True or False"),
     "deterministic": ((bool,), "True or False"),
+    "output": _OPTIONAL_TEXT,
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
 }
 
@@ -84,6 +87,7 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     if changes.cache_memory is not None:
         cache = cache.model_copy(update={"memory_budget": parse_size(changes.cache_memory), "num_blocks": None})
     update: dict[str, Any] = {"model": model, "cache": cache, "compute": changes.compute or spec.compute}
+    update["output"] = changes.output or spec.output
     update["deterministic"] = changes.deterministic or spec.deterministic
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
     result = spec.model_copy(update=update)

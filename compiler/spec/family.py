@@ -6,6 +6,7 @@ family may extend another: it then says only what differs.
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -100,11 +101,23 @@ class Family(Record):
             raise SpecError(f'every layer has a tensor "{key}"; give the layer')
         return places.in_layer(layer)
 
-    def ignored_for(self, model: Model) -> tuple[str, ...]:
-        """Patterns of all tensors that files of this model may hold and the runtime skips."""
+    def ignored_for(self, model: Model, *, output: bool = True) -> tuple[str, ...]:
+        """Patterns of all tensors that files of this model may hold and the runtime skips.
+
+        Args:
+            model: the model.
+            output: whether the runtime reads the output projection.
+        """
         tied = self.ignored_when_tied if model.tie_embeddings else ()
         scaled = self.ignored_when_scaled if model.rope is not None and model.rope.scaling.kind != "none" else ()
-        return (*self.ignored, *tied, *scaled)
+        unread = () if output else self._patterns_of_output()
+        return tuple(dict.fromkeys((*self.ignored, *tied, *scaled, *unread)))
+
+    def _patterns_of_output(self) -> Iterator[str]:
+        """Patterns of the tensors of the output projection, and of their planes if they are quantised."""
+        if (places := self.tensors.get("output")) is not None:
+            for entry in (*places.safetensors, *places.gguf):
+                yield re.escape(entry.tensor.removesuffix(".weight")) + r"(\.(weight|scales|biases))?"
 
 
 def layer_of(canonical_name: str) -> int | None:

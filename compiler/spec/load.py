@@ -43,8 +43,14 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 
 
 def dump_spec(spec: ModelSpec) -> str:
-    """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text."""
-    return yaml.dump(spec.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text.
+
+    An output of logits is left out, as in artifacts from before there was another.
+    """
+    data = spec.model_dump(mode="json")
+    if spec.output == "logits":
+        del data["output"]
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_text(path: str | Path) -> str:

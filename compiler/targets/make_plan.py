@@ -51,7 +51,8 @@ def make_plan(
     prefill_chunk = chunk_tokens(spec, chunk)
     # A step has room for all sequences in decode; it never needs more than all of their contexts.
     max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
-    max_rows = max(sequences, min(prefill_chunk, 64))
+    # Hidden rows are wanted of whole prompts, logits of few tokens.
+    max_rows = max_tokens if spec.output == "hidden" else max(sequences, min(prefill_chunk, 64))
     weights = plan_weights(spec, source, graphs.values())
     limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
     programs: dict[str, Program] = {}
@@ -70,7 +71,7 @@ def make_plan(
         programs=programs,
         chunk=_exact(chunk) if _reads_whole_contexts(programs.values()) else chunk,
         weights=weights,
-        ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model),
+        ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits"),
         arena_chosen=arena_choice(spec, arena, table),
         vocab_size=spec.model.vocab_size,
         num_layers=spec.model.num_layers,
@@ -78,6 +79,7 @@ def make_plan(
         whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
         max_tokens=max_tokens,
         max_rows=max_rows,
+        hidden_size=spec.model.hidden_size if spec.output == "hidden" else None,
     )
     check_plan(plan)
     return plan, sources

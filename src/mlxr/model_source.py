@@ -244,6 +244,7 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.force_context,
                 changes.cache_memory,
                 changes.deterministic,
+                changes.output or "logits",
             )
             spec, own = import_model(path, options)
             return spec, weights or own

@@ -1,8 +1,17 @@
-"""Norms of rows, and of queries and keys."""
+"""Norms of rows, of some rows, and of queries and keys."""
 
 from dataclasses import dataclass
 
-from mlxr.compiler.ir.checks import matrix, require, require_heads, require_positive, require_residual, require_vector
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_heads,
+    require_integers,
+    require_positive,
+    require_residual,
+    require_vector,
+)
 from mlxr.compiler.ir.op_kind import FUSED_STAGES, NormKind, NormScope, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
@@ -46,6 +55,33 @@ class Norm(OpKind):
                 require(shape == t["weight"].shape, f"bias is {list(shape)}, weight {list(t['weight'].shape)}")
         require_residual(t, t["x"])
         return {"out": t["x"]}
+
+
+@dataclass(frozen=True)
+class NormRows(OpKind):
+    """The norms of some rows, in f32: what a step gives in place of logits.
+
+    Attributes:
+        kind, eps: see `Norm`.
+    """
+
+    name = "norm_rows"
+    summary = "norm of x[rows], in f32"
+    family = "norm"
+    inputs = ("x", "weight", "rows")
+    optional = ("bias",)
+
+    kind: NormKind
+    eps: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], weight and bias [width], rows [rows] i32 -> out [rows, width] f32."""
+        _, width = matrix(t, "x")
+        require_integers(t, "rows")
+        require_positive("eps", self.eps)
+        require_vector(t, "weight", width)
+        require_vector(t, "bias", width)
+        return {"out": Tensor((t["rows"].shape[0], width), DType.F32)}
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class CpuHost(Host):
         self._running = OpenProgram(library, placed.addresses, arena.addresses(), count, keep=(placed.owners, arena))
         self._names = [kernel.name for kernel in self.program.kernels]
         self._told = [0] * len(self._names)
-        self._logits = LogitsMemory(self.plan.vocab_size)
+        self._logits = LogitsMemory(self.plan.output_width)
 
     @classmethod
     def from_file(

@@ -63,7 +63,7 @@ class StepKernel:
             blocks: the blocks of its grid, all of which are on the GPU at once.
         """
         self.entry = entry
-        self._launches, self._vocab = plan.program("metal").phase("decode").launches, plan.vocab_size
+        self._launches, self._width = plan.program("metal").phase("decode").launches, plan.output_width
         self._launch, self._blocks = launch, blocks
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
@@ -113,7 +113,7 @@ class StepKernel:
             grid=(self._blocks * entry.threads, 1, 1),
             threadgroup=(entry.threads, 1, 1),
             output_shapes=[
-                bindable_shape((dims["rows"], self._vocab)),
+                bindable_shape((dims["rows"], self._width)),
                 (8,),
                 bindable_shape((entry.scratch_bytes // 4,)),
                 (8,),

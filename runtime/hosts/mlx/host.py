@@ -157,7 +157,7 @@ class MlxHost(ArrayHost):
     def results_of(self, phase: Phase, dims: Dims, arrays: Arrays) -> tuple[mx.array, mx.array]:
         """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = phase.outputs
-        shape = (dims["rows"], self.plan.vocab_size)
+        shape = (dims["rows"], self.plan.output_width)
         return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
     def start(self, *results: mx.array) -> None:

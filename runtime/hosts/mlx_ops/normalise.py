@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from mlxr.compiler.ir.ops.norm import Norm, QkNorm
+from mlxr.compiler.ir.ops.norm import Norm, NormRows, QkNorm
 from mlxr.compiler.ir.ops.product import InputNorm
 from mlxr.runtime.hosts.mlx_ops.table import evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
@@ -14,6 +14,13 @@ def norm(inputs: Inputs, attrs: Norm, arena: ArenaLayer | None = None) -> Output
     x = inputs["x"]
     y = normalise(f32(x), inputs["weight"], inputs.get("bias"), attrs.kind, attrs.eps, attrs.groups)
     return {"out": add_residual(y, inputs, attrs.residual_scale).astype(x.dtype)}
+
+
+@evaluates(NormRows)
+def norm_rows(inputs: Inputs, attrs: NormRows, arena: ArenaLayer | None = None) -> Outputs:
+    """The norms of the rows x[rows] of x [tokens, width], in f32."""
+    x = f32(inputs["x"][inputs["rows"]])
+    return {"out": normalise(x, inputs["weight"], inputs.get("bias"), attrs.kind, attrs.eps)}
 
 
 @evaluates(QkNorm)

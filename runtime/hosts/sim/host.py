@@ -112,10 +112,10 @@ class SimHost(ArrayHost):
         self._finish(token)
         rows = batch.num_rows
         if not rows:
-            return mx.zeros((0, self.plan.vocab_size))
+            return mx.zeros((0, self.plan.output_width))
         offset = buffers[logits].address - self._memory.ctypes.data
-        size = rows * self.plan.vocab_size * 4
-        return mx.array(self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.vocab_size))
+        size = rows * self.plan.output_width * 4
+        return mx.array(self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.output_width))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""

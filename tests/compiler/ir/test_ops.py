@@ -56,6 +56,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         NORM | {"kind": "layer", "groups": 4},
         {"out": tokens(48, BF16)},
     ),
+    "norm_rows": (
+        "norm_rows",
+        {"x": tokens(48, BF16), "weight": matrix(48), "rows": ROWS, "bias": matrix(48)},
+        {"kind": "layer", "eps": 0.1},
+        {"out": Tensor(("rows", 48), F32)},
+    ),
     "linear": (
         "linear",
         {"x": tokens(48, BF16), "weight": matrix(24, 48), "bias": matrix(24)},
@@ -281,6 +287,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     (ALL, {"gate": ("tokens", 1)}, {}, r"gate is \['tokens', 1\]; expected \['rows', 1\]"),
     ("projection", {}, {"eps": 0.1}, "eps or norm_kind is given but norm is not bound"),
     (ALL, {"weight": (25, 48), "bias": (25,)}, {}, "gate and up rows are 25; expected an even number"),
+    ("norm_rows", {"weight": (12,)}, {}, r"weight is \[12\]; expected \[48\]"),
+    ("norm_rows", {"rows": Tensor(("rows",), F32)}, {}, "rows are f32; expected i32"),
     (ALL, {"residual": Tensor(("tokens", 13), BF16)}, {}, r"residual is \['tokens', 13\]"),
     (ALL, {"residual": Tensor(("rows", 26), BF16)}, {}, r"residual is \['rows', 26\]"),
     (ALL, {"residual": Tensor(("rows", 13), F32)}, {}, "residual is f32, out is bf16"),
@@ -313,7 +321,8 @@ def test_arena_accesses_have_tokens() -> None:
 def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     attention = {"qk_norm", "rope_write_attention", "rope_cache_write", "rope_attention"}
-    assert left == {"embed", "norm", "linear", "projection", "route", "expert_projection", "expert_combine"} | attention
+    experts = {"route", "expert_projection", "expert_combine"}
+    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

@@ -45,6 +45,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("embed", "qkv", "qkv_rows", "rope_cache_write", "attend", "attend_prefill", "gate_up_rows", "logits"),
     ),
+    "hidden-bf16": (
+        small_spec(
+            **_ONE_LAYER,
+            cache={"dtype": "bf16", "block_size": 4, "max_sequences": 2},
+            activation_dtype="bf16",
+            weights={"default": "bf16"},
+            output="hidden",
+        ),
+        Geometry(),
+        ("hidden",),
+    ),
     "split-window-layer-f16": (
         small_spec(
             model__num_layers=1,

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
-from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.ir.ops.norm import Norm, NormRows
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -22,6 +22,7 @@ class CpuNorm(CpuKernel):
         bias, residual: whether the norm adds one.
         residual_scale: factor of the norm.
         count: the field of the batch with the number of rows: `tokens` for all, `rows` for rows of logits.
+        gather: whether its rows are the batch's `logit_rows` of x.
     """
 
     template = "norm.jinja"
@@ -34,6 +35,7 @@ class CpuNorm(CpuKernel):
     residual: bool
     residual_scale: float
     count: Literal["tokens", "rows"]
+    gather: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -59,14 +61,16 @@ class CpuNorm(CpuKernel):
     def formula(self) -> str:
         """The formula, for the head of the function."""
         scale = f"{self.residual_scale} * " if self.factor else ""
+        x = "x[logit_rows]" if self.gather else "x"
         pieces = f" of {self.groups} pieces" if self.groups > 1 else ""
-        return f"{self.label}: out = {'residual + ' if self.residual else ''}{scale}{self.kind}_norm(x){pieces}"
+        return f"{self.label}: out = {'residual + ' if self.residual else ''}{scale}{self.kind}_norm({x}){pieces}"
 
     @property
     def buffer_table(self) -> str:
         """Its buffers, for the head of the function."""
         weights = self.width if self.piece_weights else self.columns
-        rows = [f"x        [{self.count}, {self.width}] f32", f"weight   [{weights}] f32"]
+        x_rows = "tokens" if self.gather else self.count
+        rows = [f"x        [{x_rows}, {self.width}] f32", f"weight   [{weights}] f32"]
         if self.bias:
             rows.append(f"bias     [{weights}] f32")
         if self.residual:
@@ -90,5 +94,24 @@ def lower_norm(lowering: CpuLowering, op: Op, attrs: Norm) -> None:
         residual="residual" in op.inputs,
         residual_scale=attrs.residual_scale,
         count="rows" if lowering.value(op, "x").shape[0] == "rows" else "tokens",
+    )
+    lowering.add_call(op, kernel)
+
+
+@lowers(NormRows)
+def lower_norm_rows(lowering: CpuLowering, op: Op, attrs: NormRows) -> None:
+    """Adds the call for an op."""
+    kernel = CpuNorm(
+        label="hidden",
+        width=lowering.width(op, "x"),
+        groups=1,
+        kind=attrs.kind,
+        eps=attrs.eps,
+        piece_weights=False,
+        bias="bias" in op.inputs,
+        residual=False,
+        residual_scale=1.0,
+        count="rows",
+        gather=True,
     )
     lowering.add_call(op, kernel)

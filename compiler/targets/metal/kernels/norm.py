@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.launch import Extent
+from mlxr.compiler.artifact.launch import ONE, Extent
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.op_kind import NormKind
-from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.ir.ops.norm import Norm, NormRows
 from mlxr.compiler.schedule.kernel import Port
 from mlxr.compiler.targets.metal.kernel_parts.kernel import SIMD_WIDTH, MetalKernel
 from mlxr.compiler.targets.metal.kernel_parts.row_sums import QUAD, simdgroups_for, sums_bytes
@@ -27,7 +27,9 @@ class NormKernel(MetalKernel):
         weight, bias: element types of the weight and of the bias; None: there is no bias.
         residual: whether the norm is added to a residual, which has x's type.
         residual_scale: factor of the norm where it is added to a residual.
-        activation: element type of x and of the result.
+        activation: element type of x.
+        result: element type of the result; None: x's.
+        gather: whether the input `rows` selects rows of x.
     """
 
     template = "norm.metal.jinja"
@@ -41,21 +43,30 @@ class NormKernel(MetalKernel):
     residual: bool
     residual_scale: float
     activation: DType
+    result: DType | None = None
+    gather: bool = False
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """x, the weight, and the bias and the residual where there are any."""
+        """x, the weight, and the bias, the residual and the selected rows where there are any."""
         ports: list[Port] = [("x", self.activation), ("weight", self.weight)]
         if self.bias:
             ports.append(("bias", self.bias))
         if self.residual:
             ports.append(("residual", self.activation))
+        if self.gather:
+            ports.append(("rows", DType.I32))
         return tuple(ports)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
         """The result."""
-        return (("out", self.activation),)
+        return (("out", self.out),)
+
+    @property
+    def out(self) -> DType:
+        """Element type of the result."""
+        return self.result or self.activation
 
     @property
     def loads(self) -> tuple[tuple[str, int], ...]:
@@ -107,11 +118,7 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
     """
     x, weight = lowering.value(op, "x"), lowering.value(op, "weight")
     width, groups = num_columns(x), attrs.groups
-    if width // groups % QUAD:
-        raise PlanError(
-            f"op {op.name!r} normalises groups of {width // groups} columns, and Metal kernels read {QUAD} at a time: "
-            "compile with --target cpu"
-        )
+    _check_columns(op, width // groups)
     kernel = NormKernel(
         "norm",
         width=width,
@@ -126,3 +133,38 @@ def lower_norm(lowering: MetalLowering, op: Op, attrs: Norm) -> None:
         activation=x.dtype,
     )
     lowering.emit(op, kernel, (Extent(times=groups), row_count(x)), {"out": op.out})
+
+
+@lowers(NormRows)
+def lower_norm_rows(lowering: MetalLowering, op: Op, attrs: NormRows) -> None:
+    """Adds the launch of the norms of some rows.
+
+    Raises:
+        PlanError: rows cannot be read 4 elements at a time.
+    """
+    x = lowering.value(op, "x")
+    _check_columns(op, num_columns(x))
+    kernel = NormKernel(
+        "hidden",
+        width=num_columns(x),
+        groups=1,
+        kind=attrs.kind,
+        eps=attrs.eps,
+        shared=False,
+        weight=lowering.value(op, "weight").dtype,
+        bias=lowering.optional_dtype(op, "bias"),
+        residual=False,
+        residual_scale=1.0,
+        activation=x.dtype,
+        result=DType.F32,
+        gather=True,
+    )
+    lowering.emit(op, kernel, (ONE, Extent(dim="rows")), {"out": op.out})
+
+
+def _check_columns(op: Op, columns: int) -> None:
+    if columns % QUAD:
+        raise PlanError(
+            f"op {op.name!r} normalises groups of {columns} columns, and Metal kernels read {QUAD} at a time: "
+            "compile with --target cpu"
+        )
