@@ -17,6 +17,9 @@ COMMANDS = {
     "run": ("run", "generate text"),
     "chat": ("chat", "converse with a model"),
     "serve": ("serve", "serve models to clients of OpenAI, Anthropic and Ollama"),
+    "ps": ("ps", "list the running servers"),
+    "stop": ("stop", "end a running server"),
+    "service": ("service", "let the system start the server, and keep it running"),
     "bench": ("bench", "measure a model's speed"),
     "perplexity": ("perplexity", "measure how well a model predicts a text"),
     "tokenize": ("tokenize", "show the tokens of a text"),
@@ -55,6 +58,6 @@ def _main(argv: list[str]) -> int:
             importlib.import_module(f"mlxr.cli.{module}").add_parser(commands)
         else:
             commands.add_parser(name, help=line)
-    args: argparse.Namespace = parser.parse_args(argv)
+    args: argparse.Namespace = parser.parse_args(argv, argparse.Namespace(argv=argv))
     code: int = args.run(args)
     return code

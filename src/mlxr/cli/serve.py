@@ -7,12 +7,11 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
 from mlxr.cli.pull_progress import pull_absent
+from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
 from mlxr.model_source import MODEL_HELP
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument(
         "--keep-alive",
-        type=_seconds,
+        type=seconds,
         default=300.0,
         metavar="TIME",
         help="unload a model that nobody asked for so long, such as 90s, 10m, 2h or forever (default: 5m)",
@@ -68,6 +67,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients reach this server"
     )
+    add_server_arguments(parser)
     add_host_arguments(parser)
     add_context_argument(parser)
     add_speculation_arguments(parser)
@@ -77,10 +77,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    for module in ("fastapi", "uvicorn"):
+    for module in ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
-    from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415 (needs the packages above)
+    from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (needs the packages above)
+    from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
     from mlxr.server.pool.registry_catalog import RegistryCatalog  # noqa: PLC0415
     from mlxr.server.run_server import run_server  # noqa: PLC0415
@@ -93,10 +94,16 @@ def run(args: argparse.Namespace) -> int:
         args.allow_open,
         tuple(args.allow_origin),
         tuple(args.allow_host),
+        most_connections=args.max_connections,
+        header_seconds=args.header_time,
+        grace_seconds=args.grace,
+        log_text=args.log_text,
     )
     named = _all_names(args)
     for model in named.values():
         pull_absent(model)
+    if args.detach:
+        return _detach(args)
     changes, tiers = changes_of(args), tier_sizes(args)
     options = EngineSource(
         "",
@@ -126,7 +133,22 @@ def run(args: argparse.Namespace) -> int:
             catalog=catalog,
         ),
         settings,
+        LogOutput(args.log_file, args.log_level),
     )
+
+
+def _detach(args: argparse.Namespace) -> int:
+    from mlxr.server.life.detach import detach  # noqa: PLC0415 (not for other uses)
+
+    arguments = [word for word in args.argv[args.argv.index("serve") + 1 :] if not _is_detach(word)]
+    state, log = detach(arguments, args.log_file)
+    print(f"serving at {state.url}, process {state.pid}; its log is {log}; mlxr stop {state.port} ends it")
+    return 0
+
+
+def _is_detach(word: str) -> bool:
+    """Whether argparse takes a word for --detach: it may be cut short."""
+    return word.startswith("--de") and "--detach".startswith(word)
 
 
 def _all_names(args: argparse.Namespace) -> dict[str, str]:
@@ -151,20 +173,6 @@ def _named(text: str) -> tuple[str, str]:
     if not name or not separator or not model:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL")
     return name, model
-
-
-def _seconds(text: str) -> float:
-    if text == "forever":
-        return float("inf")
-    unit = _UNITS.get(text[-1:])
-    number = text[:-1] if unit else text
-    try:
-        seconds = float(number) * (unit or 1.0)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected one such as 90s, 10m, 2h, or forever")
-    return seconds
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

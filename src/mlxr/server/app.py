@@ -20,6 +20,7 @@ from mlxr.server.anthropic import messages
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.inspector import router as inspector
+from mlxr.server.life import status
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.ollama import router as ollama
@@ -35,6 +36,7 @@ from mlxr.server.state import ServerState
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     scrape.router,
+    status.router,
     models.router,
     chat.router,
     completions.router,

@@ -14,7 +14,7 @@ from mlxr.server.request_record import RECORD, RequestRecord
 
 LOG = logging.getLogger("mlxr.server.requests")
 LOG.addHandler(logging.NullHandler())  # without a log, Python itself would print warnings
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/status"})
 """Whoever watches the server asks these all the time."""
 _GONE = 499
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -1,32 +1,45 @@
 """Runs the server until it is told to stop."""
 
 import asyncio
+import resource
+import secrets
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
-import uvicorn
 import uvloop
 
 from mlxr.compiler.errors import HostError
 from mlxr.server.app import make_app
+from mlxr.server.life.graceful_server import GracefulServer
+from mlxr.server.life.state_file import StateFile
+from mlxr.server.log_output import LogOutput
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
 
+_OTHER_FILES = 512
+"""Files that may be open besides connections."""
 
-def run_server(make_pool: Callable[[], ModelPool], settings: ServerSettings) -> int:
+
+def run_server(make_pool: Callable[[], ModelPool], settings: ServerSettings, log: LogOutput | None = None) -> int:
     """Serves until SIGINT or SIGTERM; streams then have a time of grace to end.
 
     Args:
         make_pool: makes the models' pool, in the server's event loop.
         settings: of the server.
+        log: where the log goes; None: requests are not logged.
 
     Returns:
         The exit code.
 
     Raises:
         HostError: nobody can listen at the address.
+        RequestError: the log cannot be written.
     """
+    if log is not None:
+        log.open()
+    _allow_files(settings.most_connections + _OTHER_FILES)
     listener = _listen(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # a third less time for each token
         return runner.run(_serve(make_pool, settings, listener))
@@ -34,22 +47,30 @@ def run_server(make_pool: Callable[[], ModelPool], settings: ServerSettings) -> 
 
 async def _serve(make_pool: Callable[[], ModelPool], settings: ServerSettings, listener: socket.socket) -> int:
     pool = make_pool()
-    config = uvicorn.Config(
-        make_app(pool, settings),
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=settings.most_connections,
-        timeout_graceful_shutdown=int(settings.grace_seconds),
-        server_header=False,
-        date_header=False,
-    )
     address, port = listener.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    names = ", ".join(model.name for model in pool.models)
-    print(f"serving {names} at http://{shown}:{port}", file=sys.stderr, flush=True)
-    server = uvicorn.Server(config)
-    await server.serve([listener])
+    state = StateFile.of_this_process(address, port, settings.grace_seconds, secrets.token_urlsafe())
+    if settings.api_keys:  # so that `mlxr ps` of the same user can ask without one
+        settings = replace(settings, api_keys=(*settings.api_keys, state.token))
+
+    def started() -> None:
+        names = ", ".join(model.name for model in pool.models)
+        print(f"serving {names} at {state.url}", file=sys.stderr, flush=True)
+        state.write()
+
+    server = GracefulServer(make_app(pool, settings), pool, settings, started=started)
+    try:
+        await server.serve([listener])
+    finally:
+        state.remove()
     return 0 if server.started else 1
+
+
+def _allow_files(count: int) -> None:
+    """Lets the process open so many files, as far as it may: systems begin with 256 or 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

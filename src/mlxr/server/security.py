@@ -48,6 +48,15 @@ class Guard:
             await error_response(scope["path"], error)(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
+        if scope.get("state", {}).get("is_beyond_limit") and scope["path"] not in _OPEN_PATHS:
+            raise ApiError(
+                503,
+                f"this server has {self._settings.most_connections} connections already, the most that it serves: try "
+                "again later",
+                "server_error",
+                "too_many_connections",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
         headers = scope["headers"]
         host = _header(headers, b"host")
         # Without a name it comes from no browser, but from a health check in HTTP/1.0.

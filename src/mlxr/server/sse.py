@@ -167,7 +167,7 @@ def told(raised: BaseException) -> ApiError:
     """What a client is told of an exception; what is the server's own fault is logged."""
     error = api_error(raised)
     if error.status >= 500:
-        _LOG.error("a request failed: %s", raised, exc_info=raised)
+        _LOG.error("a request failed: %s", raised, exc_info=raised if error.status == 500 else None)
     return error
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 import uvloop
 
 from mlxr.compiler.spec.change import Changes
 from mlxr.server.app import make_app
+from mlxr.server.life.graceful_server import GracefulServer
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -56,15 +56,13 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.pool: ModelPool
         self.loop: asyncio.AbstractEventLoop
-        self._server: uvicorn.Server
+        self._server: GracefulServer
         started = threading.Event()
 
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
             self.pool = make_pool()
-            self._server = uvicorn.Server(
-                uvicorn.Config(make_app(self.pool, settings), log_level="warning", timeout_graceful_shutdown=5)
-            )
+            self._server = GracefulServer(make_app(self.pool, settings), self.pool, settings)
             started.set()
             await self._server.serve([self._listener])
 
@@ -90,7 +88,7 @@ class RunningServer:
     def close(self) -> None:
         """Stops it."""
         self.http.close()
-        self._server.should_exit = True
+        self.loop.call_soon_threadsafe(self._server.end)
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server does not end"
 

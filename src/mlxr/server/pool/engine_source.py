@@ -22,7 +22,7 @@ class EngineSource:
         name: what requests call it.
         model: what MODEL means for commands.
         template: a Jinja2 file to use instead of the model's own chat template.
-        meter: measures the answers.
+        meter: measures the answers; a copy under another name (`replace`) has its own.
     """
 
     name: str
@@ -36,7 +36,7 @@ class EngineSource:
     draft: str | None = None
     prompt_lookup: bool = False
     template: Path | None = None
-    meter: Meter = field(default_factory=Meter, compare=False, repr=False)
+    meter: Meter = field(init=False, default_factory=Meter, compare=False, repr=False)
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""

@@ -57,7 +57,7 @@ class ModelPool:
         self._fixed = frozenset(self._models)
         self._changing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
-        self._closing = False
+        self._ending = self._closing = False
 
     @property
     def models(self) -> list[ServedModel]:
@@ -68,7 +68,16 @@ class ModelPool:
     @property
     def is_closing(self) -> bool:
         """Whether the server is ending."""
-        return self._closing
+        return self._ending or self._closing
+
+    @property
+    def num_users(self) -> int:
+        """Requests that use a model now, or wait for one."""
+        return sum(model.users for model in self.models)
+
+    def end(self) -> None:
+        """Refuses all new requests; those that are here already go on until `close`."""
+        self._ending = True
 
     def start(self) -> None:
         """Begins to unload models that nobody uses."""
@@ -111,8 +120,10 @@ class ModelPool:
             keep_alive: seconds after this request at which it may be unloaded; None: as before.
 
         Raises:
-            ApiError: there is no such model, it cannot be loaded, or not in time.
+            ApiError: there is no such model, it cannot be loaded, or not in time, or the server is ending.
         """
+        if self._ending:
+            raise _ending()
         model = self.find(name)
         if (record := RECORD.get()) is not None:
             record.model = model.name
@@ -148,7 +159,7 @@ class ModelPool:
     async def _loaded(self, model: ServedModel) -> LoadedModel:
         while True:
             if self._closing:
-                raise ApiError(503, "the server is ending", "server_error", "shutting_down")
+                raise _ending()
             if model.state == "loaded" and model.loaded is not None:
                 if (reason := model.loaded.engine.health()) is None:
                     return model.loaded
@@ -251,6 +262,10 @@ class ModelPool:
                     async with self._changing:
                         if model.is_idle:
                             await self._unload(model)
+
+
+def _ending() -> ApiError:
+    return ApiError(503, "the server is ending", "server_error", "shutting_down", headers={"Retry-After": "5"})
 
 
 def _close(loaded: LoadedModel) -> None:

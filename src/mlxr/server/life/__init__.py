@@ -1,0 +1,1 @@
+"""The life of a server: how it starts, is found, and ends."""

@@ -1,0 +1,28 @@
+"""/status: what `mlxr ps` asks."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from mlxr.compiler.version import VERSION
+from mlxr.server.state import ServerState
+
+router = APIRouter()
+
+
+@router.get("/status", tags=["Server"])
+async def status(request: Request) -> dict[str, Any]:
+    """The server, and its models, loaded or not."""
+    pool = ServerState.of(request).pool
+    models = [
+        {
+            "name": model.name,
+            "state": model.state,
+            "progress": model.progress,
+            "requests": model.users,
+            "bytes": model.planned_bytes if model.loaded is not None else 0,
+            "pinned": model.pinned,
+        }
+        for model in pool.models
+    ]
+    return {"version": VERSION, "state": "ending" if pool.is_closing else "serving", "models": models}

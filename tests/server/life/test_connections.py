@@ -1,0 +1,96 @@
+"""Clients that are slow or many, against the limits of connections."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.settings import ServerSettings
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
+from mlxr_tests.serve_process import wait_for
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+LIMIT = 0.3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    settings = ServerSettings(header_seconds=LIMIT, most_connections=3)
+    with running_server(lambda: ModelPool([tiny_source()]), settings) as running:
+        yield running
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
+
+
+def rest(client: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    data = b""
+    while piece := client.recv(65536):
+        data += piece
+    return data
+
+
+@pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"], ids=["first request", "second request"])
+def test_a_head_must_come_in_time(server: RunningServer, before: bytes) -> None:
+    """However often a byte of it comes."""
+    with connect(server) as client:
+        if before:
+            client.sendall(before)
+            assert b'{"status":"ok"}' in client.recv(65536)
+
+        def trickle() -> None:
+            for byte in HEAD + b"x-slow: " + b"." * 2000:
+                try:
+                    client.send(bytes([byte]))
+                except OSError:
+                    return
+                time.sleep(0.02)
+
+        sending = threading.Thread(target=trickle)
+        sending.start()
+        with suppress(ConnectionResetError):  # a byte came after the end
+            assert rest(client).startswith(b"HTTP/1.1 408 ")
+        sending.join()
+
+
+def test_a_body_may_take_longer(server: RunningServer) -> None:
+    body = b'{"model": "tiny", "text": 1}'
+    with connect(server) as client:
+        head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body))
+        time.sleep(2 * LIMIT)
+        client.sendall(body)
+        assert rest(client).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_head_has_a_largest_size(server: RunningServer) -> None:
+    with connect(server) as client:
+        client.sendall(HEAD + b"x-long: " + b"." * (200 << 10))
+        with suppress(ConnectionResetError):  # more came after the end
+            assert rest(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_connections_beyond_the_limit_are_told(server: RunningServer) -> None:
+    server.http.get("/health")  # its connection stays
+    with connect(server) as first, connect(server) as second:
+        for client in (first, second):
+            client.sendall(HEAD + b"\r\n")
+            assert b"200 OK" in client.recv(65536)
+        with connect(server) as client:
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            told = rest(client)
+            assert told.startswith(b"HTTP/1.1 503 ") and b"too_many_connections" in told and b"retry-after: 1" in told
+        assert server.http.get("/v1/models").status_code == 200
+
+    def fits() -> bool:
+        with connect(server) as client:
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            return rest(client).startswith(b"HTTP/1.1 200 ")
+
+    wait_for(fits)
