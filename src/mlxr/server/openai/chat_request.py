@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from mlxr.server.chat.chat_job import ChatJob
-from mlxr.server.errors import bad_field
+from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
 
@@ -167,6 +167,9 @@ def told_message(place: int, message: Message) -> dict[str, Any]:
     Raises:
         ApiError: content that is not text.
     """
+    if message.content is None and message.role != "assistant":
+        name = f"messages[{place}].content"
+        raise ApiError(400, f"{name} is missing: it is required", param=name, code="missing_field")
     told = message.model_dump(exclude_none=True, by_alias=True)
     told["role"] = "system" if message.role == "developer" else message.role
     told["content"] = text_of(f"messages[{place}].content", message.content)
