@@ -6,7 +6,7 @@ from mlxr.compiler.artifact import ArenaGeometry, Artifact, size
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.memory.fitting_arena import fitting_arena
-from mlxr.runtime.memory.free_memory import MachineMemory
+from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.weights.weight_file import WeightFile
 
 
@@ -30,6 +30,7 @@ def choose_arena(
     threads: int | None = None,
     tier_memory: int = 0,
     shrink: bool = False,
+    most_bytes: int | None = None,
 ) -> ChosenArena:
     """The arena to allocate for a model on a host; nothing is loaded yet.
 
@@ -40,6 +41,7 @@ def choose_arena(
         threads: how many threads host cpu runs; None: as many as it chooses.
         tier_memory: bytes of the machine's memory that the cache will use besides the arena.
         shrink: whether the arena may be smaller than the plan's, see `fitting_arena`.
+        most_bytes: memory that the model may take, mapped weights included; None: what is free.
 
     Raises:
         WeightsError: the weights are of another model.
@@ -47,6 +49,8 @@ def choose_arena(
     """
     host, plan = entry.load(), artifact.plan
     footprint, free = host.footprint(artifact, file, threads), host.free_memory()
+    if most_bytes is not None and most_bytes < free.free_bytes:
+        free = FreeMemory(most_bytes, most_bytes, "what models may take here")
     if host.has_own_memory:
         machine = MachineMemory().read()
         if tier_memory > machine.free_bytes:

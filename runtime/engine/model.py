@@ -68,6 +68,7 @@ class Model:
         threads: int | None = None,
         tiers: TierSizes = NO_TIERS,
         shrink_arena: bool = False,
+        most_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Loads weights and prepares a host.
@@ -82,6 +83,7 @@ class Model:
             tiers: how much to keep, in host memory and on disk, of what the arena has no room for.
             shrink_arena: whether the arena may have fewer blocks than the plan, if this machine lacks memory now; at
                 least a sequence of full context fits into it.
+            most_bytes: memory that it may take, mapped weights included; None: what is free.
             progress: called as loading proceeds.
 
         Raises:
@@ -109,7 +111,13 @@ class Model:
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.types = plan.programs[entry.target_among(plan.targets)].types
         chosen = choose_arena(
-            artifact, file, entry, threads=threads, tier_memory=tiers.memory_bytes, shrink=shrink_arena
+            artifact,
+            file,
+            entry,
+            threads=threads,
+            tier_memory=tiers.memory_bytes,
+            shrink=shrink_arena,
+            most_bytes=most_bytes,
         )
         self.arena = Arena(chosen.geometry)
         self.pager = Pager.from_geometry(chosen.geometry, record_evictions=bool(tiers))

@@ -42,6 +42,7 @@ class Engine(RunningEngine):
         tiers: TierSizes = NO_TIERS,
         draft: "str | os.PathLike[str] | None" = None,
         prompt_lookup: bool = False,
+        most_bytes: int | None = None,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -58,6 +59,7 @@ class Engine(RunningEngine):
             tiers: how much to keep, in host memory and on disk, of the KV cache that the arena has no room for.
             draft: as for `mlxr.load`.
             prompt_lookup: as for `mlxr.load`.
+            most_bytes: as for `mlxr.load`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -78,6 +80,7 @@ class Engine(RunningEngine):
                 shrink_arena=True,
                 draft=draft,
                 prompt_lookup=prompt_lookup,
+                most_bytes=most_bytes,
                 progress=progress,
             ),
             max_waiting=max_waiting,

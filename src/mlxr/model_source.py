@@ -45,6 +45,7 @@ def load(
     draft: "str | os.PathLike[str] | None" = None,
     prompt_lookup: bool = False,
     shrink_arena: bool = False,
+    most_bytes: int | None = None,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -64,6 +65,7 @@ def load(
             checks several of them: the answers are the same, and come faster where most guesses are right.
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
+        most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -99,6 +101,7 @@ def load(
             draft=draft,
             prompt_lookup=prompt_lookup,
             shrink_arena=shrink_arena,
+            most_bytes=most_bytes,
             progress=progress,
         )
         note_use(registered)
@@ -138,6 +141,7 @@ def load(
             threads=threads,
             tiers=tiers,
             shrink_arena=shrink_arena,
+            most_bytes=most_bytes,
             progress=progress,
         )
         if prompt_lookup or draft is not None:

@@ -25,9 +25,9 @@ class Gated:
         self.planned_memory = self._source.planned_memory
         self.gate = threading.Event()
 
-    def load(self, progress: Progress) -> LoadedModel:
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         assert self.gate.wait(30)
-        return self._source.load(progress)
+        return self._source.load(progress, most_bytes)
 
 
 gated = Gated()
@@ -144,7 +144,8 @@ def test_a_scrape_waits_for_no_load_and_no_engine(own: RunningServer, monkeypatc
     stuck, loaded = threading.Event(), own.pool.find("gated").loaded
     assert loaded is not None
     with monkeypatch.context() as patch:
-        patch.setattr(loaded.engine, "stats", lambda: stuck.wait(30))
+        stats = loaded.engine.stats
+        patch.setattr(loaded.engine, "stats", lambda: stuck.wait(30) and stats())
         now = [scrape(own) for _ in range(20)][-1]  # more than there are threads
         stuck.set()
     assert now.of("vllm:generation_tokens_total", "gated") == before.of("vllm:generation_tokens_total", "gated") == 1

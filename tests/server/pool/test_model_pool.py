@@ -34,6 +34,7 @@ class Source:
     def __init__(self, name: str, size: int = 4 * GB, least: int | None = None) -> None:
         self.name, self.memory = name, PlannedMemory(size, size if least is None else least)
         self.engines: list[Engine] = []
+        self.most_bytes: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
@@ -42,7 +43,8 @@ class Source:
     def planned_memory(self) -> PlannedMemory:
         return self.memory
 
-    def load(self, progress: Progress) -> LoadedModel:
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
+        self.most_bytes = most_bytes
         progress("weights", 1, 4)
         self.gate.wait(10)
         if self.failure:
@@ -100,8 +102,10 @@ def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() ->
                     await use(pool, "b")
                 assert no.value.status == 503 and "Retry-After" in no.value.headers
             await use(pool, "b")
+        before = [name for name, source in sources.items() if source.is_loaded]
         with pytest.raises(ApiError, match=r"big takes 11\.0 GiB .* d \(4\.0 GiB, pinned\)"):
             await use(pool, "big")
+        assert [name for name, source in sources.items() if source.is_loaded] == before, "none goes in vain"
         await pool.close()
 
     run(test)
@@ -112,7 +116,7 @@ def test_a_model_may_be_loaded_with_less_cache_than_planned() -> None:
         big = Source("big", 20 * GB, 8 * GB)
         pool = ModelPool([big], free=lambda: 10 * GB)
         await use(pool, "big")
-        assert big.is_loaded and pool.find("big").planned_bytes == 10 * GB
+        assert big.is_loaded and pool.find("big").planned_bytes == big.most_bytes == 10 * GB
         await pool.close()
 
     run(test)

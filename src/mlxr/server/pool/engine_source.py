@@ -46,8 +46,10 @@ class EngineSource:
         draft = planned_memory(self.draft, host=self.host, threads=self.threads)
         return PlannedMemory(own.full + draft.full, own.least + draft.least)
 
-    def load(self, progress: Progress) -> LoadedModel:
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         """See `ModelSource`."""
+        if most_bytes is not None and self.draft is not None:
+            most_bytes -= planned_memory(self.draft, host=self.host, threads=self.threads).full
         engine = ServedEngine(
             self.model,
             self.meter,
@@ -59,13 +61,20 @@ class EngineSource:
             tiers=self.tiers,
             draft=self.draft,
             prompt_lookup=self.prompt_lookup,
+            most_bytes=most_bytes,
             progress=progress,
         )
+        try:
+            return self._with_format(engine)
+        except BaseException:
+            engine.close()
+            raise
+
+    def _with_format(self, engine: ServedEngine) -> LoadedModel:
         try:
             template = engine.model.chat_template(self.template)
         except MlxrError as error:
             if self.template is not None:
-                engine.close()
                 raise
             return LoadedModel(engine, None, str(error))
         template.start()

@@ -5,6 +5,7 @@ pinned, is never unloaded.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from mlxr.server.request_record import RECORD
 
 FOREVER = float("inf")
 _LOOK_SECONDS = 0.5
+_LOG = logging.getLogger("mlxr.server")
 
 
 def free_bytes() -> int:
@@ -167,6 +169,7 @@ class ModelPool:
                 continue
             if model.loading is None:
                 model.loading = asyncio.create_task(self._load(model))
+                model.loading.add_done_callback(_noticed)
             try:
                 await asyncio.wait_for(asyncio.shield(model.loading), self._load_seconds)
             except TimeoutError:
@@ -192,7 +195,8 @@ class ModelPool:
                 def tell(what: str, done: int, total: int) -> None:
                     model.progress = f"{what} {100 * done // max(1, total)} %"
 
-                model.loaded = await asyncio.to_thread(model.source.load, tell)
+                most_bytes = model.planned_bytes if model.planned_bytes < memory.full else None
+                model.loaded = await asyncio.to_thread(model.source.load, tell, most_bytes)
                 model.state, model.progress = "loaded", ""
                 model.loads += 1
                 model.last_used = time.monotonic()
@@ -205,9 +209,9 @@ class ModelPool:
         """Unloads models that nobody uses, the least recently used first, until there is room; returns for how much."""
         while (room := self._room()) < memory.full:
             idle = [model for model in self.models if model.is_idle]
+            if room + sum(model.planned_bytes for model in idle) < memory.least:
+                raise self._no_room(wanted, memory.least, room)  # and none has gone in vain
             if not idle:
-                if room < memory.least:
-                    raise self._no_room(wanted, memory.least, room)
                 return room  # its arena will be smaller
             await self._unload(min(idle, key=lambda model: model.last_used))
         return memory.full
@@ -220,7 +224,7 @@ class ModelPool:
         return min(self._memory_bytes - used, free)
 
     def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
-        loaded = [model for model in self.models if model.state == "loaded"]
+        loaded = [model for model in self.models if model.state == "loaded" and not model.is_idle]
         held = ", ".join(
             f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in loaded
         )
@@ -261,7 +265,16 @@ class ModelPool:
                 if model.is_idle and now - model.last_used >= keep:
                     async with self._changing:
                         if model.is_idle:
-                            await self._unload(model)
+                            try:
+                                await self._unload(model)
+                            except Exception as error:  # it must not end what unloads the others
+                                _LOG.error("%s was unloaded, with an error: %s", model.name, error, exc_info=error)
+
+
+def _noticed(load: "asyncio.Task[None]") -> None:
+    """Takes the error of a load for which nobody waits any more."""
+    if not load.cancelled():
+        load.exception()
 
 
 def _ending() -> ApiError:

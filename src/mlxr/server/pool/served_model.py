@@ -69,8 +69,12 @@ class ModelSource(Protocol):
             MlxrError: it cannot be found or compiled.
         """
 
-    def load(self, progress: Progress) -> LoadedModel:
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
         """Loads it. Slow.
+
+        Args:
+            progress: is told how far it is.
+            most_bytes: memory that it may take, less than it was planned with; None: as planned.
 
         Raises:
             MlxrError: it cannot be loaded.
