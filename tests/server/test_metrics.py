@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,6 +150,11 @@ def test_a_scrape_waits_for_no_load_and_no_engine(own: RunningServer, monkeypatc
         now = [scrape(own) for _ in range(20)][-1]  # more than there are threads
         stuck.set()
     assert now.of("vllm:generation_tokens_total", "gated") == before.of("vllm:generation_tokens_total", "gated") == 1
+
+
+def test_each_model_has_a_meter_of_its_own() -> None:
+    source = tiny_source()
+    assert replace(source, name="other").meter is not source.meter
 
 
 def test_other_forms(own: RunningServer) -> None:

@@ -16,12 +16,15 @@ from mlxr.server.life import control
 from mlxr.server.life.processes import start_of
 from mlxr.server.life.state_file import StateFile, running_servers
 from mlxr_tests.serve_process import wait_for
-from mlxr_tests.storyteller import TINY
+from mlxr_tests.storyteller import ROOT, TINY
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('code of the current folder ran')")
     return tmp_path
 
 

@@ -70,11 +70,17 @@ def cached(server: ServeProcess) -> int:
 
 
 def test_after_the_time_of_grace_streams_end_with_each_apis_own_error(tmp_path: Path) -> None:
-    with serve_process(tmp_path, *SLOW, "--grace", "0") as server, ExitStack() as stack:
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    options = (*SLOW, "--grace", "0", "--template", str(tmp_path / "chat.jinja"))
+    with serve_process(tmp_path, *options) as server, ExitStack() as stack:
         native = {"temperature": 0, "num_predict": 400}
+        messages = [{"role": "user", "content": "Once"}]
         streams = {
             '{"error": {"message": ': begin(
                 server, stack, "/v1/completions", prompt="Once", max_tokens=400, ignore_eos=True
+            ),
+            '{"type": "error", "error": {"type": "overloaded_error"': begin(
+                server, stack, "/v1/messages", messages=messages, max_tokens=400
             ),
             '{"error": "': begin(server, stack, "/api/generate", prompt="Once", options=native, raw=True),
         }

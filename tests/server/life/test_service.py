@@ -46,7 +46,7 @@ def test_a_systemd_unit(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     unit = home / ".config/systemd/user/mlxr.service"
     assert not unit.exists() and asked(home) == []
-    assert f'ExecStart="{sys.executable}" "-m" "mlxr.cli" "serve" "--model" ' in text
+    assert f'ExecStart="{sys.executable}" "-P" "-m" "mlxr.cli" "serve" "--model" ' in text
     assert '"a=./it\'s 100%% $$HOME \\"b\\" \\\\c.gguf" "--grace" "5s"' in text
     assert "TimeoutStopSec=65\n" in text and 'Environment="MLXR_THREADS_OF_TEST=5 %%"\n' in text
     assert f"WorkingDirectory={home}\n" in text
@@ -71,7 +71,7 @@ def test_a_launchd_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["service", "install", "--", *ARGUMENTS]) == 0
     path = home / "Library/LaunchAgents/mlxr.serve.plist"
     agent = plistlib.loads(path.read_bytes())
-    assert agent["ProgramArguments"] == [sys.executable, "-m", "mlxr.cli", "serve", *ARGUMENTS]
+    assert agent["ProgramArguments"] == [sys.executable, "-P", "-m", "mlxr.cli", "serve", *ARGUMENTS]
     assert agent["ExitTimeOut"] == 65 and agent["KeepAlive"] == {"SuccessfulExit": False}
     assert agent["EnvironmentVariables"]["MLXR_THREADS_OF_TEST"] == "5 %"
     assert [line.split()[0] for line in asked(home)] == ["bootout", "bootstrap"]

@@ -48,7 +48,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _wait_for_head(self) -> None:
-        if self._head_timer is None:
+        if self._head_timer is None and self.header_seconds < float("inf"):
             self._head_timer = self.loop.call_later(self.header_seconds, self._refuse, b"408 Request Timeout")
 
     def _end_waiting(self) -> None:

@@ -1,13 +1,12 @@
 """Starts a server that outlives its terminal."""
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.server.life.program import PROGRAM
 from mlxr.server.life.state_file import StateFile, running_servers, servers_folder
 
 _START_SECONDS = 60.0
@@ -35,12 +34,11 @@ def detach(arguments: Sequence[str], log: Path | None) -> tuple[StateFile, Path]
         with path.open("ab") as output:
             begin = output.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "mlxr.cli", "serve", *arguments],
+                [*PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=_environment(),
             )
     except OSError as error:
         raise HostError(f"{path}: the log cannot be written: {error.strerror or error}") from error
@@ -65,12 +63,6 @@ def _listening(process: "subprocess.Popen[bytes]", log: Path, begin: int) -> Sta
         if time.monotonic() > until:
             raise HostError(f"the server did not listen within {_START_SECONDS:g} s: {_said(log, begin)}")
         time.sleep(_LOOK_SECONDS)
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with the places of its modules: it may run from a source folder."""
-    places = os.pathsep.join(place for place in sys.path if place)
-    return os.environ | {"PYTHONPATH": places}
 
 
 def _said(path: Path, begin: int) -> str:

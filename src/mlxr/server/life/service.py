@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
+from mlxr.server.life.program import PROGRAM
 
 _SAVE_SECONDS = 60
 """How long the system waits, after the time of grace, until the server has saved what its models have cached."""
@@ -195,7 +196,7 @@ class LaunchAgent(Service):
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "mlxr.cli", "serve", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def _environment() -> dict[str, str]:

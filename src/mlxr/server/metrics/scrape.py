@@ -8,7 +8,7 @@ from mlxr.server.state import ServerState
 router = APIRouter()
 
 
-@router.get("/metrics", tags=["Server"], response_class=Response)
+@router.get("/metrics", tags=["Server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def scrape(request: Request) -> Response:
     """What Prometheus collects."""
     text, content_type = await ServerState.of(request).metrics.render(request.headers.get("accept", ""))

@@ -75,7 +75,7 @@ class ModelPool:
     @property
     def num_users(self) -> int:
         """Requests that use a model now, or wait for one."""
-        return sum(model.users for model in self.models)
+        return sum(model.users for model in self._models.values())
 
     def end(self) -> None:
         """Refuses all new requests; those that are here already go on until `close`."""
