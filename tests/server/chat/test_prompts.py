@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import closing
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -173,7 +174,17 @@ def test_variables_reach_the_template() -> None:
 
 
 CALL = {"role": "assistant", "tool_calls": CALLS}
+DEEP = {"name": "f", "arguments": reduce(lambda inner, _: {"a": inner}, range(5000), {})}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "nested too deeply": (QWEN, {"messages": ({**CALL, "tool_calls": [{"id": "a", "function": DEEP}]},)}),
+    r"messages\[0\].tool_call_id is \[\], and no call": (
+        QWEN,
+        {"messages": ({"role": "tool", "tool_call_id": [], "content": ""},)},
+    ),
+    r"messages\[0\].reasoning_content is 3": (
+        QWEN,
+        {"messages": ({"role": "assistant", "content": "", "reasoning_content": 3},)},
+    ),
     "messages is empty": (QWEN, {"messages": ()}),
     r"messages\[0\].role is 'bot'; expected one of system": (QWEN, {"messages": ({"role": "bot", "content": ""},)}),
     r"messages\[0\].content\[0\] is of type 'image_url', and this model reads text alone": (
@@ -217,7 +228,11 @@ def test_what_cannot_be_rendered_is_refused(message: str) -> None:
     [
         ({"type": "web_search"}, r"tools\[0\] is of type 'web_search'; expected function"),
         ({"type": "function", "function": {"name": "a b"}}, r"tools\[0\].function.name is 'a b'"),
-        ({"type": "function", "function": {"name": "a", "parameters": "x"}}, "expected a JSON schema"),
+        ({"type": "function", "function": {"name": "a", "parameters": "x"}}, "expected a JSON schema of an object"),
+        ({"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}, "JSON schema of an object"),
+        ({"type": "function", "function": {"name": "a", "parameters": {"required": 3}}}, "JSON schema of an object"),
+        ({"type": "function", "function": {"name": "a", "strict": "yes"}}, "strict is 'yes'; expected true or false"),
+        ({"type": "function", "function": {"name": "a", "description": 3}}, "description is 3; expected text"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(tool: dict[str, Any], message: str) -> None:

@@ -139,8 +139,11 @@ class ChatFormat:
     # In the template's thread.
 
     def _prompt(self, job: ChatJob) -> list[int]:
-        job = self._checked(job)
-        text = self._rendered(job)
+        try:
+            job = self._checked(job)
+            text = self._rendered(job)
+        except RecursionError as error:
+            raise RequestError("messages or tools are nested too deeply: write them flatter") from error
         if self._context is not None:
             check_length(text, self._tokenizer, self._context)
         # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.

@@ -33,6 +33,8 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         for key in ("tool_calls", "reasoning_content"):
             if not clean.get(key):
                 clean.pop(key, None)
+        if not isinstance(clean.get("reasoning_content", ""), str):
+            raise RequestError(f"{where}.reasoning_content is {clean['reasoning_content']!r:.60}; expected text")
         if "tool_calls" in clean:
             if role != "assistant":
                 raise RequestError(
@@ -42,7 +44,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             open_calls |= {call["id"]: call["function"]["name"] for call in clean["tool_calls"]}
         if role == "tool":
             call_id = clean.get("tool_call_id")
-            if call_id not in open_calls:
+            if not isinstance(call_id, str) or call_id not in open_calls:
                 raise RequestError(
                     f"{where}.tool_call_id is {call_id!r:.60}, and no call without an answer before it has that id: "
                     "give the id of a call in an assistant message's tool_calls"
@@ -73,8 +75,21 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         if name in names:
             raise RequestError(f"{where}.function.name is {name!r}, which another tool has: rename one")
         names.add(name)
-        if parameters is not None and not isinstance(parameters, Mapping):
-            raise RequestError(f"{where}.function.parameters is {parameters!r:.60}; expected a JSON schema")
+        if parameters is not None and not _is_object_schema(parameters):
+            raise RequestError(
+                f"{where}.function.parameters is {parameters!r:.60}; expected a JSON schema of an object"
+            )
+        if not isinstance(function.get("description"), str | None):
+            raise RequestError(f"{where}.function.description is {function['description']!r:.60}; expected text")
+        if not isinstance(function.get("strict"), bool | None):
+            raise RequestError(f"{where}.function.strict is {function['strict']!r:.60}; expected true or false")
+
+
+def _is_object_schema(schema: Any) -> bool:
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        return False
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    return isinstance(properties, Mapping) and isinstance(required, list | tuple)
 
 
 def plain_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

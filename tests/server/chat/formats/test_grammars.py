@@ -27,6 +27,8 @@ TEMPLATES = {
     "Harmony": "<|channel|> <|message|>",
     "Glm": "<think> <tool_call> <arg_key>",
 }
+# A marker is a control token in some files of a model, and text in others; in those of gpt-oss always a token.
+WAYS = [(name, tokens) for name in TEMPLATES for tokens in (True, False) if tokens or name != "Harmony"]
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 JSON = Sampling(json_schema={"type": "array", "items": {"type": "integer"}, "maxItems": 3})
 
@@ -67,6 +69,9 @@ def random_ids(constraint: Constraint, tokenizer: LibraryTokenizer, seed: int) -
     phrase = tokenizer.encode(LEADS[seed % len(LEADS)], parse_special=True)
     while not constraint.is_complete:
         assert len(ids) < 5000, "it does not end"
+        if not phrase and seed % 2 and (tokens := constraint.forced()):
+            ids += tokens
+            continue
         allowed = tokens_of(constraint.mask())
         if not phrase and chance.random() < 0.1:
             phrase = tokenizer.encode(chance.choice(PHRASES), parse_special=True)
@@ -96,8 +101,7 @@ def check(calls: list[tuple[str, object]]) -> None:
             assert name == "time" and isinstance(arguments, dict)
 
 
-@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(("name", "tokens"), WAYS)
 def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
     for choice, parallel in (("function:get_weather", False), ("required", True)):
         for deltas in answers(name, tokens, a_job(tool_choice=choice, parallel_tool_calls=parallel)):
@@ -107,8 +111,7 @@ def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
             assert parallel or [call[0] for call in calls] == ["get_weather"]
 
 
-@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(("name", "tokens"), WAYS)
 def test_strict_tools_are_called_as_they_say_or_not_at_all(name: str, tokens: bool) -> None:
     numbers = set()
     for deltas in answers(name, tokens, a_job(tools=(STRICT,), parallel_tool_calls=False), count=12):

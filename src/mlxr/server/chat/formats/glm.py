@@ -92,7 +92,7 @@ def _call(grammar: AnswerGrammar, rule: str, function: dict[str, Any]) -> str:
     for number, (key, schema) in enumerate((parameters.get("properties") or {}).items()):
         name = f"{rule}_{number}"
         if _is_text(schema):
-            choices = schema.get("enum")
+            choices = [text for text in _list(schema.get("enum")) if isinstance(text, str)]
             end = grammar.marker(_VALUE_END)
             value = (
                 f"({' | '.join(map(grammar.text, choices))}) {end}"
@@ -115,6 +115,10 @@ def _schemas(job: ChatJob, name: str) -> dict[str, Any]:
             properties = (tool["function"].get("parameters") or {}).get("properties")
             return properties if isinstance(properties, dict) else {}
     return {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_text(schema: Any) -> bool:
