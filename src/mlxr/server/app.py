@@ -111,7 +111,7 @@ def _detail(error: dict[str, Any]) -> InitErrorDetails:
 def _kind(error: dict[str, Any]) -> Any:
     from pydantic_core import PydanticCustomError  # noqa: PLC0415
 
-    return PydanticCustomError(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
+    return PydanticCustomError(error["type"], error["msg"])
 
 
 def _refused(request: Request) -> dict[str, str]:

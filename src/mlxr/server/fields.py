@@ -46,6 +46,8 @@ def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator
     """
 
     def check(value: object) -> object:
+        if not isinstance(value, dict | BaseModel):
+            raise ValueError(f"expected an object with the type {' or '.join(types)}")
         if default and isinstance(value, dict) and value.get("type") is None:
             value = value | {"type": default}
         kind = _type_of(value)

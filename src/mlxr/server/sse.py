@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlxr.server.errors import ApiError, api_error, error_body
+from mlxr.server.escaped_json import EscapedJson
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger("mlxr.server")
@@ -160,7 +161,7 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, _T]) -> _T:
 
 def error_response(path: str, error: ApiError) -> Response:
     """An error in the form of the API that a path belongs to."""
-    return JSONResponse(error_body(path, error), error.status, error.headers)
+    return EscapedJson(error_body(path, error), error.status, error.headers)
 
 
 def told(raised: BaseException) -> ApiError:

@@ -187,7 +187,7 @@ def test_conversations_keep_their_order_and_parts() -> None:
     [
         ({"colour": "red"}, "colour is not a field that is supported"),
         ({"container": "c"}, "container is not supported: there are no containers"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1"),
         ({"messages": []}, "messages: list should have at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: input should be 'user'"),
         (
@@ -210,13 +210,19 @@ def test_conversations_keep_their_order_and_parts() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice: type is 'some'"),
         ({"thinking": {"type": "between_tools"}}, "thinking: type is 'between_tools'"),
+        (
+            {"messages": [{"role": "user", "content": ["x"]}]},
+            "messages[0].content[0]: expected an object with the type",
+        ),
+        ({"{x} {": 1}, "{x} { is not a field that is supported"),
         ({"temperature": "1"}, "temperature: input should be a valid number"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_its_name(
     server: RunningServer, changes: dict[str, Any], message: str
 ) -> None:
-    answer = server.http.post("/v1/messages", json=ASK | changes)
+    headers = {"content-type": "application/json"}
+    answer = server.http.post("/v1/messages", content=json.dumps(ASK | changes), headers=headers)
     assert answer.status_code == 400
     assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == "invalid_request_error"
     assert message in answer.json()["error"]["message"]

@@ -154,7 +154,7 @@ def test_what_one_turn_thought_said_and_called_is_one_message() -> None:
         ({"truncation": "auto"}, "truncation: input should be 'disabled'"),
         ({"include": ["message.output_text.logprobs"]}, "include has 'message.output_text.logprobs'"),
         ({"text": {"format": {"type": "xml"}}}, "text.format: type is 'xml'"),
-        ({"max_output_tokens": 0}, "max_tokens is 0"),
+        ({"max_output_tokens": 0}, "max_output_tokens: input should be greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_its_name(
@@ -162,6 +162,12 @@ def test_what_cannot_be_served_is_refused_by_its_name(
 ) -> None:
     answer = server.http.post("/v1/responses", json=ASK | changes)
     assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+def test_what_is_told_back_may_be_no_unicode(server: RunningServer) -> None:
+    body = json.dumps(ASK | {"user": "\ud800"})
+    answer = server.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200 and "\\ud800" in answer.text
 
 
 def test_nothing_is_kept(client: openai.OpenAI) -> None:

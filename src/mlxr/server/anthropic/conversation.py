@@ -22,6 +22,7 @@ from mlxr.server.anthropic.messages_request import (
 )
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
+from mlxr.server.openai.sampling_fields import check_schema
 
 _BILLING = "x-anthropic-billing-header:"
 
@@ -68,6 +69,7 @@ def hides_thinking(request: Conversation) -> bool:
 def _sampling(request: Conversation) -> Sampling:
     output_format = None if request.output_config is None else request.output_config.format
     schema = None if output_format is None else output_format.schema_
+    check_schema("output_config.format.schema", schema)
     if not isinstance(request, MessagesRequest):
         return Sampling(json_schema=schema)
     given = {

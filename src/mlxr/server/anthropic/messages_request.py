@@ -150,7 +150,7 @@ class Conversation(ApiModel):
 class MessagesRequest(Conversation):
     """The body of /v1/messages."""
 
-    max_tokens: int
+    max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = Field(None, max_length=64)
     temperature: float | None = None
     top_k: int | None = None

@@ -1,5 +1,6 @@
 """/api/generate."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.engine.too_long import check_length
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content
@@ -63,7 +65,9 @@ def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> As
 
 async def _continued(model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool) -> AsyncGenerator[Piece]:
     """The text that continues a prompt. In a raw one, the names of control tokens mean these tokens."""
-    ids = model.engine.model.require_tokenizer().encode(prompt, parse_special=parse_special)
+    tokenizer = model.engine.model.require_tokenizer()
+    check_length(prompt, tokenizer, model.context)
+    ids = await asyncio.to_thread(tokenizer.encode, prompt, parse_special=parse_special)
     async with aclosing(model.engine.generate(ids, sampling)) as events:
         async for event in events:
             yield Piece(event.index, [Content(event.text)] if event.text else [], event, False)

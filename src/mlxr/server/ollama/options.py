@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from pydantic import Field
+
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.openai.sampling_fields import check_schema
 
 _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
@@ -34,7 +37,7 @@ class Options(ApiModel):
     top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -119,6 +122,7 @@ def sampling_of(
     if options.seed is not None and options.seed != -1:  # -1: a new one each time
         given["seed"] = options.seed % 2**64
     if form:
+        check_schema("format", form)
         given["json_schema"] = True if form == "json" else form
     return Sampling(**given)
 

@@ -5,11 +5,12 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError
+from mlxr.server.escaped_json import EscapedJson
 from mlxr.server.openai.response_events import GrowingResponse
 from mlxr.server.openai.responses_request import ResponsesRequest, job_of
 from mlxr.server.sse import Stream, unless_gone
@@ -32,7 +33,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
             alive_seconds=state.settings.alive_seconds,
             alive=lambda: state.alive(body.model),
         )
-    return JSONResponse(await unless_gone(request, _whole(events, growing)))
+    return EscapedJson(await unless_gone(request, _whole(events, growing)))
 
 
 @router.get("/v1/responses/{response_id}", tags=["OpenAI"])

@@ -9,6 +9,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.responses_items import Item, told_items
+from mlxr.server.openai.sampling_fields import check_schema
 
 _INCLUDED = frozenset({"reasoning.encrypted_content"})
 """Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
@@ -114,7 +115,7 @@ class ResponsesRequest(ApiModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -181,6 +182,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
 
 def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any] | bool | None:
     if isinstance(form, SchemaFormat):
+        check_schema("text.format.schema", form.schema_)
         return form.schema_
     return True if isinstance(form, JsonFormat) else None
 

@@ -141,7 +141,7 @@ def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] 
     schema = response_format.json_schema.schema_
     if schema is None:
         return True
-    _check_schema("response_format.json_schema.schema", schema)
+    check_schema("response_format.json_schema.schema", schema)
     return schema
 
 
@@ -177,11 +177,20 @@ def _constraints(fields: SamplingFields) -> dict[str, Any]:
         raise ApiError(400, f"{' and '.join(given)} are given; an answer follows one of them: drop the others")
     for name, (option, value) in given.items():
         if option == "json_schema":
-            _check_schema(name, value)
+            check_schema(name, value)
     return dict(given.values())
 
 
-def _check_schema(name: str, schema: Any) -> None:
+def check_schema(name: str, schema: Any) -> None:
+    """Refuses a schema that is too long.
+
+    Args:
+        name: of the field.
+        schema: as a dict, or as text.
+
+    Raises:
+        ApiError: it is.
+    """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > _MOST_SCHEMA:
         raise bad_field(name, f"{name} has {len(text)} characters, more than the {_MOST_SCHEMA} that a schema may have")

@@ -1,0 +1,75 @@
+"""Streams of the APIs that end before their time: the client goes, or the engine fails."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+from mlxr.compiler.errors import EngineError
+from mlxr.server.anthropic import messages
+from mlxr.server.chat.answer import Piece
+from mlxr.server.ollama import chat
+from mlxr.server.openai import responses
+from mlxr_tests.running_server import RunningServer
+from mlxr_tests.scripted_answer import scripted_answer
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
+NEW_STORY = {"type": "object", "properties": {"story": {"type": "string", "minLength": 300}}, "required": ["story"]}
+LONG: dict[str, dict[str, Any]] = {
+    "/v1/messages": {
+        "messages": HELLO,
+        "max_tokens": 400,
+        "output_config": {"format": {"type": "json_schema", "schema": NEW_STORY}},
+    },
+    "/v1/responses": {
+        "input": "Hello there",
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": NEW_STORY}},
+    },
+    "/api/chat": {"messages": HELLO, "format": NEW_STORY},
+    "/api/generate": {"prompt": "Hello there", "format": NEW_STORY},
+}
+
+
+async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    """The first tokens of an answer, and a failure."""
+    async for piece in scripted_answer(model, job):
+        if piece.deltas and piece.has_tool_calls:
+            raise EngineError("the engine was closed")
+        yield piece
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_client_that_goes_cancels_its_request(server: RunningServer, path: str) -> None:
+    server.http.post("/api/generate", json={"model": "tiny"}).raise_for_status()
+    engine = server.do(lambda: server.pool.find("tiny").loaded.engine)
+    before = engine.stats().generated_tokens
+    for _ in range(3):
+        with server.http.stream("POST", path, json=LONG[path] | {"model": "tiny", "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            next(answer.iter_raw())
+    end = time.monotonic() + 10
+    while (stats := engine.stats()).running + stats.waiting:
+        assert time.monotonic() < end, "the answer goes on without its client"
+        time.sleep(0.01)
+    assert stats.generated_tokens - before < 3 * 300
+
+
+def test_failures_in_mid_stream_are_told(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (messages, responses, chat):
+        monkeypatch.setattr(module, "answer", failing_answer)
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+        pytest.raises(anthropic.APIStatusError, match="the engine was closed"),
+        client.messages.stream(model="tools", messages=HELLO, max_tokens=9) as stream,
+    ):
+        stream.until_done()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client_of_openai:
+        last = list(client_of_openai.responses.create(model="tools", input="Hello there", stream=True))[-1]
+    assert last.type == "response.failed" and last.response.error is not None
+    assert (last.response.status, last.response.error.message) == ("failed", "the engine was closed")
+    with pytest.raises(ollama.ResponseError, match="the engine was closed"):
+        list(ollama.Client(host=server.url).chat("tools", HELLO, stream=True))
