@@ -41,9 +41,14 @@ export function button(label, click, properties = {}) {
   return element("button", { type: "button", ...name, ...others, text: text ?? label, on: { click } });
 }
 
-/** A control with its label. */
+let numFields = 0;
+
+/** A control with its label, and a note that describes it. */
 export function labelled(label, control, note = "") {
-  return element("label", {}, element("span", { text: label }), control, note && element("small", { text: note }));
+  const id = `field-${numFields += 1}`;
+  control.id = id;
+  if (note) control.setAttribute("aria-describedby", `${id}-note`);
+  return element("div", { class: "field" }, element("label", { for: id, text: label }), control, note && element("small", { id: `${id}-note`, text: note }));
 }
 
 /** What screen readers say next. */

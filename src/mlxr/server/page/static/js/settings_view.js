@@ -18,8 +18,8 @@ export function settingsView(conversation, changed) {
     changed();
   };
   const field = (name) => ({ change: (event) => { conversation[name] = event.target.value; changed(); } });
-  const tools = element("textarea", { rows: 4, spellcheck: "false", value: conversation.tools, placeholder: EXAMPLE, "aria-describedby": "tools-error" });
-  const problem = element("p", { id: "tools-error", class: "error", role: "alert" });
+  const tools = element("textarea", { rows: 4, spellcheck: "false", value: conversation.tools, placeholder: EXAMPLE });
+  const problem = element("p", { class: "error", role: "alert" });
   tools.addEventListener("change", () => {
     conversation.tools = tools.value;
     problem.textContent = toolsProblem(tools.value);

@@ -1,0 +1,133 @@
+"""The inspector in a browser: it shows what the inspector's routes tell."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr_tests.browser_tab import Tab, new_tab
+from mlxr_tests.running_server import RunningServer, running_server, tiny_source
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[RunningServer]:
+    with running_server(lambda: ModelPool([tiny_source("a"), tiny_source("b", max_sequences=2)])) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(browser: Any, models: RunningServer) -> Iterator[Tab]:
+    with new_tab(browser, models) as tab:
+        yield tab
+
+
+def get(server: RunningServer, path: str, **query: str) -> Any:
+    return server.http.get(f"/inspector/{path}", params=query).raise_for_status().json()
+
+
+def load(server: RunningServer, name: str) -> None:
+    server.http.post("/inspector/load", params={"model": name}).raise_for_status()
+
+
+def test_a_model_that_is_not_loaded(opened: Tab) -> None:
+    page = opened.open("/#/inspector")
+    opened.server.do(lambda: opened.server.pool.unload("b"))
+    page.get_by_label("Model", exact=True).select_option("b")
+    page.get_by_role("button", name="Load b").click()
+    page.locator(".graph .node").first.wait_for()
+    assert get(opened.server, "models")[1]["state"] == "loaded"
+
+
+def test_graphs_ops_and_kernels(opened: Tab) -> None:
+    load(opened.server, "a")
+    page = opened.open("/#/inspector/graph")
+    page.locator(".graph .node").first.wait_for()
+    graphs = get(opened.server, "graphs", model="a")["graphs"]
+    assert page.locator(".graph .node").count() == sum(len(graph["nodes"]) for graph in graphs)
+    assert page.locator(".graph .edge").count() == sum(len(graph["edges"]) for graph in graphs)
+
+    decode = graphs[1]["nodes"]
+    fused = max(decode, key=lambda node: len(node["parts"]))
+    shape = page.locator(f'.graph .node[aria-label^="Decode: {fused["kind"]} {fused["label"]}"]').first
+    shape.click()
+    side = page.get_by_role("complementary", name="The chosen op")
+    op = get(opened.server, "op", model="a", graph="decode", name=fused["id"], chip="m4-max")
+    side.get_by_role("heading", name=fused["id"], exact=True).wait_for()
+    related = page.locator('.graph [aria-label^="Source"] .node.related').count()
+    assert related == len({part["id"] for part in fused["parts"]}) > 1
+    side.get_by_label("Predict times for").select_option("m4-max")
+    side.locator(".prediction").first.wait_for()
+    assert side.locator(".launch").count() == len(op["launches"])
+    assert side.locator(".prediction").count() == sum(launch["prediction"] is not None for launch in op["launches"])
+    for target, language in (("metal", "Metal"), ("cpu", "C")):
+        launch = next(launch for launch in op["launches"] if launch["target"] == target)
+        section = side.get_by_role("region", name=f"Launch {launch['kernel']}", exact=True)
+        section.get_by_text(f"{language} source").click()
+        source = section.get_by_role("region", name=f"Source of {launch['kernel']}")
+        source.locator(".highlight span[class]").first.wait_for()
+        kernel = get(opened.server, "kernel", model="a", target=target, name=launch["kernel"])
+        assert source.inner_text().strip() == kernel["source"].strip()
+    side.get_by_role("button", name=fused["parts"][0]["id"], exact=True).click()
+    page.locator('.graph [aria-label^="Source"] .node[aria-pressed="true"]').wait_for()
+
+
+def test_the_graph_by_keyboard(opened: Tab) -> None:
+    load(opened.server, "a")
+    page = opened.open("/#/inspector/graph")
+    page.locator('.graph .node[tabindex="0"]').focus()
+    focused = "document.activeElement.getAttribute('aria-label')"
+    first = page.evaluate(focused)
+    page.keyboard.press("ArrowDown")
+    second = page.evaluate(focused)
+    assert first != second and page.locator('.graph .node[tabindex="0"]').count() == 1
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focused) == first
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(focused).startswith("Decode")
+    before = page.locator(".graph > g").get_attribute("transform")
+    page.keyboard.press("+")
+    assert page.locator(".graph > g").get_attribute("transform") != before
+    page.keyboard.press("Enter")
+    page.get_by_role("complementary", name="The chosen op").get_by_role("heading").first.wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "The chosen op"
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused).startswith("Decode"), "the focus comes back"
+
+
+def test_live(opened: Tab) -> None:
+    load(opened.server, "a")
+    page = opened.open("/#/inspector/live")
+    arena = page.get_by_role("img", name="KV arena")
+    arena.wait_for()
+    before = opened.server.do(lambda: opened.server.pool.find("a").loaded).engine.stats().generated_tokens
+
+    def ask() -> None:
+        body = {"model": "a", "prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": True, "n": 4}
+        for _ in range(3):
+            opened.server.http.post("/v1/completions", json=body).raise_for_status()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    page.wait_for_function("() => /of answers [1-9]/.test(document.querySelector('.charts').innerText)")
+    asking.join()
+    stats = opened.server.do(lambda: opened.server.pool.find("a").loaded).engine.stats()
+    assert stats.generated_tokens == before + 3 * 4 * 100
+    arena.focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("Block 0:").wait_for()
+    named = page.locator("canvas").evaluate_all("all => all.map(canvas => canvas.getAttribute('aria-label'))")
+    assert len(named) == 6 and all(named)
+
+
+def test_comparing(opened: Tab) -> None:
+    load(opened.server, "a")
+    page = opened.open("/#/inspector/compare")
+    page.get_by_label("B", exact=True).select_option("b")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    row = page.get_by_role("row", name="cache.max_sequences 4 2")
+    row.wait_for()
+    page.get_by_label("B", exact=True).select_option("a")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_text("byte for byte").wait_for()

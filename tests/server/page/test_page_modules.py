@@ -1,0 +1,117 @@
+"""The page's logic that touches no page, called in a browser."""
+
+from typing import Any
+
+import pytest
+
+from mlxr.server.page.page_files import page_files
+from mlxr_tests.browser_tab import Tab
+
+
+def call(tab: Tab, module: str, body: str, *values: Any) -> Any:
+    """What a function's body returns; `m` is the module, `values` are the arguments."""
+    path = f"/page/{page_files().digest}/js/{module}.js"
+    return tab.page.evaluate(f"async ([path, values]) => {{ const m = await import(path); {body} }}", [path, [*values]])
+
+
+@pytest.fixture(autouse=True)
+def page(tab: Tab) -> None:
+    tab.open()
+    tab.page.locator(".welcome").wait_for()
+
+
+def test_events_cut_anywhere(tab: Tab) -> None:
+    text = ': alive\n\ndata: {"a": "é€😀"}\r\n\r\ndata:x\ndata: y\n\n: loading weights 5 %\n\n'
+    text += "event: z\ndata: [DONE]\n\ndata: lost"
+    body = """
+        const results = [];
+        const bytes = new TextEncoder().encode(values[0]);
+        for (const size of [1, 2, 3, 7, 1000]) {
+            const pieces = [];
+            for (let at = 0; at < bytes.length; at += size) pieces.push(bytes.slice(at, at + size));
+            const response = new Response(new ReadableStream({
+                pull(stream) { if (pieces.length) stream.enqueue(pieces.shift()); else stream.close(); },
+            }));
+            const got = [];
+            for await (const event of m.events(response)) got.push(event);
+            results.push(got);
+        }
+        return results;
+    """
+    expected = [
+        {"comment": "alive"},
+        {"data": '{"a": "é€😀"}'},
+        {"data": "x\ny"},
+        {"comment": "loading weights 5 %"},
+        {"data": "[DONE]"},
+    ]
+    assert call(tab, "event_stream", body, text) == [expected] * 5
+
+
+def test_branches(tab: Tab) -> None:
+    body = """
+        const c = m.newConversation();
+        const ask = m.add(c, "", {role: "user", content: "one"});
+        const first = m.add(c, ask.id, {role: "assistant", content: "A"});
+        m.add(c, first.id, {role: "user", content: "two"});
+        const second = m.add(c, ask.id, {role: "assistant", content: "B"});
+        const shown = () => m.path(c).map((message) => message.content).join(" ");
+        const seen = [shown()];
+        seen.push(m.turn(c, second.id, 1), m.turn(c, second.id, -1), shown());
+        m.add(c, "", {role: "user", content: "other"});
+        seen.push(shown(), m.pathTo(c, second.id).length, c.title, m.asText("S", m.pathTo(c, second.id)));
+        return seen;
+    """
+    assert call(tab, "conversation", body) == ["one B", False, True, "one A two", "other", 2, "one", "SoneB"]
+
+
+IMPORTED = {
+    "id": "x",
+    "title": "T",
+    "messages": {"1": {"parent": "", "role": "user", "content": "q", "evil": 1}},
+    "selected": {"": "1"},
+    "settings": {"temperature": 0.5, "deep": {}},
+}
+LOOP = {"1": {"parent": "2", "role": "user"}, "2": {"parent": "1", "role": "user"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "has no conversations"),
+        ({"version": 2}, "has version 2"),
+        ({"conversations": {}}, "is not a list"),
+        ({"conversations": [{"messages": {}}]}, "conversations[0] has no messages or no selected"),
+        ({"conversations": [IMPORTED | {"messages": {"1": {"parent": "", "role": "root"}}}]}, "no role that is known"),
+        ({"conversations": [IMPORTED | {"messages": LOOP, "selected": {}}]}, "hangs below no message"),
+        ({"conversations": [IMPORTED | {"selected": {"": "2"}}]}, "is no message below that one"),
+        ({"conversations": [IMPORTED]}, None),
+    ],
+)
+def test_imports(tab: Tab, file: Any, message: str | None) -> None:
+    head = {"format": "mlxr-conversations", "version": 1, "conversations": []}
+    body = """
+        const text = typeof values[0] === "string" ? values[0] : JSON.stringify(values[0]);
+        try { return m.imported(text); } catch (error) { return error.message; }
+    """
+    got = call(tab, "transfer", body, file if isinstance(file, str) else head | file)
+    if message is not None:
+        assert message in got
+        return
+    (conversation,) = got
+    assert conversation["id"] != "x" and conversation["settings"] == {"temperature": 0.5}
+    assert conversation["messages"]["1"] == {"id": "1", "parent": "", "role": "user", "content": "q", "created": 0}
+
+
+def test_the_blocks_of_sequences(tab: Tab) -> None:
+    arena = {"sequences": [{"id": 5, "blocks": [[0, 1], [4, 4]]}, {"id": 6, "blocks": [[0, 0], [2, 2]]}]}
+    body = """
+        const told = ({sequence, place}) => [sequence.id, place];
+        const whose = [...m.owners(values[0])].map(([block, of]) => [block, of.map(told)]);
+        return [whose, m.cellSize(1024, 1200, 220), m.cellSize(8, 1200, 220), m.cellSize(100000, 300, 200)];
+    """
+    whose, size, most, least = call(tab, "inspector/arena_picture", body, arena)
+    assert whose == [[0, [[5, 0], [6, 0]]], [1, [[5, 1]]], [4, [[5, 2]]], [2, [[6, 1]]]]
+    assert (1200 // size) * (220 // size) >= 1024 > (1200 // (size + 0.5)) * (220 // (size + 0.5))
+    assert (most, least) == (22, 2)
