@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from mlxr.server.metrics import server_metrics
 from mlxr.server.metrics.histogram import Histogram
 from mlxr.server.pool.model_pool import ModelPool
@@ -15,13 +16,14 @@ from mlxr.server.pool.served_model import LoadedModel, Progress
 from mlxr_tests.running_server import RunningServer, running_server, tiny_source
 
 PROMPT = "Once upon a time there was a fox who lived in a forest and a hill"
+CHAT = [{"role": "user", "content": PROMPT}]
 
 
 class Gated:
     """A source that loads when it may."""
 
     def __init__(self) -> None:
-        self._source = tiny_source("gated")
+        self._source = tiny_source("gated", tiers=TierSizes(1 << 20))
         self.name, self.meter = self._source.name, self._source.meter
         self.planned_memory = self._source.planned_memory
         self.gate = threading.Event()
@@ -150,6 +152,39 @@ def test_a_scrape_waits_for_no_load_and_no_engine(own: RunningServer, monkeypatc
         now = [scrape(own) for _ in range(20)][-1]  # more than there are threads
         stuck.set()
     assert now.of("vllm:generation_tokens_total", "gated") == before.of("vllm:generation_tokens_total", "gated") == 1
+
+
+def test_tiers_are_told_while_their_model_is_loaded(own: RunningServer) -> None:
+    gated.gate.set()
+    ask(own, model="gated", max_tokens=1)
+    assert own.do(lambda: own.pool.find("gated").loaded).engine.stats().tiers["memory_bytes"] == 0
+    told = scrape(own)
+    assert told.of("mlxr:tier_bytes", "gated", tier="memory") == told.of("mlxr:tier_blocks", "gated", tier="disk") == 0
+    assert told.of("mlxr:tier_hits_total", "gated", tier="memory") == 0
+    assert own.do(lambda: own.pool.unload("gated"))
+    assert not any(labels["model_name"] == "gated" for labels in scrape(own).labels("mlxr:tier_bytes"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3}),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "stream": True}),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 3}),
+        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 3}),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 3}),
+        ("/api/chat", {"messages": CHAT, "options": {"num_predict": 3}}),
+        ("/api/generate", {"prompt": PROMPT, "options": {"num_predict": 3}}),
+        ("/api/generate", {"prompt": PROMPT, "raw": True, "options": {"num_predict": 3}}),
+    ],
+)
+def test_answers_of_every_api_are_measured(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    before = scrape(server)
+    server.http.post(path, json={"model": "tiny"} | body).raise_for_status()
+    after = scrape(server)
+    for name in ("vllm:time_to_first_token_seconds_count", "vllm:e2e_request_latency_seconds_count"):
+        assert after.of(name) == before.of(name) + 1
+    assert after.requests("POST", path, 200) >= 1
 
 
 def test_each_model_has_a_meter_of_its_own() -> None:
