@@ -80,6 +80,11 @@ CASES = {
         [*call("f", '{"a": 1, oops'), Content("Hi")],
     ),
     "cut arguments": Case(QWEN, '<tool_call>{"name": "f", "arguments": {"a": "b', call("f", '{"a": "b')),
+    "two in one": Case(
+        QWEN,
+        '<tool_call>{"name": "f"}\n{"name": "g"} ?</tool_call>',
+        [*call("f", "{}"), *call("g", "{}", index=1), Content("?")],
+    ),
     "missing brace": Case(QWEN, '<tool_call>{"name": "f", "arguments": {}</tool_call>', call("f", "{}")),
     "no call": Case(QWEN, "<tool_call>what? </tool_call> x", [Content("<tool_call>what? </tool_call> x")]),
     "no name": Case(QWEN, '<tool_call> {"nam": 1} x', [Content('<tool_call> {"nam": 1} x')]),

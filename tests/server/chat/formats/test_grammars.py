@@ -24,8 +24,10 @@ TEMPLATES = {
     "Llama3": "<|start_header_id|> <|python_tag|>",
     "Mistral": "[INST] [TOOL_CALLS][",
     "Mistral, named": "[INST] [TOOL_CALLS] [ARGS]",
+    "Mistral, ids": "[INST] [TOOL_CALLS] [CALL_ID] [ARGS]",
     "Harmony": "<|channel|> <|message|>",
-    "Glm": "<think> <tool_call> <arg_key>",
+    "Glm": "<think> <tool_call> <arg_key></arg_key>\n<arg_value>",
+    "Glm, one line": "<think> <tool_call> <arg_key></arg_key><arg_value>",
 }
 # A marker is a control token in some files of a model, and text in others; in those of gpt-oss always a token.
 WAYS = [(name, tokens) for name in TEMPLATES for tokens in (True, False) if tokens or name != "Harmony"]

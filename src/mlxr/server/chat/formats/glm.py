@@ -16,6 +16,12 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 class Glm(Family):
     """Values that are text come as they are, others as JSON: the tool's schema says which."""
 
+    def __init__(self, template_text: str) -> None:
+        """See `Family`."""
+        super().__init__(template_text)
+        # GLM 4.5 and 4.6 put each part on a line of its own.
+        self._line_end = "\n" if f"{_KEY_END}\n{_VALUE}" in template_text else ""
+
     @staticmethod
     def matches(template_text: str) -> bool:
         """Whether it speaks of `<arg_key>`."""
@@ -43,9 +49,11 @@ class Glm(Family):
         for number, tool in enumerate(job.tools):
             function = tool["function"]
             if job.chosen_tool in (None, function["name"]):
-                bodies.append(grammar.add(f"call_{number}", _call(grammar, f"value_{number}", function)))
+                call = _call(grammar, f"value_{number}", function, self._line_end)
+                bodies.append(grammar.add(f"call_{number}", call))
         body = grammar.add("body", f"({' | '.join(bodies)}) {grammar.marker(_CLOSING)}")
-        return _OPENING, one_or_more(body, f'"\\n" {grammar.marker(_OPENING)}', job.parallel_tool_calls)
+        between = f"{_quoted(grammar, self._line_end)} {grammar.marker(_OPENING)}"
+        return _OPENING, one_or_more(body, between, job.parallel_tool_calls)
 
 
 def _read_arguments(reader: AnswerReader, schemas: dict[str, Any], marker: str | None) -> Part[bool]:
@@ -83,11 +91,16 @@ def _read_value(reader: AnswerReader, schema: Any) -> Part[bool]:
     return end is not None
 
 
-def _call(grammar: AnswerGrammar, rule: str, function: dict[str, Any]) -> str:
+def _quoted(grammar: AnswerGrammar, text: str) -> str:
+    return grammar.text(text) if text else ""
+
+
+def _call(grammar: AnswerGrammar, rule: str, function: dict[str, Any], line_end: str) -> str:
     """The grammar of a call: required arguments in the schema's order, then others, each at most once."""
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or []
-    parts = [grammar.text(function["name"] + "\n")]
+    end_of_line = _quoted(grammar, line_end)
+    parts = [grammar.text(function["name"] + line_end)]
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     for number, (key, schema) in enumerate((parameters.get("properties") or {}).items()):
         name = f"{rule}_{number}"
@@ -102,8 +115,8 @@ def _call(grammar: AnswerGrammar, rule: str, function: dict[str, Any]) -> str:
         else:
             merged = {**definitions, **schema} if isinstance(schema, dict) else schema
             value = f"{grammar.schema(name, merged, lenient=not function.get('strict'))} {grammar.marker(_VALUE_END)}"
-        head = f"{grammar.marker(_KEY)} {grammar.text(key)} {grammar.marker(_KEY_END)} {grammar.text(chr(10))}"
-        argument = f'{head} {grammar.marker(_VALUE)} {value} "\\n"'
+        head = f"{grammar.marker(_KEY)} {grammar.text(key)} {grammar.marker(_KEY_END)} {end_of_line}"
+        argument = f"{head} {grammar.marker(_VALUE)} {value} {end_of_line}"
         parts.append(argument if key in required else f"({argument})?")
     return " ".join(parts)
 

@@ -22,12 +22,17 @@ class Hermes(Family):
         """See `Family`."""
         del job
         while (yield from reader.text_until(Content, [_OPENING])) is not None:
+            state, num_calls = CallState.NO_CALL, 0
             reader.mark()
-            state = CallState.NO_CALL
-            if (yield from reader.begins_with("{")):
+            while (yield from reader.begins_with("{")):
                 state = yield from read_json_call(reader)
+                if state is not CallState.COMPLETE:
+                    break
+                num_calls += 1  # some models write several between the same markers
+                reader.mark()
             if state is CallState.NO_CALL:
-                reader.emit(Content, _OPENING + reader.since_mark())
+                reader.emit(Content, (_OPENING if num_calls == 0 else "") + reader.since_mark())
+            if num_calls == 0 and state is CallState.NO_CALL:
                 continue
             if state is CallState.BROKEN:
                 yield from reader.each_until(reader.emit_arguments, [_CLOSING])
