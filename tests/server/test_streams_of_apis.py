@@ -1,7 +1,10 @@
 """Streams of the APIs that end before their time: the client goes, or the engine fails."""
 
+import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,7 +17,9 @@ from mlxr.server.anthropic import messages
 from mlxr.server.chat.answer import Piece
 from mlxr.server.ollama import chat
 from mlxr.server.openai import responses
-from mlxr_tests.running_server import RunningServer
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr.server.settings import ServerSettings
+from mlxr_tests.running_server import HERMES, RunningServer, running_server, tiny_source
 from mlxr_tests.scripted_answer import scripted_answer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
@@ -40,6 +45,34 @@ async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator
         if piece.deltas and piece.has_tool_calls:
             raise EngineError("the engine was closed")
         yield piece
+
+
+async def slow_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
+    """An answer that takes long to begin, as after a long prompt."""
+    await asyncio.sleep(0.3)
+    async for piece in scripted_answer(model, job):
+        yield piece
+
+
+def test_silent_streams_are_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (messages, responses, chat):
+        monkeypatch.setattr(module, "answer", slow_answer)
+    (tmp_path / "hermes.jinja").write_text(HERMES)
+    source = tiny_source("tools", template=tmp_path / "hermes.jinja")
+    with running_server(lambda: ModelPool([source]), ServerSettings(alive_seconds=0.05)) as server:
+        server.http.post("/api/generate", json={"model": "tools"}).raise_for_status()
+        texts = {
+            path: server.http.post(path, json=body | {"model": "tools", "stream": True}).text
+            for path, body in LONG.items()
+            if path != "/api/generate"
+        }
+        with (
+            anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+            client.messages.stream(model="tools", messages=HELLO, max_tokens=9) as stream,
+        ):
+            assert stream.get_final_message().stop_reason == "tool_use"
+    assert texts["/v1/messages"].startswith("event: ping\n") and texts["/v1/responses"].startswith(": alive\n")
+    assert all(json.loads(line) for line in texts["/api/chat"].splitlines()), "lines of JSON have no room for comments"
 
 
 @pytest.mark.parametrize("path", LONG)

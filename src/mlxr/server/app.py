@@ -23,7 +23,7 @@ from mlxr.server.inspector import router as inspector
 from mlxr.server.life import status
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
-from mlxr.server.ollama import router as ollama
+from mlxr.server.ollama import routers as ollama
 from mlxr.server.openai import chat, completions, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
@@ -43,7 +43,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     responses.router,
     tokens.router,
     messages.router,
-    ollama.router,
+    *ollama.ROUTERS,
     inspector.router,
     page.router,
 )

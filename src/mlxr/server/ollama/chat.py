@@ -12,7 +12,7 @@ from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.keep_alive import KeepAlive
-from mlxr.server.ollama.options import REFUSED, Options, sampling_of
+from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.state import ServerState
 
 router = APIRouter()
@@ -97,7 +97,7 @@ class Common(ApiModel):
 class ChatRequest(Common):
     """The body of /api/chat."""
 
-    refused: ClassVar[dict[str, str]] = REFUSED | {"messages[].images": "this server takes text only"}
+    refused: ClassVar[dict[str, str]] = {"messages[].images": "this server takes text only"}
 
     messages: list[Message] | None = None
     tools: list[Tool] | None = Field(None, max_length=1024)

@@ -16,7 +16,7 @@ from mlxr.server.chat.delta import Content
 from mlxr.server.errors import bad_field
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.chat import Common
-from mlxr.server.ollama.options import REFUSED, sampling_of
+from mlxr.server.ollama.options import sampling_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.state import ServerState
 
@@ -26,7 +26,7 @@ router = APIRouter()
 class GenerateRequest(Common):
     """The body of /api/generate."""
 
-    refused: ClassVar[dict[str, str]] = REFUSED | {
+    refused: ClassVar[dict[str, str]] = {
         "template": "write the whole prompt yourself and set raw, or start the server with --template",
         "context": "send the whole conversation to /api/chat",
         "suffix": "put the whole prompt of a model for code into prompt, and set raw",

@@ -13,13 +13,13 @@ _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
 _MOST_TOP = 20
 
-REFUSED = {
+_INSTEAD = {
     "options.mirostat": "use temperature with top_p or min_p; 0 (off) is taken",
     "options.tfs_z": "use min_p; 1 (off) is taken",
     "options.penalize_newline": "line breaks are penalised as all tokens are; true is taken",
     "options.repeat_last_n": "repeat_penalty counts all tokens: -1 (all) and 0 (none) are taken",
 }
-"""Options that are served with some values only, each with what to do instead."""
+"""Options of which only the values below are served, each with what to do instead."""
 _TAKEN: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "tfs_z": (1,),
@@ -102,7 +102,7 @@ def sampling_of(
         value = getattr(options, name)
         if value is not None and value not in taken:
             place = f"options.{name}"
-            message = f"{place} is {value}, which is not supported: {REFUSED[place]}"
+            message = f"{place} is {value}, which is not supported: {_INSTEAD[place]}"
             raise ApiError(400, message, param=place, code="unsupported_field")
     if top_logprobs is not None and not (logprobs and 0 <= top_logprobs <= _MOST_TOP):
         raise bad_field("top_logprobs", f"top_logprobs is {top_logprobs}; expected 0 to {_MOST_TOP}, with logprobs")

@@ -1,12 +1,12 @@
 """The body of /v1/chat/completions, and the conversation that it asks about."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError, bad_field
-from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.fields import ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
 
 _MOST_TOP = 20
@@ -15,14 +15,15 @@ _MOST_TOP = 20
 class Part(ApiModel):
     """A part of a message's content; this server knows text only."""
 
-    type: str
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    video_url: Any = None
     cache_control: WithoutEffect = None
+
+
+_TextPart = Annotated[
+    Part, known_types("text", "input_text", "output_text", "refusal", instead="this server takes text only")
+]
 
 
 class CalledFunction(ApiModel):
@@ -45,7 +46,7 @@ class Message(ApiModel):
     """A message of a conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[_TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -125,7 +126,7 @@ def job_of(request: ChatRequest) -> ChatJob:
     """The conversation of a request.
 
     Raises:
-        ApiError: fields that contradict each other, or content that is not text.
+        ApiError: fields that contradict each other, or a message without its text.
         RequestError: a value outside its range.
     """
     if None not in (request.max_tokens, request.max_completion_tokens):
@@ -165,7 +166,7 @@ def told_message(place: int, message: Message) -> dict[str, Any]:
     """A message as chat templates read it.
 
     Raises:
-        ApiError: content that is not text.
+        ApiError: content that is missing, or a part of it without its text.
     """
     if message.content is None and message.role != "assistant":
         name = f"messages[{place}].content"
@@ -186,14 +187,12 @@ def text_of(place: str, content: str | list[Part] | None) -> str:
     """The text of a message's content.
 
     Raises:
-        ApiError: a part that is not text.
+        ApiError: a part without its text.
     """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for i, part in enumerate(content):
-        if part.type not in {"text", "input_text", "output_text", "refusal"}:
-            raise bad_field(f"{place}[{i}]", f"{place}[{i}] is {part.type!r}; this server takes text only")
         text = part.refusal if part.type == "refusal" else part.text
         if text is None:
             raise bad_field(f"{place}[{i}].text", f"{place}[{i}].text is missing: it is required")
