@@ -16,6 +16,8 @@ LOG = logging.getLogger("mlxr.server.requests")
 LOG.addHandler(logging.NullHandler())  # without a log, Python itself would print warnings
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/status"})
 """Whoever watches the server asks these all the time."""
+_POLLED = ("/inspector/", "/page/")
+"""So does the page."""
 _GONE = 499
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_PATH = 200
@@ -85,7 +87,7 @@ def _write(record: RequestRecord) -> None:
     elif record.status >= 400:
         level = logging.WARNING
     else:
-        level = logging.DEBUG if record.path in _PROBES else logging.INFO
+        level = logging.DEBUG if record.path in _PROBES or record.path.startswith(_POLLED) else logging.INFO
     if LOG.isEnabledFor(level):
         LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
 

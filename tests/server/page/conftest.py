@@ -15,9 +15,12 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backgroun
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium: $MLXR_CHROMIUM, else the first on the path, else the one that Playwright has installed."""
+    """Headless Chromium: $MLXR_CHROMIUM, else the first on the path, else the one that Playwright has installed.
+
+    Playwright runs an event loop in this thread until it ends: other modules' tests may want one of their own.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = os.environ.get("MLXR_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with api.sync_playwright() as playwright:

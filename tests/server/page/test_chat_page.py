@@ -109,6 +109,34 @@ def test_escape_stops(browser: Any) -> None:
         assert server.do(lambda: server.pool.find("slow").loaded).engine.stats().generated_tokens < 480
 
 
+def test_a_chat_goes_on(tab: Tab) -> None:
+    page = tab.open()
+    page.get_by_label("Model", exact=True).select_option("tiny")
+    greedy(page, 6)
+    ask(page, "Tell me a story.")
+    first = answered(page).locator(".content").inner_text()
+    page.get_by_role("button", name="Continue", exact=True).click()
+    page.wait_for_function(
+        "before => document.querySelector('.message.assistant .content').innerText.length > before", arg=len(first)
+    )
+    answered(page)
+    assert page.locator(".message .error:visible").count() == 0
+
+
+def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
+    models = tab.server.http.get("/inspector/models").json()
+    models[0] |= {"state": "loading", "progress": "weights 25 %", "can_chat": None}
+    page = tab.page
+    page.route("**/inspector/load?*", lambda route: None)
+    page.route("**/inspector/models", lambda route: route.fulfill(json=models))
+    tab.open()
+    ask(page, "Hello")
+    page.locator('.message.growing .content[data-waiting="weights 25 %"]').wait_for()
+    assert page.locator("#model-state").inner_text() == "weights 25 %"
+    page.keyboard.press("Escape")
+    page.locator(".foot small", has_text="stopped").wait_for()
+
+
 def test_a_chat_with_reasoning_and_tools(tab: Tab) -> None:
     page, asked = tab.open(), list[dict[str, Any]]()
     answers = [

@@ -1,11 +1,13 @@
 """The page's logic that touches no page, called in a browser."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from mlxr.server.page.page_files import page_files
-from mlxr_tests.browser_tab import Tab
+from mlxr_tests.browser_tab import Tab, new_tab
+from mlxr_tests.running_server import RunningServer
 
 
 def call(tab: Tab, module: str, body: str, *values: Any) -> Any:
@@ -14,10 +16,12 @@ def call(tab: Tab, module: str, body: str, *values: Any) -> Any:
     return tab.page.evaluate(f"async ([path, values]) => {{ const m = await import(path); {body} }}", [path, [*values]])
 
 
-@pytest.fixture(autouse=True)
-def page(tab: Tab) -> None:
-    tab.open()
-    tab.page.locator(".welcome").wait_for()
+@pytest.fixture(scope="module")
+def tab(browser: Any, server: RunningServer) -> Iterator[Tab]:
+    with new_tab(browser, server) as opened:
+        opened.open()
+        opened.page.locator(".welcome").wait_for()
+        yield opened
 
 
 def test_events_cut_anywhere(tab: Tab) -> None:

@@ -29,9 +29,10 @@ export class ChatView {
     this.area.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.#submit(); }
     });
+    this.problem = element("p", { class: "error", role: "alert" });
     this.drawers = [this.#drawer("Conversations", this.list), this.#drawer("Settings", this.settings)];
     node.append(this.list,
-      element("div", { class: "talk" }, element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.drawers[1]), this.log, form),
+      element("div", { class: "talk" }, element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.problem, this.drawers[1]), this.log, form),
       this.settings);
     node.addEventListener("keydown", (event) => { if (event.key === "Escape") this.#escape(); });
     onChange(() => { if (this.current) this.#modelChanged(); });
@@ -41,6 +42,7 @@ export class ChatView {
   async start() {
     this.conversations = await storage.all();
     this.current = this.conversations[0] ?? this.#added(newConversation());
+    if (!(await storage.isKept())) this.problem.textContent = "This browser keeps nothing: conversations end with this page.";
     this.#show();
   }
 
@@ -138,6 +140,7 @@ export class ChatView {
     const conversation = this.current;
     const controller = new AbortController();
     this.running.set(conversation.id, { controller, message });
+    this.#changed(conversation);
     let timer = null;
     const show = () => {
       timer = null;
@@ -223,7 +226,9 @@ export class ChatView {
   }
 
   #changed(conversation) {
-    if (Object.keys(conversation.messages).length) storage.save(conversation).catch(() => {});
+    if (Object.keys(conversation.messages).length) storage.save(conversation).then(
+      () => { if (this.problem.textContent.startsWith("Not saved")) this.problem.textContent = ""; },
+      (error) => { this.problem.textContent = `Not saved in this browser: ${error.message}`; });
   }
 
   #drawer(label, side) {

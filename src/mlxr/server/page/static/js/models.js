@@ -1,7 +1,7 @@
 // The server's models: which there are, which is chosen, how far loading is.
 
 import { getJson, send } from "./api.js";
-import { element } from "./element.js";
+import { announce, element } from "./element.js";
 
 const STORE = "mlxr-model";
 const SLOW = 3000;
@@ -72,7 +72,9 @@ export async function start() {
 
 async function refresh() {
   try {
+    const before = new Map(known.map((model) => [model.name, model.state]));
     known = await getJson("/inspector/models");
+    for (const model of known) if (before.get(model.name) === "loading" && model.state === "loaded") announce(`${model.name} is loaded.`);
     for (const model of known) if (model.can_chat !== null) chatting.set(model.name, model.can_chat);
     show();
   } catch (error) {

@@ -3,7 +3,7 @@
 import { element, labelled } from "./element.js";
 import { NUMBERS, TEXT_TOKENS, parsedTools } from "./generate.js";
 
-const MODES = [["auto", "As the model can"], ["chat", "Chat"], ["text", "Continue a text"]];
+const MODES = [["auto", "Automatic"], ["chat", "Chat"], ["text", "Text"]];
 const EXAMPLE = '[{"name": "get_weather", "description": "Today\'s weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]';
 
 /**
@@ -26,8 +26,8 @@ export function settingsView(conversation, changed) {
     changed();
   });
   return element("form", { class: "settings", on: { submit: (event) => event.preventDefault() } },
-    labelled("How to ask", choice(MODES, conversation.mode, (mode) => { conversation.mode = mode; changed(); }),
-      "a model without a chat template continues texts"),
+    labelled("Mode", choice(MODES, conversation.mode, (mode) => { conversation.mode = mode; changed(); }),
+      "automatic: chat where the model has a chat template, else it continues a text"),
     labelled("System prompt", element("textarea", { rows: 3, value: conversation.system, on: field("system") }), "in text mode: what stands before the text"),
     element("fieldset", {}, element("legend", { text: "Sampling" }),
       ...NUMBERS.map(([name, least, most, step, note]) => number(name, settings[name], { min: least, max: most, step }, note, set)),

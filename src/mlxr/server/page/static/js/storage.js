@@ -10,6 +10,11 @@ export async function all() {
   return read.sort((a, b) => b.updated - a.updated);
 }
 
+/** Whether conversations outlive the page. */
+export async function isKept() {
+  return (await open()) !== null;
+}
+
 /** Writes a conversation. */
 export async function save(conversation) {
   if (!(await open())) inMemory.set(conversation.id, conversation);
