@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Names are looked up in a registry that is not there, not in that of whoever runs the tests.
 os.environ["MLXR_DATA_DIR"] = str(Path(tempfile.gettempdir()) / "mlxr-tests-without-registry")
@@ -56,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--share", type=_share, default=(0, 1), metavar="I/N", help="run every N-th test from I on, of 0..N-1"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets the short tests draw the same random examples each time, so that only changes make them fail."""
+    is_long = config.getoption("--all") or config.getoption("--rest")
+    settings.register_profile("mlxr", derandomize=not is_long, deadline=None)
+    settings.load_profile("mlxr")
 
 
 def _share(text: str) -> tuple[int, int]:

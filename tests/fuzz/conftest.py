@@ -19,4 +19,4 @@ def hostile_profile() -> Iterator[None]:
 
     settings.load_profile("hostile")
     yield
-    settings.load_profile("default")
+    settings.load_profile("mlxr")

@@ -96,10 +96,17 @@ def test_an_engine_that_runs(monkeypatch: Any) -> None:
 
     async def main() -> None:
         with mlxr.Engine(TINY, max_sequences=2, host="cpu", threads=1) as engine:
+            step = engine.model.host.step
+
+            def slow(batch: Any) -> Any:
+                time.sleep(0.005)  # so that the answer is still being written when somebody looks
+                return step(batch)
+
+            monkeypatch.setattr(engine.model.host, "step", slow)
             watching = asyncio.create_task(watch(engine, history))
             await asyncio.sleep(0.05)
             seen = None
-            async for _ in engine.generate(prompt, mlxr.Sampling(max_tokens=20, ignore_eos=True)):
+            async for _ in engine.generate(prompt, mlxr.Sampling(max_tokens=100, ignore_eos=True)):
                 seen = seen or await asyncio.to_thread(arena_view, engine)
             assert seen is not None
             (sequence,) = seen.sequences
@@ -115,7 +122,7 @@ def test_an_engine_that_runs(monkeypatch: Any) -> None:
                 assert time.monotonic() < end
                 await asyncio.sleep(0.01)
             assert sum(step.decoding + step.prompt_tokens for step in view.steps) == engine.stats().computed_tokens
-            assert round(sum(s.generated_per_second * s.seconds for s in view.samples)) == 20
+            assert round(sum(s.generated_per_second * s.seconds for s in view.samples)) == 100
         try:
             await asyncio.wait_for(watching, 10)
         except EngineError:
