@@ -18,7 +18,7 @@ import pytest
 import mlxr
 from mlxr.runtime.engine.engine import Engine
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, Answer, Api, Question
+from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Answer, Api, Question
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server, tiny_source
 from mlxr_tests.storyteller import TINY
 
@@ -60,6 +60,8 @@ def wait_until(is_true: Callable[[], bool], what: str) -> None:
 
 @each_api
 def test_answers_end_at_stop_texts_and_generation_with_them(server: RunningServer, api: Api, model: mlxr.Model) -> None:
+    if not api.has_stop:
+        pytest.skip("it has no stop texts")
     question = Question("The fox", max_tokens=200, temperature=1.0, seed=5)
     whole = model.generate(api.prompt(question.text, model), sampling=question.sampling()).text
     stop = whole[25:28]
@@ -109,7 +111,7 @@ def test_prompts_are_never_cut(server: RunningServer, api: Api) -> None:
 def test_a_second_turn_is_read_from_the_cache(server: RunningServer, api: Api) -> None:
     """The second prompt begins with the first one and its answer: only the last block of these is read again."""
     salt = f"A conversation of {api.name}: " + "x" * 40
-    if api in {CHAT, MESSAGES}:
+    if api in {CHAT, MESSAGES, RESPONSES}:
         first = ask(server, api, Question(salt))
         second = ask(server, api, Question("More", earlier=(salt, first.text)))
     elif api is COMPLETIONS:

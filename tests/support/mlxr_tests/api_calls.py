@@ -75,6 +75,7 @@ class Api:
         body: of a request.
         read: adds a response, or a part of a streamed one, to an answer.
         is_chat: whether the text becomes a message of a conversation.
+        has_stop: whether it has stop texts.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Api:
     body: Callable[[Question], dict[str, Any]]
     read: Callable[[Answer, Mapping[str, Any]], None]
     is_chat: bool = True
+    has_stop: bool = True
 
     def prompt(self, text: str, model: mlxr.Model) -> list[int]:
         """The token ids that the model gets for a text."""
@@ -99,7 +101,7 @@ class Api:
             data = line.removeprefix("data:").strip()
             if data.startswith("{"):
                 part = json.loads(data)
-                if error := part.get("error"):
+                if error := part.get("error", part if part.get("type") == "error" else None):
                     answer.error = error if isinstance(error, str) else error["message"]
                 else:
                     self.read(answer, part)
@@ -172,6 +174,28 @@ def _read_ollama(answer: Answer, part: Mapping[str, Any]) -> None:
         answer.prompt, answer.completion = part["prompt_eval_count"], part["eval_count"]
 
 
+def _responses(question: Question) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": question.model, "temperature": question.temperature, "stream": question.stream}
+    body |= {"max_output_tokens": question.max_tokens, "seed": question.seed, "input": question.messages()}
+    if question.schema is not None:
+        body["text"] = {"format": {"type": "json_schema", "name": "x", "schema": question.schema}}
+    return body
+
+
+def _read_responses(answer: Answer, part: Mapping[str, Any]) -> None:
+    if part.get("type") == "response.output_text.delta":
+        answer.text += part["delta"]
+    whole = part if part.get("object") == "response" else part.get("response", {})
+    if whole.get("status") in {"completed", "incomplete"}:
+        if whole is part:
+            answer.text = "".join(text["text"] for item in whole["output"] for text in item["content"])
+        answer.model = whole["model"]
+        answer.end(whole["status"], stop=("completed",))
+        usage = whole["usage"]
+        answer.prompt, answer.completion = usage["input_tokens"], usage["output_tokens"]
+        answer.cached = usage["input_tokens_details"]["cached_tokens"]
+
+
 CHAT = Api("chat", "/v1/chat/completions", lambda asked: _openai(asked) | {"messages": asked.messages()}, _read_openai)
 COMPLETIONS = Api(
     "completions", "/v1/completions", lambda asked: _openai(asked) | {"prompt": asked.text}, _read_openai, is_chat=False
@@ -183,5 +207,6 @@ OLLAMA_CHAT = Api(
 OLLAMA_GENERATE = Api(
     "ollama generate", "/api/generate", lambda asked: _ollama(asked) | {"prompt": asked.text}, _read_ollama
 )
-APIS = (CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
+RESPONSES = Api("responses", "/v1/responses", _responses, _read_responses, has_stop=False)
+APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
 """Every API that gives answers."""
