@@ -5,6 +5,8 @@ The keys of a model's architecture are not here: models/importers and models/fam
 
 CONFIG_FILE = "config.json"
 """The file that describes a model in a Hugging Face folder."""
+ST_MODULES, ST_POOLING = "modules.json", "1_Pooling/config.json"
+"""The files in which sentence-transformers says how a model makes embeddings."""
 DESCRIBING_FILES = (
     CONFIG_FILE,
     "generation_config.json",
@@ -14,6 +16,8 @@ DESCRIBING_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    ST_MODULES,
+    ST_POOLING,
 )
 """All files of a Hugging Face folder that are read beside the weights."""
 CONFIG_BYTES = 1 << 20

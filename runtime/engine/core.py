@@ -26,7 +26,7 @@ from mlxr.runtime.engine.constraint.constraint import Constraint, Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, with_tokens_of
-from mlxr.runtime.engine.prompt_logprobs import add_prompt_logprobs
+from mlxr.runtime.engine.prompt_rows import add_prompt_rows
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Sampled
@@ -274,7 +274,7 @@ class EngineCore:
         try:
             samples = step.samples.read()
             if step.logits is not None:
-                add_prompt_logprobs(self._host.read(step.logits), step.parts, step.ends)
+                add_prompt_rows(self._host.read(step.logits), step.parts, step.ends)
         except Exception as error:
             self._fail_step(step, error)
             return
@@ -306,6 +306,8 @@ class EngineCore:
                 request.certain = end
                 if request.prompt_rows and end >= request.prompt_length:
                     request.prompt_rows = False
+                    if request.pool is not None:
+                        self.cancel(request, "length")
                 if request.unread:
                     self.scheduler.has_computed(request)
             if sampled is not None:

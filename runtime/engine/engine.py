@@ -7,10 +7,9 @@ caller gets an error, and `health` says so: no caller ever waits for an engine t
 
 import asyncio
 import atexit
-import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
@@ -18,134 +17,21 @@ from typing import TypeVar
 from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
 from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
+from mlxr.runtime.engine.call import Call, News, Outbox
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
+from mlxr.runtime.engine.events import Events
 from mlxr.runtime.engine.make_requests import Terms
 from mlxr.runtime.engine.model import Model, Prompt
-from mlxr.runtime.engine.request import Request
+from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.sampling.options import Sampling
 from mlxr.runtime.engine.step_record import StepRecord
 
 _T = TypeVar("_T")
-_News = Event | BaseException
-_Outbox = defaultdict[asyncio.AbstractEventLoop, list[tuple["_Call", Event | BaseException]]]
+_MOST_EMBEDDED = 256
+"""Prompts that `embed` puts into the queue at a time."""
 _MOST_FAILURES = 3
 """Failures of the loop itself, one after another, after which the engine ends."""
-
-
-class _Call:
-    """One call of a `generate` function: its requests, the queue that their events go to, and whether it was left.
-
-    A thread waits at a `SimpleQueue`. A task has a deque, which only its loop's thread changes: an `asyncio.Queue`
-    costs twice as much for each token.
-    """
-
-    __slots__ = (
-        "_calls",
-        "_outbox",
-        "events",
-        "events_of_task",
-        "loop",
-        "num_untold",
-        "requests",
-        "waiter",
-        "was_left",
-    )
-
-    def __init__(self, calls: "set[_Call]", outbox: _Outbox, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Makes a call without requests.
-
-        Args:
-            calls: those with an end that has not been told; this one leaves it at its last end.
-            outbox: what the engine sends to loops.
-            loop: the task's; None: a thread calls.
-        """
-        self._calls, self._outbox = calls, outbox
-        self.requests: list[Request] = []
-        self.loop = loop
-        self.events: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self.events_of_task: deque[_News] = deque()
-        self.waiter: asyncio.Future[None] | None = None
-        self.num_untold = 0  # requests whose end has not been told
-        self.was_left = False
-
-    def listen(self, news: _News) -> None:
-        """Puts news where the caller waits; runs in the engine's thread.
-
-        Tasks get all events of a step at once: waking a loop is slow.
-        """
-        if self.loop is None:
-            self.events.put(news)
-        else:
-            self._outbox[self.loop].append((self, news))
-        if isinstance(news, BaseException) or news.finish_reason:
-            self.num_untold -= 1
-            if not self.num_untold:
-                self._calls.discard(self)
-
-    async def next(self) -> _News:
-        """The next event, for a task."""
-        while not self.events_of_task:
-            assert self.loop is not None, "the call of a task"
-            self.waiter = self.loop.create_future()
-            await self.waiter
-        return self.events_of_task.popleft()
-
-    def put(self, news: _News) -> None:
-        """Adds an event for the task; runs in its loop."""
-        self.events_of_task.append(news)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    @property
-    def num_open(self) -> int:
-        """Answers that have not ended."""
-        return sum(request.completion.finish_reason is None for request in self.requests)
-
-
-class Events(Iterator[Event]):
-    """The events of a call, for a thread. `close`, or the last reference to it, cancels what is left of the call."""
-
-    def __init__(self, call: _Call, leave: Callable[[_Call], None]) -> None:
-        """See `Engine.stream`.
-
-        Args:
-            call: whose events.
-            leave: cancels the call.
-        """
-        self._call, self._leave = call, leave
-        self._remaining = len(call.requests)
-
-    def __next__(self) -> Event:
-        """The next event.
-
-        Raises:
-            MlxrError: a request of the call has failed; the others are cancelled.
-        """
-        if not self._remaining:
-            raise StopIteration
-        event = self._call.events.get()
-        if isinstance(event, BaseException):
-            self.close()
-            raise event
-        self._remaining -= event.finish_reason is not None
-        return event
-
-    def close(self) -> None:
-        """Cancels what is left."""
-        self._remaining = 0
-        self._leave(self._call)
-
-    def __enter__(self) -> "Events":
-        """Itself; leaving closes it."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Closes it."""
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Engine:
@@ -166,8 +52,8 @@ class Engine:
         """
         self._max_waiting = whole_number("max_waiting", max_waiting)
         self._inbox: deque[Callable[[], object]] = deque()
-        self._outbox: _Outbox = defaultdict(list)
-        self._calls: set[_Call] = set()
+        self._outbox: Outbox = defaultdict(list)
+        self._calls: set[Call] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = self._has_ended = False
@@ -182,6 +68,37 @@ class Engine:
     def model(self) -> Model:
         """The model; its tokenizer, templates and plan may be used from any thread, nothing else."""
         return self._model
+
+    async def embed(
+        self, prompts: Iterable[Prompt], pooling: Pooling | None = None, *, priority: int = 0, salt: str = ""
+    ) -> list[Vector]:
+        """The hidden rows of prompts, pooled: [hidden], f32, for each; `finished` makes embeddings of them.
+
+        Cancelling the task cancels them. The model must have been loaded with `changes=mlxr.Changes(output="hidden")`.
+
+        Args:
+            prompts: texts or token ids.
+            pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+            priority: as for `generate`.
+            salt: as for `generate`.
+
+        Raises:
+            As `Model.embed` and `generate`.
+        """
+        all_prompts, pooling = _listed(prompts), pooling or self._model.default_pooling()
+        vectors: list[Vector] = []
+        for first in range(0, len(all_prompts), _MOST_EMBEDDED):
+            call = Call(self._calls, self._outbox, asyncio.get_running_loop())
+            some, terms = all_prompts[first : first + _MOST_EMBEDDED], Terms(priority, salt=salt)
+            try:
+                await asyncio.to_thread(self._submit, call, some, None, terms, pooling=pooling)
+                for _ in call.requests:
+                    if isinstance(news := await call.next(), BaseException):
+                        raise news
+            finally:
+                self._leave(call)
+            vectors += [request.pooled for request in call.requests]
+        return vectors
 
     async def generate(
         self,
@@ -210,7 +127,7 @@ class Engine:
             HostError: a step of the request failed.
             EngineError: the engine was closed, or has failed.
         """
-        call = _Call(self._calls, self._outbox, asyncio.get_running_loop())
+        call = Call(self._calls, self._outbox, asyncio.get_running_loop())
         terms = Terms(priority, deadline, adapter, salt)
         try:
             await asyncio.to_thread(self._submit, call, [prompt], params, terms)
@@ -235,7 +152,7 @@ class Engine:
         salt: str = "",
     ) -> "Events":
         """`generate` for threads: an ordinary iterator. Closing it, or forgetting it, cancels the request."""
-        call = _Call(self._calls, self._outbox)
+        call = Call(self._calls, self._outbox)
         self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
         return Events(call, self._leave)
 
@@ -254,10 +171,8 @@ class Engine:
         Raises:
             As `generate`; if a request fails, the others are cancelled.
         """
-        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
-            raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts")
-        call = _Call(self._calls, self._outbox)
-        self._submit(call, list(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
+        call = Call(self._calls, self._outbox)
+        self._submit(call, _listed(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
         with Events(call, self._leave) as events:
             for _ in events:
                 pass
@@ -321,17 +236,26 @@ class Engine:
     # What callers' threads do.
 
     def _submit(
-        self, call: _Call, prompts: list[Prompt], params: Sampling | None, terms: Terms, *, bounded: bool = True
+        self,
+        call: Call,
+        prompts: list[Prompt],
+        params: Sampling | None,
+        terms: Terms,
+        *,
+        bounded: bool = True,
+        pooling: Pooling | None = None,
     ) -> None:
         """Makes a call's requests and sends them to the thread."""
         self._check()
         try:
-            self._make_and_send(call, prompts, params or Sampling(), terms, bounded)
+            self._make_and_send(call, prompts, params or Sampling(), terms, bounded, pooling)
         except AttributeError:
             self._check()  # the model may have been closed meanwhile
             raise
 
-    def _make_and_send(self, call: _Call, prompts: list[Prompt], params: Sampling, terms: Terms, bounded: bool) -> None:
+    def _make_and_send(
+        self, call: Call, prompts: list[Prompt], params: Sampling, terms: Terms, bounded: bool, pooling: Pooling | None
+    ) -> None:
         model = self._model
         waiting = len(model.core.scheduler.waiting) + len(self._inbox)
         if bounded and params.n > self._max_waiting:
@@ -349,10 +273,10 @@ class Engine:
                 f"{waiting} requests wait already, and this machine lacks memory for more: try again later"
             )
 
-        call.requests = model.make_requests(prompts, params, call.listen, terms)
+        call.requests = model.make_requests(prompts, params, call.listen, terms, pooling)
         self._send(lambda: self._begin(call))
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: Call) -> None:
         """Cancels what is left of a call, even if its requests have not been sent yet."""
         call.was_left = True
         if call.num_open:  # no lock and no waking: the garbage collector may call this anywhere
@@ -422,7 +346,7 @@ class Engine:
         if not has_run and not self._inbox and not self._closing:
             model.core.wait()
 
-    def _begin(self, call: _Call) -> None:
+    def _begin(self, call: Call) -> None:
         if call.was_left:
             return
         self._calls.add(call)
@@ -430,7 +354,7 @@ class Engine:
         for request in call.requests:
             self._model.core.add(request)
 
-    def _drop(self, call: _Call) -> None:
+    def _drop(self, call: Call) -> None:
         """Ends the requests of a call whose caller has gone."""
         self._calls.discard(call)
         for request in call.requests:
@@ -460,6 +384,12 @@ class Engine:
         self._flush()
 
 
+def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts")
+    return list(prompts)
+
+
 _running: set[Engine] = set()
 
 
@@ -470,7 +400,7 @@ def _close_all() -> None:
         engine.close()
 
 
-def _put_all(news: list[tuple[_Call, _News]]) -> None:
+def _put_all(news: list[tuple[Call, News]]) -> None:
     """Runs in an event loop."""
     for call, event in news:
         call.put(event)

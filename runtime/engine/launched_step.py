@@ -146,7 +146,8 @@ def batch_requests(parts: Sequence[Part]) -> list[BatchRequest]:
         tokens = request.tokens[start : start + num_tokens]
         if len(tokens) < num_tokens:
             tokens.append(0)  # it is on the device
-        rows: Rows = "all" if draft or request.prompt_rows else "last" if samples else "none"
+        wants_one = samples or request.prompt_rows
+        rows: Rows = "all" if draft or request.needs_all_rows else "last" if wants_one else "none"
         requests.append(BatchRequest(request.seq_id, [*tokens, *draft], start, rows))
         if request.constraint is not None and samples:
             request.constraint.prepare(draft)

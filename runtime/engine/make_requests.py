@@ -9,6 +9,7 @@ from mlxr.runtime.cache.block_hashes import BlockHashes, root_digest
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion
 from mlxr.runtime.engine.constraint import ConstraintCompiler
+from mlxr.runtime.engine.pool import Pool, Pooling
 from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
 from mlxr.runtime.engine.too_long import too_long
@@ -70,16 +71,20 @@ class RequestMaker:
         self._eos_ids = frozenset() if tokenizer is None else frozenset(tokenizer.eos_ids)
         self._constraints = ConstraintCompiler(tokenizer, plan.vocab_size, self._eos_ids)
 
-    def check(self, prompt: Sequence[int]) -> None:
-        """Refuses a prompt that can never be answered.
+    def check(self, prompt: Sequence[int], answered: bool = True) -> None:
+        """Refuses a prompt that can never be answered, or read.
+
+        Args:
+            prompt: its token ids.
+            answered: whether there will be an answer; else the prompt may fill the context.
 
         Raises:
-            PromptTooLongError: it leaves no token of the context for the answer.
+            PromptTooLongError: it leaves no token of the context for the answer, or is longer than the context.
             RequestError: the arena cannot hold it even alone.
         """
         arena = self._arena
-        if len(prompt) >= arena.context:
-            raise too_long(f"the prompt has {len(prompt)} tokens", arena.context)
+        if len(prompt) >= arena.context + (not answered):
+            raise too_long(f"the prompt has {len(prompt)} tokens", arena.context, answered=answered)
         if len(prompt) > arena.num_blocks * arena.block_size:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, and the KV arena holds {arena.num_blocks * arena.block_size} in "
@@ -87,7 +92,14 @@ class RequestMaker:
             )
 
     def make(
-        self, number: int, prompt: Sequence[int], sampling: Sampling, listener: Listener, now: float, terms: Terms
+        self,
+        number: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        listener: Listener,
+        now: float,
+        terms: Terms,
+        pooling: Pooling | None = None,
     ) -> list[Request]:
         """The requests for one prompt: as many as samples.
 
@@ -98,14 +110,17 @@ class RequestMaker:
             listener: is told of events and errors.
             now: by the core's clock.
             terms: priority, deadline and the like.
+            pooling: how the prompt's rows are pooled, by a request that generates nothing; None: it is answered.
 
         Raises:
-            PromptTooLongError: it leaves no token of the context for the answer.
+            PromptTooLongError: it leaves no token of the context for the answer, or is longer than the context.
             RequestError: an option that contradicts others or the model, or a constraint that cannot be used.
         """
-        self.check(prompt)
+        self.check(prompt, pooling is None)
         context, most = self._arena.context, sampling.max_tokens
         max_length = context if most is None else min(context, len(prompt) + most)
+        if pooling is not None:
+            max_length = len(prompt) + 1  # the last token is computed, too
         stop_ids = frozenset() if sampling.ignore_eos else self._eos_ids
         sampling.check_vocabulary(self._plan.vocab_size)
         if sampling.stop and self._tokenizer is None:
@@ -130,7 +145,8 @@ class RequestMaker:
                     order=order,
                     deadline=deadline,
                     constraint=self._constraints.compile(sampling),
-                    prompt_rows=sampling.prompt_logprobs is not None,
+                    prompt_rows=sampling.prompt_logprobs is not None or pooling is not None,
+                    pool=None if pooling is None else Pool(pooling, len(prompt)),
                 )
             )
         return requests

@@ -22,9 +22,11 @@ from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
+from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
+from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.speculation.draft_model import DraftModel
@@ -126,6 +128,7 @@ class Model:
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
+        self._file = file
         self._maker = RequestMaker(
             plan, chosen.geometry, self.tokenizer, (artifact.spec.name, str(chosen.geometry.dtype))
         )
@@ -213,10 +216,6 @@ class Model:
             RequestError: no prompt, or a bad option.
         """
         self._check_open()
-        if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
-            raise TypeError(
-                f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one"
-            )
         expect("sampling", sampling, (Sampling, type(None)), "a mlxr.Sampling")
         sampling = sampling or Sampling()
         if max_tokens is not None:
@@ -224,13 +223,61 @@ class Model:
         if ignore_eos:
             sampling = replace(sampling, ignore_eos=True)
         events: deque[Event | BaseException] = deque()
-        requests = self.make_requests(list(prompts), sampling, events.append)
+        requests = self.make_requests(_list_of(prompts), sampling, events.append)
         generation = Generation(self.core, requests, events)
         self._running.add(generation)
         return generation
 
+    def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings of prompts: [prompts, hidden] or [prompts, dimensions], f32.
+
+        The model must have been loaded for it, with `changes=mlxr.Changes(output="hidden")`.
+
+        Args:
+            prompts: texts or token ids.
+            pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+            dimensions: how many dimensions to keep, the first ones; None: all.
+            normalize: whether embeddings have length 1.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            PromptTooLongError: a prompt is longer than the context.
+            RequestError: no prompt, a bad option, or the model was loaded to generate.
+            HostError: a step failed, or its result is not finite.
+        """
+        self._check_open()
+        check_dimensions(dimensions, self.artifact.spec.model.hidden_size)
+        events: deque[Event | BaseException] = deque()
+        requests = self.make_requests(
+            _list_of(prompts), Sampling(), events.append, pooling=pooling or self.default_pooling()
+        )
+        generation = Generation(self.core, requests, events)
+        self._running.add(generation)
+        generation.finish()
+        return np.stack([finished(request.pooled, dimensions, normalize) for request in requests])
+
+    def default_pooling(self) -> Pooling:
+        """How the model's own files say that rows are pooled; `mean` where they say nothing.
+
+        Raises:
+            RequestError: they ask for what is not supported.
+        """
+        return default_pooling(self._file)
+
     def make_requests(
-        self, prompts: Sequence[Prompt], sampling: Sampling, listener: Listener, terms: Terms = TERMS
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        listener: Listener,
+        terms: Terms = TERMS,
+        pooling: Pooling | None = None,
     ) -> list[Request]:
         """Requests for the core; all that can be refused is refused here. Any thread may call it.
 
@@ -239,20 +286,37 @@ class Model:
             sampling: how tokens are chosen and when answers end.
             listener: is told of events and errors.
             terms: priority, deadline and the like.
+            pooling: how the rows of the prompts are pooled, which then get no answers; None: they get answers.
 
         Raises:
             TypeError: a prompt of a wrong type.
             PromptTooLongError: a prompt that leaves no token of the context for the answer.
-            RequestError: no prompt, or a bad option.
+            RequestError: no prompt, or a bad option, or the model was loaded for the other thing.
         """
+        self._check_output(pooling)
         if not prompts:
             raise RequestError("no prompt was given; give at least one")
         for prompt in prompts:
             if isinstance(prompt, str):
-                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context)
+                check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context, pooling is None)
         ids = [self.encode(prompt) for prompt in prompts]
         now, make = self.core.clock(), self._maker.make
-        return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms)]
+        return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
+
+    def _check_output(self, pooling: Pooling | None) -> None:
+        """Refuses what a step of this model does not give."""
+        if pooling is not None and pooling not in POOLINGS:
+            raise RequestError(f"pooling is {pooling!r}, expected {' or '.join(POOLINGS)}")
+        if (self.artifact.plan.hidden_size is None) == (pooling is None):
+            return
+        if pooling is None:
+            raise RequestError(
+                "the model was loaded for embeddings, and gives no logits: ask embed, or load it without output=hidden"
+            )
+        raise RequestError(
+            "the model was loaded to generate, and gives no hidden rows: load it with "
+            'changes=mlxr.Changes(output="hidden")'
+        )
 
     def speculate(self, draft: "Model | None" = None) -> None:
         """Lets requests that begin from now on try guessed tokens, several in a step: their answers stay the same.
@@ -268,6 +332,7 @@ class Model:
             RequestError: the draft model has another vocabulary, or this model speculates already.
         """
         self._check_open()
+        self._check_output(None)
         if self.core.speculator is not None:
             raise RequestError("the model speculates already: load it again to guess tokens in another way")
         if draft is None:
@@ -324,6 +389,7 @@ class Model:
             RequestError: more tokens than the context, none, or an id outside the vocabulary.
         """
         self._check_open()
+        self._check_output(None)
         ids = self.encode(tokens)
         plan = self.artifact.plan
         if len(ids) > plan.arena.context:
@@ -369,6 +435,12 @@ class Model:
         where = "closed" if self._closed else f"host {self.host.name}"
         arena = self.artifact.plan.arena
         return f"<Model {self.artifact.spec.name}: {where}, context {arena.context} x {arena.max_sequences}>"
+
+
+def _list_of(prompts: Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts is {described(prompts)}; expected a list of prompts; generate and stream take one")
+    return list(prompts)
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from mlxr.runtime.cache.tiers.fetch import Fetched
 from mlxr.runtime.engine.answer_text import AnswerText
 from mlxr.runtime.engine.completion import Completion, Event, FinishReason, TokenLogprob
 from mlxr.runtime.engine.constraint import Constraint
+from mlxr.runtime.engine.pool import Pool, Vector
 from mlxr.runtime.engine.sampling import Sampler
 
 SECONDS_PER_PRIORITY = 10.0
@@ -41,7 +42,8 @@ class Request:
         number: counts requests as they come to the scheduler; decides between those of the same order.
         deadline: when it ends at the latest, by the core's clock; None: no limit.
         constraint: what its tokens must match; None: anything.
-        prompt_rows: whether it asks for the log probabilities of its prompt.
+        prompt_rows: whether it asks for the log probabilities of its prompt, or for its rows pooled.
+        pool: what it wants is its prompt's rows, pooled: it generates nothing; None: an answer.
         speculates: whether draft tokens may be tried.
         seq_id: the pager's sequence; None while it waits.
         computed: tokens whose K and V are in the arena, or in a launched step.
@@ -72,6 +74,7 @@ class Request:
     deadline: float | None = None
     constraint: Constraint | None = None
     prompt_rows: bool = False
+    pool: Pool | None = None
     speculates: bool = False
     seq_id: int | None = None
     computed: int = 0
@@ -89,6 +92,21 @@ class Request:
     def num_pending(self) -> int:
         """Tokens that the next step could compute; the last token of an answer is never computed."""
         return min(len(self.tokens) + self.in_flight, self.max_length - 1) - self.computed
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether it asks for a row of each token of its prompt, so that none may come from a cache."""
+        return self.prompt_rows and (self.pool is None or self.pool.needs_all_rows)
+
+    @property
+    def pooled(self) -> Vector:
+        """The prompt's pooled rows, [hidden], of a request that has ended and asked for them.
+
+        Raises:
+            HostError: they are not finite numbers.
+        """
+        assert self.pool is not None, "it asked for them"
+        return self.pool.vector
 
     @property
     def can_speculate(self) -> bool:

@@ -31,7 +31,8 @@ class Samples:
         if not rows:
             # Nothing needs it, but to read it tells that the step has run: only then are K and V in the arena.
             self._end = host.copy_to_read(host.arena.token)
-            host.start(self._end, host.arena.token)
+            wanted = [logits] if isinstance(logits, mx.array) and len(logits) else []  # rows that requests will read
+            host.start(*wanted, self._end, host.arena.token)
             return
         assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
         if list(indices) != list(range(len(logits))):

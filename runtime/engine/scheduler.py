@@ -33,7 +33,8 @@ class Part(NamedTuple):
     Attributes:
         request: whose tokens they are.
         num_tokens: tokens, from `request.computed` on; draft tokens come after them.
-        samples: whether the last of them is the last that is known, so that the next token is sampled.
+        samples: whether the last of them is the last that is known, so that the next token is sampled. Requests that
+            pool their rows sample none.
         draft: draft tokens, which may or may not be what is sampled.
     """
 
@@ -51,7 +52,9 @@ class Part(NamedTuple):
     @property
     def num_rows(self) -> int:
         """Rows of logits that it asks for."""
-        return self.num_tokens if self.request.prompt_rows else int(self.samples) + len(self.draft)
+        if self.request.prompt_rows:
+            return self.num_tokens if self.request.needs_all_rows else 1
+        return int(self.samples) + len(self.draft)
 
 
 class Restorer(Protocol):
@@ -178,7 +181,7 @@ class Scheduler:
         if count < pending:
             end = request.computed + count
             count -= end % self._pager.block_size if count >= 4 * self._pager.block_size else 0
-        part = Part(request, count, count == pending)
+        part = Part(request, count, count == pending and request.pool is None)
         if count <= 0 or part.num_rows > rows:
             return None
         growths = [other.growth for other in chosen]
@@ -261,9 +264,9 @@ class Scheduler:
                 continue
             prefix = self._prefix_of(request)
             request.awaited = self._next_key(request, prefix.num_tokens)
-            if request.awaited in self._being_read and not request.prompt_rows:
+            if request.awaited in self._being_read and not request.needs_all_rows:
                 continue
-            if self._restorer is not None and not request.prompt_rows and self._restorer.fetches(request, prefix):
+            if self._restorer is not None and not request.needs_all_rows and self._restorer.fetches(request, prefix):
                 continue
             if not self._has_room(request, prefix):
                 return None
@@ -273,8 +276,8 @@ class Scheduler:
 
     def _prefix_of(self, request: Request) -> Prefix:
         """What the arena has of a request's tokens; only full blocks where blocks from a tier will follow."""
-        if request.prompt_rows:
-            return _NO_PREFIX  # the logits of all tokens of the prompt are wanted
+        if request.needs_all_rows:
+            return _NO_PREFIX
         is_fetched = request.fetch is not None and request.fetch.done()
         return self._pager.find_prefix(request.tokens, request.hashes, whole_blocks=is_fetched)
 
@@ -287,7 +290,7 @@ class Scheduler:
                 most = self._pager.context - other.computed
                 growth = (other.seq_id, min(pending + len(other.drafted), most))
                 promised += max(pending // self._pager.block_size + 1, self._pager.num_blocks_needed([growth]))
-        needed = self._pager.blocks_to_begin(prefix, len(request.tokens) + 1)
+        needed = self._pager.blocks_to_begin(prefix, min(len(request.tokens) + 1, self._pager.context))
         if needed + promised <= self._pager.num_free:
             return True
         return not self.running and needed <= self._pager.num_free
@@ -301,6 +304,8 @@ class Scheduler:
             request.computed = request.certain = prefix.num_tokens + self._restorer.restore(request, prefix)
         if request.prompt_rows:
             request.completion.prompt_logprobs.clear()
+            if request.pool is not None:
+                request.pool.clear()
         if not request.has_started:
             request.has_started = True
             request.completion.cached_tokens = request.computed

@@ -19,6 +19,7 @@ from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.make_requests import RequestMaker, Terms
+from mlxr.runtime.engine.pool import Pooling
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Row, Sampler, Sampling, sample_rows
 from mlxr.runtime.engine.sampling.device_sampling import sample_on_device
@@ -44,6 +45,14 @@ def is_content(block: np.ndarray, tokens: Sequence[int]) -> bool:
     """Whether a block, [block_bytes], may hold these tokens: each slot but the first follows from the one before it."""
     slots = block.view(np.uint64).tolist()
     return all(_after(before, token) == slot for before, slot, token in zip(slots, slots[1:], tokens[1:], strict=False))
+
+
+def rows_alone(prompt: Sequence[int]) -> np.ndarray:
+    """The row after each token of a prompt: [tokens, vocab], f32."""
+    states = [0]
+    for token in prompt:
+        states.append(_after(states[-1], token))
+    return np.stack([_logits(np.array(states[1 : end + 1], np.uint64)) for end in range(1, len(states))])
 
 
 def answer_alone(
@@ -222,10 +231,16 @@ class HashEngine:
         return 0.01 + 0.001 * sum(counts[:2])
 
     def requests(
-        self, prompt: Sequence[int], sampling: Sampling, listener: Listener = lambda news: None, **terms: Any
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        listener: Listener = lambda news: None,
+        *,
+        pooling: Pooling | None = None,
+        **terms: Any,
     ) -> list[Request]:
         """Requests, not added yet."""
-        return self._maker.make(0, prompt, sampling, listener, self.now, Terms(**terms))
+        return self._maker.make(0, prompt, sampling, listener, self.now, Terms(**terms), pooling)
 
     def add(self, prompt: Sequence[int], max_tokens: int = 8, **terms: Any) -> "Answer":
         """Adds a greedy request."""
@@ -272,10 +287,15 @@ class HashModel:
         self.is_closed = False
 
     def make_requests(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, listener: Listener, terms: Terms
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        listener: Listener,
+        terms: Terms,
+        pooling: Pooling | None = None,
     ) -> list[Request]:
         make, now = self._engine._maker.make, self.core.clock()
-        return [r for i, prompt in enumerate(prompts) for r in make(i, prompt, sampling, listener, now, terms)]
+        return [r for i, prompt in enumerate(prompts) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
 
     def close(self) -> None:
         self.core.close()

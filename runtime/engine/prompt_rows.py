@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of prompts, by the logits of the steps that read them."""
+"""What requests want of the rows of their prompts: log probabilities of the tokens, or the rows pooled."""
 
 from collections.abc import Sequence
 
@@ -11,22 +11,26 @@ from mlxr.runtime.engine.sampling.logprobs import token_logprobs
 from mlxr.runtime.engine.scheduler import Part
 
 
-def add_prompt_logprobs(logits: npt.NDArray[np.float32], parts: Sequence[Part], ends: Sequence[int]) -> None:
-    """Adds those of a step to the completions of the requests that ask for them.
+def add_prompt_rows(rows: npt.NDArray[np.float32], parts: Sequence[Part], ends: Sequence[int]) -> None:
+    """Gives the rows of a step to the requests that ask for them.
 
     Args:
-        logits: [rows, vocab], f32: all rows of the step.
+        rows: [rows, vocab] logits or [rows, hidden], f32: all rows of the step.
         parts: of the step.
         ends: tokens that each request had computed after it.
     """
     first = 0
     for part, end in zip(parts, ends, strict=True):
         request = part.request
-        if request.prompt_rows and not request.is_done:
+        if request.is_done or not request.prompt_rows:
+            pass
+        elif request.pool is not None:
+            request.pool.add(rows[first : first + part.num_rows], end)
+        else:
             start = end - part.num_tokens
             tokens = request.tokens[start + 1 : min(end + 1, request.prompt_length)]
             if tokens:
-                _add(request, logits[first : first + len(tokens)], tokens)
+                _add(request, rows[first : first + len(tokens)], tokens)
         first += part.num_rows
 
 
