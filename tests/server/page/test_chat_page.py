@@ -36,6 +36,20 @@ def greedy(page: Any, tokens: int = 12) -> None:
     page.get_by_label("max tokens").blur()
 
 
+def saved(page: Any) -> None:
+    """Returns when what was to be written to the browser's database is there: transactions wait for each other."""
+    page.evaluate(
+        """() => new Promise((resolve, reject) => {
+            const opening = indexedDB.open("mlxr", 1);
+            opening.onerror = reject;
+            opening.onsuccess = () => {
+                const reading = opening.result.transaction("conversations").objectStore("conversations").count();
+                reading.onsuccess = () => { opening.result.close(); resolve(); };
+            };
+        })"""
+    )
+
+
 def stream(*deltas: dict[str, Any], reason: str = "stop") -> dict[str, Any]:
     """A streamed answer as /v1/chat/completions sends it."""
     chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
@@ -75,6 +89,7 @@ def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) ->
     page.get_by_text("1 / 2").first.wait_for()
     assert page.locator(".message.user .content").inner_text() == PROMPT
 
+    saved(page)
     page.reload()
     page.locator(".message.user", has_text=PROMPT).wait_for()
     with page.expect_download() as download:

@@ -35,6 +35,6 @@ def new_tab(browser: Any, server: RunningServer, **options: Any) -> Iterator[Tab
     try:
         tab = Tab(context, server)
         yield tab
-        assert not tab.problems
+        assert not tab.problems, tab.problems
     finally:
         context.close()

@@ -8,12 +8,12 @@ import { codeNodes } from "./highlight.js";
 
 const ALLOWED = {
   ALLOWED_TAGS: [
-    ..."p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code em strong del a table thead tbody tr th td".split(" "), "input",
+    ..."p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code em strong del a table thead tbody tr th td".split(" "),
   ],
-  ALLOWED_ATTR: ["href", "title", "start", "align", "type", "checked", "disabled", "data-language"],
+  ALLOWED_ATTR: ["href", "title", "start", "align", "data-language"],
   ALLOW_DATA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i, // for all attributes but:
-  ADD_URI_SAFE_ATTR: ["start", "align", "type", "checked", "disabled", "data-language"],
+  ADD_URI_SAFE_ATTR: ["start", "align", "data-language"],
   RETURN_DOM_FRAGMENT: true,
 };
 
@@ -22,6 +22,7 @@ const marked = new Marked({
   breaks: false,
   renderer: {
     html: ({ text }) => escaped(text),
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     // A picture of another server would tell it what was said here.
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
     code: ({ text, lang }) => `<pre data-language="${escaped((lang ?? "").split(/\s/)[0])}"><code>${escaped(text)}</code></pre>`,
@@ -54,10 +55,9 @@ function block(token) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
-  for (const input of fragment.querySelectorAll("input")) if (input.type !== "checkbox") input.remove(); else input.disabled = true;
   for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre.textContent, pre.dataset.language ?? ""));
   for (const table of fragment.querySelectorAll("table")) {
-    const around = element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" });
+    const around = element("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(around);
     around.append(table);
   }

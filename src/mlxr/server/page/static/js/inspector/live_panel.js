@@ -31,7 +31,7 @@ export class LivePanel {
     this.sequences = element("div");
     this.problem = element("p", { class: "error", role: "alert" });
     this.redraw = () => { if (this.last) this.arena.show(this.last); this.#draw(); };
-    node.append(this.problem, element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.node), this.batches.node, this.arena.node,
+    node.append(element("h2", { class: "hidden", text: `What ${model} does now` }), this.problem, element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.node), this.batches.node, this.arena.node,
       element("section", { class: "chart" }, element("h3", { text: "Sequences in the arena" }), this.sequences)));
     addEventListener("resize", this.redraw);
     document.addEventListener("themechange", this.redraw);

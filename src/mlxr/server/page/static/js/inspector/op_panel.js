@@ -39,7 +39,7 @@ export class OpPanel {
       op.layers.length > 1 && element("p", { class: "hint", text: `The same in layers ${op.layers[0]} to ${op.layers.at(-1)}.` }),
       op.parts.length > 0 && links("Computes these ops of the source graph", op.parts.map((id) => ["source", id]), this.actions.go),
       Object.keys(op.computed_by).length > 0 && links("After fusion it is part of", Object.entries(op.computed_by), this.actions.go, true),
-      section("Values", table(["", "value", "shape", "type"], [
+      section("Values", table(["port", "value", "shape", "type"], [
         ...op.inputs.map((port) => [`in ${port.port}`, port.value, port.shape.join(" × "), `${port.dtype}, ${port.role}`]),
         ...op.outputs.map((port) => [`out ${port.port}`, port.value, port.shape.join(" × "), `${port.dtype}, ${port.role}`]),
       ])),
@@ -126,7 +126,7 @@ function list(facts) {
 
 /** A table of texts. */
 export function table(heads, rows) {
-  return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" }, element("table", {},
+  return element("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, element("table", {},
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col", text: head })))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell) => (cell instanceof Node ? element("td", {}, cell) : element("td", { text: String(cell) }))))))));
 }
