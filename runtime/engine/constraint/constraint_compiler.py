@@ -49,6 +49,7 @@ class ConstraintCompiler:
         self._eos_ids = sorted(token_id for token_id in eos_ids if token_id < vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
+        self._wrapper: Vocabulary | None = None
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
         self._process: LimitedProcess | None = None
         self._executor = ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1), "mlxr-masks")
@@ -88,6 +89,10 @@ class ConstraintCompiler:
         self._executor.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._end_process()
+            self._grammars.clear()
+            self._vocabulary = None
+            if self._wrapper is not None:  # Python cannot see that the two hold each other: they would stay for ever
+                self._wrapper.greedy = None
 
     def _check_usable(self) -> None:
         if self._tokenizer is None:
@@ -136,7 +141,7 @@ class ConstraintCompiler:
 
         if self._vocabulary is None:
             assert self._tokenizer is not None, "checked"
-            wrapper = Vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+            self._wrapper = wrapper = Vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             self._vocabulary = wrapper.greedy = LLTokenizer(cast(Any, wrapper), eos_token=self._eos_ids)
         return self._vocabulary
 

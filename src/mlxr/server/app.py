@@ -17,6 +17,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.server import health, tokens
 from mlxr.server.anthropic import messages
+from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.inspector import router as inspector
@@ -71,7 +72,8 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = ServerState(pool, settings, metrics)
     for router in ROUTERS:
-        app.include_router(router)
+        paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
+        app.include_router(router, responses=errors(paths[-1]))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _not_there)
     for kind in (ApiError, MlxrError, Exception):

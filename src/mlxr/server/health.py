@@ -6,9 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.compiler.version import VERSION
+from mlxr.server.documents.other_answers import Health
 from mlxr.server.state import ServerState
 
 router = APIRouter()
+READY: dict[int | str, dict[str, Any]] = {200: {"model": Health}, 503: {"model": Health, "description": "not ready"}}
 
 
 @router.get("/health", tags=["Server"])
@@ -17,7 +19,7 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/ready", tags=["Server"])
+@router.get("/ready", tags=["Server"], responses=READY)
 async def ready(request: Request) -> Response:
     """Whether it takes requests: it is not ending, and no loaded model has failed."""
     state = ServerState.of(request)

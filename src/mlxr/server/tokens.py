@@ -8,6 +8,8 @@ from pydantic import Field
 
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel
 from mlxr.server.openai.chat_request import Message, Tool, told_message
@@ -35,7 +37,7 @@ class DetokenizeRequest(ApiModel):
     tokens: list[int]
 
 
-@router.post("/tokenize", tags=["Tokens"])
+@router.post("/tokenize", tags=["Tokens"], response_model=None, responses=answers(Tokens))
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
@@ -61,7 +63,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         return told
 
 
-@router.post("/detokenize", tags=["Tokens"])
+@router.post("/detokenize", tags=["Tokens"], response_model=None, responses=answers(Text))
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """The text of token ids."""
     async with ServerState.of(request).pool.use(body.model) as model:
@@ -69,7 +71,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
         return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
 
 
-@router.get("/tokenizer_info", tags=["Tokens"])
+@router.get("/tokenizer_info", tags=["Tokens"], response_model=None, responses=answers(TokenizerInfo))
 async def tokenizer_info(model: str, request: Request) -> dict[str, Any]:
     """What a model's tokenizer is."""
     async with ServerState.of(request).pool.use(model) as loaded:

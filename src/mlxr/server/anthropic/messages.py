@@ -14,6 +14,8 @@ from mlxr.server.anthropic.messages_request import Conversation, MessagesRequest
 from mlxr.server.blocks import Block, Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import TokenCount, WholeMessage
 from mlxr.server.errors import anthropic_body
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.sse import Stream, unless_gone
@@ -23,7 +25,7 @@ router = APIRouter()
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-@router.post("/v1/messages", tags=["Anthropic"])
+@router.post("/v1/messages", tags=["Anthropic"], responses=answers(WholeMessage, "text/event-stream"))
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)
@@ -39,7 +41,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     return JSONResponse(await unless_gone(request, _whole(state, body, job)))
 
 
-@router.post("/v1/messages/count_tokens", tags=["Anthropic"])
+@router.post("/v1/messages/count_tokens", tags=["Anthropic"], response_model=None, responses=answers(TokenCount))
 async def count_tokens(body: Conversation, request: Request) -> dict[str, int]:
     """How many tokens a conversation has, up to where the answer begins."""
     state = ServerState.of(request)

@@ -5,12 +5,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from mlxr.compiler.version import VERSION
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import Status
 from mlxr.server.state import ServerState
 
 router = APIRouter()
 
 
-@router.get("/status", tags=["Server"])
+@router.get("/status", tags=["Server"], response_model=None, responses=answers(Status))
 async def status(request: Request) -> dict[str, Any]:
     """The server, and its models, loaded or not."""
     pool = ServerState.of(request).pool

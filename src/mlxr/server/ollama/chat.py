@@ -8,6 +8,8 @@ from starlette.responses import Response
 
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import OllamaChat
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
@@ -103,7 +105,7 @@ class ChatRequest(Common):
     tools: list[Tool] | None = Field(None, max_length=1024)
 
 
-@router.post("/api/chat", tags=["Ollama"])
+@router.post("/api/chat", tags=["Ollama"], responses=answers(OllamaChat, "application/x-ndjson"))
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation; without messages it loads the model, or unloads it if keep_alive is 0."""
     state = ServerState.of(request)

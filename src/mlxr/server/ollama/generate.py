@@ -13,6 +13,8 @@ from mlxr.runtime.engine.too_long import check_length
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import OllamaText
 from mlxr.server.errors import bad_field
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
 from mlxr.server.ollama.chat import Common
@@ -41,7 +43,7 @@ class GenerateRequest(Common):
     raw: bool | None = None
 
 
-@router.post("/api/generate", tags=["Ollama"])
+@router.post("/api/generate", tags=["Ollama"], responses=answers(OllamaText, "application/x-ndjson"))
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answers a prompt; without one it loads the model, or unloads it if keep_alive is 0."""
     state = ServerState.of(request)

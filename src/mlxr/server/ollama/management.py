@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter
 
+from mlxr.server.documents.answers import OllamaError
 from mlxr.server.errors import ApiError
 
-router = APIRouter()
+router = APIRouter(responses={501: {"model": OllamaError, "description": "this server does not do that"}})
 _ADD = "register a model's file with 'mlxr add FILE --name NAME' and start the server with it"
 
 
@@ -42,7 +43,8 @@ async def delete() -> None:
     raise _refused("/api/delete", "forget a registered model with 'mlxr remove NAME'; its files are yours to delete")
 
 
-@router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"], tags=["Ollama"])
+@router.head("/api/blobs/{digest}", tags=["Ollama"])
+@router.post("/api/blobs/{digest}", tags=["Ollama"])
 async def blobs(digest: str) -> None:
     """Refused."""
     raise _refused(f"/api/blobs/{digest:.80}", _ADD)

@@ -8,6 +8,8 @@ from starlette.responses import Response
 
 from mlxr.compiler.version import VERSION
 from mlxr.inspect.report import parameters
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.names import own_name
@@ -42,20 +44,20 @@ async def version() -> dict[str, str]:
     return {"version": _API_VERSION, "mlxr": VERSION}
 
 
-@router.get("/api/tags", tags=["Ollama"])
+@router.get("/api/tags", tags=["Ollama"], response_model=None, responses=answers(OllamaModels))
 async def tags(request: Request) -> dict[str, Any]:
     """All models, loaded or not."""
     return {"models": [_record(model) for model in ServerState.of(request).pool.models]}
 
 
-@router.get("/api/ps", tags=["Ollama"])
+@router.get("/api/ps", tags=["Ollama"], response_model=None, responses=answers(LoadedOllamaModels))
 async def running(request: Request) -> dict[str, Any]:
     """The models that are loaded."""
     pool = ServerState.of(request).pool
     return {"models": [_running(pool, model, model.loaded) for model in pool.models if model.loaded is not None]}
 
 
-@router.post("/api/show", tags=["Ollama"])
+@router.post("/api/show", tags=["Ollama"], response_model=None, responses=answers(OllamaShow))
 async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
     """One model. It is loaded if it is not: what it can do is known only then."""
     pool = ServerState.of(request).pool

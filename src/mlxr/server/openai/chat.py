@@ -15,6 +15,8 @@ from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob, Us
 from mlxr.server.chat.answer import Piece, answer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import ChatCompletion
 from mlxr.server.errors import openai_body
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.json_text import dumped
@@ -27,7 +29,7 @@ router = APIRouter()
 FINGERPRINT = f"mlxr-{VERSION}"
 
 
-@router.post("/v1/chat/completions", tags=["OpenAI"])
+@router.post("/v1/chat/completions", tags=["OpenAI"], responses=answers(ChatCompletion, "text/event-stream"))
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)

@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import TextCompletion
 from mlxr.server.errors import bad_field, openai_body
 from mlxr.server.merged import merged
 from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
@@ -105,7 +107,7 @@ class _Text:
             self.reason, self.completion = plain_reason(event.finish_reason), event.completion
 
 
-@router.post("/v1/completions", tags=["OpenAI"])
+@router.post("/v1/completions", tags=["OpenAI"], responses=answers(TextCompletion, "text/event-stream"))
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continues texts."""
     state = ServerState.of(request)

@@ -4,20 +4,22 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import ModelList, ModelRecord
 from mlxr.server.pool.served_model import ServedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter()
 
 
-@router.get("/v1/models", tags=["OpenAI"])
+@router.get("/v1/models", tags=["OpenAI"], response_model=None, responses=answers(ModelList))
 async def models(request: Request) -> dict[str, Any]:
     """All models, loaded or not."""
     served = ServerState.of(request).pool.models
     return {"object": "list", "data": [_record(model) for model in served]}
 
 
-@router.get("/v1/models/{name:path}", tags=["OpenAI"])
+@router.get("/v1/models/{name:path}", tags=["OpenAI"], response_model=None, responses=answers(ModelRecord))
 async def model(name: str, request: Request) -> dict[str, Any]:
     """One model."""
     return _record(ServerState.of(request).pool.find(name))

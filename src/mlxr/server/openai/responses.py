@@ -9,6 +9,8 @@ from starlette.responses import Response
 
 from mlxr.server.chat.answer import answer
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import Response as WholeResponse
 from mlxr.server.errors import ApiError
 from mlxr.server.escaped_json import EscapedJson
 from mlxr.server.openai.response_events import GrowingResponse
@@ -19,7 +21,7 @@ from mlxr.server.state import ServerState
 router = APIRouter()
 
 
-@router.post("/v1/responses", tags=["OpenAI"])
+@router.post("/v1/responses", tags=["OpenAI"], responses=answers(WholeResponse, "text/event-stream"))
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answers a conversation."""
     state = ServerState.of(request)

@@ -1,11 +1,13 @@
 """What cannot be compiled is refused with its reason, hostile grammars soon and harmlessly; what compilers share."""
 
+import gc
 import math
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -195,3 +197,14 @@ def test_a_process_that_was_killed_is_replaced_and_ends_with_its_compiler() -> N
     own.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_nothing_stays_of_a_compiler() -> None:
+    """Its vocabulary, megabytes of a large model, and llguidance's view of it hold each other until it is closed."""
+    gone = compiler()
+    assert gone.compile(Sampling(choice=["a"])) is not None and gone._wrapper is not None
+    vocabulary = weakref.ref(gone._wrapper)
+    gone.close()
+    del gone
+    gc.collect()
+    assert vocabulary() is None

@@ -1,0 +1,1 @@
+"""What the OpenAPI document says of answers and errors. Nothing here runs when a request is answered."""

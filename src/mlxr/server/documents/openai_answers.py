@@ -1,0 +1,208 @@
+"""Answers of OpenAI's API, and of what goes with it."""
+
+from typing import Any, Literal
+
+from mlxr.server.documents.answers import Told
+
+
+class PromptDetails(Told):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(Told):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class Usage(Told):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class Function(Told):
+    """What is called; the arguments are JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Told):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class TopToken(Told):
+    """A token and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(TopToken):
+    """A token of the answer, and the most probable ones in its place."""
+
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(Told):
+    """Log probabilities of an answer."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class ChatMessage(Told):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Told):
+    """One of n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Told):
+    """Of /v1/chat/completions. A stream's chunks have `delta` in place of `message`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class TextLogprobs(Told):
+    """Log probabilities of a text's tokens."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(Told):
+    """One of n texts."""
+
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextCompletion(Told):
+    """Of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class ModelRecord(Told):
+    """A model; how long its sequences may be is known once it is loaded."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None = None
+
+
+class ModelList(Told):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelRecord]
+
+
+class ResponseUsage(Told):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class Response(Told):
+    """Of /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: Any
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None
+    user: Any
+
+
+class Tokens(Told):
+    """Of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Told):
+    """Of /detokenize."""
+
+    prompt: str
+
+
+class TokenizerInfo(Told):
+    """Of /tokenizer_info."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    end_token_ids: list[int]
+    add_bos_token: bool
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
