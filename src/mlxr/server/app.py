@@ -25,7 +25,7 @@ from mlxr.server.life import status
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
 from mlxr.server.ollama import routers as ollama
-from mlxr.server.openai import chat, completions, models, responses
+from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.request_log import RequestLog
@@ -42,6 +42,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
     completions.router,
     responses.router,
+    embeddings.router,
     tokens.router,
     messages.router,
     *ollama.ROUTERS,

@@ -18,6 +18,7 @@ class ServerSettings:
         hosts: names under which clients may reach it, besides its address and the loopback names.
         most_body_bytes: most bytes of a request's body.
         most_answers: most answers to one request (`n` x prompts).
+        most_inputs: most texts of one request for embeddings.
         most_connections: most connections at a time.
         header_seconds: how long a client may take to send its headers.
         alive_seconds: a stream that has nothing to say gets a comment so often.
@@ -34,6 +35,7 @@ class ServerSettings:
     hosts: tuple[str, ...] = ()
     most_body_bytes: int = 8 << 20
     most_answers: int = 128
+    most_inputs: int = 2048
     most_connections: int = 4096
     header_seconds: float = 10.0
     alive_seconds: float = 5.0

@@ -34,11 +34,17 @@ class Source:
     def __init__(self, name: str, size: int = 4 * GB, least: int | None = None) -> None:
         self.name, self.memory = name, PlannedMemory(size, size if least is None else least)
         self.engines: list[Engine] = []
+        self.forms: list[Source] = []
         self.most_bytes: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
         self.meter = Meter()
+
+    def for_embeddings(self) -> "Source":
+        source = Source(f"{self.name} (embeddings)", self.memory.full, self.memory.least)
+        self.forms.append(source)
+        return source
 
     def planned_memory(self) -> PlannedMemory:
         return self.memory
@@ -107,6 +113,30 @@ def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() ->
             await use(pool, "big")
         assert [name for name, source in sources.items() if source.is_loaded] == before, "none goes in vain"
         await pool.close()
+
+    run(test)
+
+
+def test_the_form_that_gives_embeddings_is_loaded_and_counted_apart() -> None:
+    async def test() -> None:
+        sources = {name: Source(name) for name in "ab"}
+        pool = ModelPool(sources.values(), memory_bytes=9 * GB, free=lambda: 99 * GB)
+        async with pool.use("a"), pool.use("a", embeds=True):
+            (form,) = sources["a"].forms
+            assert sources["a"].is_loaded and form.is_loaded and pool.num_users == 2
+            with pytest.raises(ApiError, match=r"b takes .* in use or pinned: .*a \(embeddings\) \(4\.0 GiB, in use\)"):
+                await use(pool, "b")
+        await use(pool, "a")
+        await use(pool, "b")
+        assert sources["a"].is_loaded and not form.is_loaded, "the form was used before"
+        await use(pool, "b", embeds=True)
+        await use(pool, "a", embeds=True)
+        assert len(sources["a"].forms) == 1 and len(form.engines) == 2
+        assert [model.name for model in pool.models] == ["a", "b"]
+        assert await pool.unload("a") and not form.is_loaded and not sources["a"].is_loaded
+        assert sources["b"].forms[0].is_loaded
+        await pool.close()
+        assert not sources["b"].forms[0].is_loaded
 
     run(test)
 

@@ -1,6 +1,6 @@
 """A served model that `mlxr.Engine` loads."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlxr.compiler.errors import MlxrError
@@ -12,6 +12,9 @@ from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.served_engine import ServedEngine
 from mlxr.server.pool.served_model import LoadedModel, Progress
+
+_PROMPTS_AT_ONCE = 64
+"""Prompts that a step reads for embeddings, if they are short."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class EngineSource:
     prompt_lookup: bool = False
     template: Path | None = None
     meter: Meter = field(init=False, default_factory=Meter, compare=False, repr=False)
+
+    def for_embeddings(self) -> "EngineSource":
+        """See `ModelSource`. What speeds up generation is left out; more prompts are read in a step."""
+        return replace(
+            self,
+            name=f"{self.name} (embeddings)",
+            changes=replace(self.changes, output="hidden"),
+            max_sequences=max(self.max_sequences, _PROMPTS_AT_ONCE),
+            tiers=NO_TIERS,
+            draft=None,
+            prompt_lookup=False,
+            template=None,
+        )
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""
@@ -71,6 +87,8 @@ class EngineSource:
             raise
 
     def _with_format(self, engine: ServedEngine) -> LoadedModel:
+        if self.changes.output == "hidden":
+            return LoadedModel(engine, None, "it was loaded for embeddings")
         try:
             template = engine.model.chat_template(self.template)
         except MlxrError as error:

@@ -57,15 +57,21 @@ class ModelPool:
         self._memory_bytes, self.keep_alive, self._load_seconds = memory_bytes, keep_alive, load_seconds
         self._free, self._catalog = free, catalog
         self._fixed = frozenset(self._models)
+        self._embedders: dict[str, ServedModel] = {}
         self._changing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._ending = self._closing = False
 
     @property
     def models(self) -> list[ServedModel]:
-        """All models, loaded or not."""
+        """All models, loaded or not; not their forms that give embeddings."""
         self._look()
         return list(self._models.values())
+
+    @property
+    def _all(self) -> list[ServedModel]:
+        """All that may be loaded."""
+        return [*self._models.values(), *self._embedders.values()]
 
     @property
     def is_closing(self) -> bool:
@@ -75,7 +81,7 @@ class ModelPool:
     @property
     def num_users(self) -> int:
         """Requests that use a model now, or wait for one."""
-        return sum(model.users for model in self._models.values())
+        return sum(model.users for model in self._all)
 
     def end(self) -> None:
         """Refuses all new requests; those that are here already go on until `close`."""
@@ -90,12 +96,12 @@ class ModelPool:
         self._closing = True
         if self._watching is not None:
             self._watching.cancel()
-        for model in self.models:
+        for model in self._all:
             if model.loading is not None:
                 with suppress(Exception):
                     await asyncio.shield(model.loading)
         async with self._changing:
-            for model in self.models:
+            for model in self._all:
                 await self._unload(model)
 
     def find(self, name: str) -> ServedModel:
@@ -114,12 +120,15 @@ class ModelPool:
         return model
 
     @asynccontextmanager
-    async def use(self, name: str, keep_alive: float | None = None) -> AsyncGenerator[LoadedModel]:
+    async def use(
+        self, name: str, keep_alive: float | None = None, *, embeds: bool = False
+    ) -> AsyncGenerator[LoadedModel]:
         """A model for the time of a request; it is loaded first if need be.
 
         Args:
             name: the model's.
             keep_alive: seconds after this request at which it may be unloaded; None: as before.
+            embeds: whether it is to give embeddings; else it generates. These are loaded apart from each other.
 
         Raises:
             ApiError: there is no such model, it cannot be loaded, or not in time, or the server is ending.
@@ -129,6 +138,10 @@ class ModelPool:
         model = self.find(name)
         if (record := RECORD.get()) is not None:
             record.model = model.name
+        if embeds:
+            if name not in self._embedders:
+                self._embedders[name] = ServedModel(model.source.for_embeddings())
+            model = self._embedders[name]
         model.users += 1  # from now on nobody unloads it
         try:
             if keep_alive is not None:
@@ -139,12 +152,13 @@ class ModelPool:
             model.last_used = time.monotonic()
 
     async def unload(self, name: str) -> bool:
-        """Unloads a model that nobody uses; returns whether it is unloaded now."""
-        model = self.find(name)
+        """Unloads a model that nobody uses, in both forms; returns whether it is unloaded now."""
+        forms = [model for model in (self.find(name), self._embedders.get(name)) if model is not None]
         async with self._changing:
-            if model.users == 0:
-                await self._unload(model)
-        return model.state == "cold"
+            for model in forms:
+                if model.users == 0:
+                    await self._unload(model)
+        return all(model.state == "cold" for model in forms)
 
     def _look(self) -> None:
         """Takes models that the catalog has got, and drops those that it has lost and that nobody has loaded."""
@@ -208,7 +222,7 @@ class ModelPool:
     async def _make_room(self, wanted: ServedModel, memory: PlannedMemory) -> int:
         """Unloads models that nobody uses, the least recently used first, until there is room; returns for how much."""
         while (room := self._room()) < memory.full:
-            idle = [model for model in self.models if model.is_idle]
+            idle = [model for model in self._all if model.is_idle]
             if room + sum(model.planned_bytes for model in idle) < memory.least:
                 raise self._no_room(wanted, memory.least, room)  # and none has gone in vain
             if not idle:
@@ -220,11 +234,11 @@ class ModelPool:
         free = self._free()
         if self._memory_bytes is None:
             return free
-        used = sum(model.planned_bytes for model in self.models if model.state == "loaded")
+        used = sum(model.planned_bytes for model in self._all if model.state == "loaded")
         return min(self._memory_bytes - used, free)
 
     def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
-        loaded = [model for model in self.models if model.state == "loaded" and not model.is_idle]
+        loaded = [model for model in self._all if model.state == "loaded" and not model.is_idle]
         held = ", ".join(
             f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in loaded
         )
@@ -260,7 +274,7 @@ class ModelPool:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            for model in list(self._models.values()):
+            for model in self._all:
                 keep = self.keep_alive if model.keep_alive is None else model.keep_alive
                 if model.is_idle and now - model.last_used >= keep:
                     async with self._changing:

@@ -62,6 +62,9 @@ class ModelSource(Protocol):
     def meter(self) -> Meter:
         """Measures its answers, also when it is loaded anew."""
 
+    def for_embeddings(self) -> "ModelSource":
+        """The same model in the form that gives embeddings, which takes memory of its own."""
+
     def planned_memory(self) -> PlannedMemory:
         """What it takes when it is loaded. Slow: it may compile.
 

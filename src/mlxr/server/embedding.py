@@ -1,0 +1,40 @@
+"""Embeddings of prompts, for every API that gives some."""
+
+from collections.abc import Sequence
+
+from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
+from mlxr.server.pool.served_model import LoadedModel
+from mlxr.server.request_record import RECORD
+
+
+async def embed(
+    model: LoadedModel,
+    prompts: Sequence[list[int]],
+    *,
+    pooling: Pooling | None = None,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    priority: int = 0,
+    salt: str = "",
+) -> list[Vector]:
+    """The embedding of each prompt, f32. Cancelling the task cancels what is left.
+
+    Args:
+        model: loaded for it: `pool.use(name, embeds=True)`.
+        prompts: token ids, at least one each.
+        pooling: `mean` or `last`; None: what the model's own files say, else `mean`.
+        dimensions: how many dimensions to keep, the first ones; None: all.
+        normalize: whether embeddings have length 1.
+        priority: as for `mlxr.Engine.generate`.
+        salt: as for `mlxr.Engine.generate`.
+
+    Raises:
+        PromptTooLongError: a prompt is longer than the context.
+        RequestError: a bad option.
+        MlxrError: the engine has failed, or a step of the request.
+    """
+    check_dimensions(dimensions, model.engine.model.artifact.spec.model.hidden_size)
+    vectors = await model.engine.embed(prompts, pooling, priority=priority, salt=salt)
+    if (record := RECORD.get()) is not None:
+        record.prompt_tokens += sum(map(len, prompts))
+    return [finished(vector, dimensions, normalize) for vector in vectors]
