@@ -238,3 +238,9 @@ def test_errors_have_the_classes_that_clients_know(client: anthropic.Anthropic) 
         stream.until_done()
     with pytest.raises(anthropic.BadRequestError, match="this model cannot chat"):
         client.messages.create(**(ASK | {"model": "plain"}))
+
+
+def test_models_are_listed_for_its_clients(client: anthropic.Anthropic) -> None:
+    listed = list(client.models.list())
+    assert {"tiny", "plain"} <= {model.id for model in listed} and {model.type for model in listed} == {"model"}
+    assert client.models.retrieve("tiny").display_name == "tiny" and listed[0].created_at.year >= 2024

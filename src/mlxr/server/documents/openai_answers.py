@@ -131,6 +131,9 @@ class ModelRecord(Told):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     max_model_len: int | None = None
 
 
@@ -139,6 +142,9 @@ class ModelList(Told):
 
     object: Literal["list"]
     data: list[ModelRecord]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class ResponseUsage(Told):

@@ -1,5 +1,6 @@
-"""/v1/models."""
+"""/v1/models, for clients of OpenAI and of Anthropic: each finds its own fields, and passes over the others."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,9 @@ router = APIRouter()
 async def models(request: Request) -> dict[str, Any]:
     """All models, loaded or not."""
     served = ServerState.of(request).pool.models
-    return {"object": "list", "data": [_record(model) for model in served]}
+    records = [_record(model) for model in served]
+    ends = {"first_id": records[0]["id"], "last_id": records[-1]["id"]} if records else {}
+    return {"object": "list", "data": records, "has_more": False, "first_id": None, "last_id": None} | ends
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], response_model=None, responses=answers(ModelRecord))
@@ -27,6 +30,8 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 
 def _record(model: ServedModel) -> dict[str, Any]:
     record: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "mlxr"}
+    created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    record |= {"type": "model", "display_name": model.name, "created_at": created}
     if model.loaded is not None:
         record["max_model_len"] = model.loaded.context
     return record
