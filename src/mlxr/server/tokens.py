@@ -1,6 +1,10 @@
-"""/tokenize, /detokenize and /tokenizer_info, in vLLM's form."""
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's form.
+
+Where one model is served, requests need not name it: lm-eval does not.
+"""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,18 +14,21 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import Text, TokenizerInfo, Tokens
-from mlxr.server.errors import bad_field
+from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel
 from mlxr.server.openai.chat_request import Message, Tool, told_message
+from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.state import ServerState
 
 router = APIRouter()
+_LONGEST_NAME = 64
+"""Of a control token, in characters."""
 
 
 class TokenizeRequest(ApiModel):
     """The body of /tokenize: a text, or a conversation."""
 
-    model: str
+    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
@@ -33,7 +40,7 @@ class TokenizeRequest(ApiModel):
 class DetokenizeRequest(ApiModel):
     """The body of /detokenize."""
 
-    model: str
+    model: str | None = None
     tokens: list[int]
 
 
@@ -46,11 +53,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         if getattr(body, name) is not None:
             other = "prompt" if body.messages is None else "messages, whose template writes them"
             raise bad_field(name, f"{name} has no meaning with {other}: leave it out")
-    async with ServerState.of(request).pool.use(body.model) as model:
+    async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
         if body.prompt is not None:
             special = body.add_special_tokens is not False
-            ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special)
+            named = tokenizer.encode(body.prompt[:_LONGEST_NAME], add_special=False, parse_special=True)
+            if len(body.prompt) < _LONGEST_NAME and len(named) == 1 and tokenizer.is_control(named[0]):
+                ids = named  # clients ask so for the id of a control token; in a longer text its name is text
+            else:
+                ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special)
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
@@ -66,15 +77,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 @router.post("/detokenize", tags=["Tokens"], response_model=None, responses=answers(Text))
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """The text of token ids."""
-    async with ServerState.of(request).pool.use(body.model) as model:
+    async with _use(request, body.model) as model:
         tokenizer = model.engine.model.require_tokenizer()
         return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
 
 
 @router.get("/tokenizer_info", tags=["Tokens"], response_model=None, responses=answers(TokenizerInfo))
-async def tokenizer_info(model: str, request: Request) -> dict[str, Any]:
+async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
     """What a model's tokenizer is."""
-    async with ServerState.of(request).pool.use(model) as loaded:
+    async with _use(request, model) as loaded:
         tokenizer = loaded.engine.model.require_tokenizer()
         special = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         return {
@@ -85,3 +96,18 @@ async def tokenizer_info(model: str, request: Request) -> dict[str, Any]:
             "add_bos_token": tokenizer.adds_bos,
             "chat_template": loaded.template or None,
         } | {name: None if token is None else tokenizer.token_text(token) for name, token in special.items()}
+
+
+def _use(request: Request, name: str | None) -> AbstractAsyncContextManager[LoadedModel]:
+    pool = ServerState.of(request).pool
+    if name is None:
+        if len(pool.models) != 1:
+            names = ", ".join(model.name for model in pool.models)
+            raise ApiError(
+                400,
+                f"model is missing: it is required where there are several: {names}",
+                param="model",
+                code="missing_field",
+            )
+        name = pool.models[0].name
+    return pool.use(name)

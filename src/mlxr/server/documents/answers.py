@@ -56,7 +56,7 @@ def answers(model: type[BaseModel], stream: str = "", **others: str) -> dict[int
     """
     told: dict[int | str, dict[str, Any]] = {200: {"model": model}}
     if stream:
-        told[200]["content"] = {stream: {"schema": {"type": "string"}}}
+        told[200]["content"] = {stream: {}}
     return told | {int(name.removeprefix("status_")): {"description": text} for name, text in others.items()}
 
 
