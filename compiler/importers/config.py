@@ -10,6 +10,7 @@ from mlxr.compiler.importers.imported import DEFAULTS, ImportOptions, choose_con
 from mlxr.compiler.importers.quantisation import check_quantisation, quantised_tensors
 from mlxr.compiler.importers.rope_section import ConfigRope
 from mlxr.compiler.importers.tensors import TensorFact, Tensors
+from mlxr.compiler.spec.fields import Output
 from mlxr.compiler.spec.model import ModelSpec
 
 _CLASS_ENDING = "ForCausalLM"
@@ -40,7 +41,7 @@ def spec_from_config(
     architecture = find_architecture(source, "model_type", config, "config")
     facts = Facts(source, config, architecture.rules, accepted=options.accepted_keys)
     facts.get("model_type")
-    _check_task(facts)
+    _check_task(facts, options.output)
     check_quantisation(facts)
     layers = facts.integer("num_hidden_layers")
     placed = Tensors(source, quantised_tensors(facts, tensors), architecture.family, "safetensors", layers)
@@ -49,21 +50,26 @@ def spec_from_config(
         raise facts.refuse("vocab_size", facts.get("vocab_size"), f"the rows of the embedding table, {rows}")
     model = Evaluation(facts, placed, ConfigRope(facts)).model()
     tied = model.get("tie_embeddings", False)
-    _check_output(facts, placed, tied, are_same)
+    if options.output == "logits":
+        _check_output(facts, placed, tied, are_same)
     model |= {"vocab_size": rows, "tensor_names": architecture.family}
     own = model.get("context")
     if not isinstance(own, int):
         raise facts.missing("max_position_embeddings")
     model["context"] = choose_context(source, own, options)
     facts.check_all_read()
-    return imported_spec(source, name, model, placed.formats(tied), options)
+    return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)
 
 
-def _check_task(facts: Facts) -> None:
+def _check_task(facts: Facts, output: Output) -> None:
+    """Refuses classes of models for other tasks. Without its head, a language model is a class of its own."""
     classes = facts.get("architectures")
     if classes is None:
         return
-    if not isinstance(classes, list) or not all(isinstance(c, str) and c.endswith(_CLASS_ENDING) for c in classes):
+    headless = f"{facts.get('model_type')}model".replace("_", "").lower() if output == "hidden" else None
+    if not isinstance(classes, list) or not all(
+        isinstance(c, str) and (c.endswith(_CLASS_ENDING) or c.lower() == headless) for c in classes
+    ):
         raise facts.refuse("architectures", classes, f"a language model, [...{_CLASS_ENDING}]")
 
 

@@ -59,4 +59,4 @@ def spec_from_gguf(
         "context": choose_context(source, own, options),
     }
     facts.check_all_read()
-    return imported_spec(source, name, model, placed.formats(tied), options)
+    return imported_spec(source, name, model, placed.formats(tied or options.output == "hidden"), options)

@@ -8,7 +8,7 @@ import yaml
 
 from mlxr.compiler.errors import ContextError, SpecError
 from mlxr.compiler.spec.document import interpret
-from mlxr.compiler.spec.fields import AUTO
+from mlxr.compiler.spec.fields import AUTO, Output
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
@@ -44,7 +44,7 @@ class ImportOptions:
     force_context: bool = False
     cache_memory: int | str | None = None
     deterministic: bool = False
-    output: Literal["logits", "hidden"] = "logits"
+    output: Output = "logits"
 
 
 DEFAULTS = ImportOptions()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxr.compiler.spec.fields import parse_size
+from mlxr.compiler.spec.fields import Output, parse_size
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
 
@@ -40,7 +40,7 @@ class Changes:
     force_context: bool = False
     cache_memory: int | str | None = None
     deterministic: bool = False
-    output: Literal["logits", "hidden"] | None = None
+    output: Output | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""

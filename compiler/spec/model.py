@@ -24,6 +24,7 @@ from mlxr.compiler.spec.fields import (
     Flag,
     FloatType,
     FormatName,
+    Output,
     SizeBytes,
 )
 from mlxr.compiler.spec.matrices import matrix_shapes
@@ -168,7 +169,7 @@ class ModelSpec(Record):
     """The model's dimensions and properties."""
     cache: Cache = Cache()
     """Layout, mode and size of the KV arena."""
-    output: Literal["logits", "hidden"] = "logits"
+    output: Output = "logits"
     """What a step gives of the tokens that are asked for: logits, or, for embeddings, rows after the final norm."""
     activation_dtype: ActivationType = "bf16"
     """Element type of activations between kernels; sums are always in f32. `auto`: chosen for each target."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.gguf_parts import only_model, read_gguf_model
+from mlxr.runtime.weights.headless_names import with_usual_names
 from mlxr.runtime.weights.safetensors_header import read_safetensors_header
 from mlxr.runtime.weights.safetensors_index import read_safetensors_index
 from mlxr.runtime.weights.weight_file import WeightFile
@@ -31,9 +32,9 @@ def open_weights(path: str | Path) -> WeightFile:
         header = read_gguf_model(path)
         return WeightFile(path, "gguf", header.tensors, header.metadata)
     if suffix == ".safetensors":
-        return WeightFile(path, "safetensors", read_safetensors_header(path))
+        return WeightFile(path, "safetensors", with_usual_names(read_safetensors_header(path)))
     if path.name.endswith(".index.json"):
-        return WeightFile(path, "safetensors", read_safetensors_index(path))
+        return WeightFile(path, "safetensors", with_usual_names(read_safetensors_index(path)))
     raise WeightsError(
         f"{path}: unknown kind of weight file; expected a name ending in .safetensors, .gguf or .safetensors.index.json"
     )

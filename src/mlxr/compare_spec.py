@@ -54,7 +54,9 @@ def check_spec(
         WeightsError: the files contradict the spec (the message names every difference), or they are corrupt.
     """
     file = open_weights(weights)
-    options = ImportOptions(spec.model.context, accepted_keys=accepted_keys, force_context=force_context)
+    options = ImportOptions(
+        spec.model.context, accepted_keys=accepted_keys, force_context=force_context, output=spec.output
+    )
     too_long = None
     try:
         try:

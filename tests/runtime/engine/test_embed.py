@@ -1,10 +1,12 @@
 """Embeddings: the hidden rows of prompts, pooled, however the prompts were read."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,7 +22,7 @@ from mlxr.runtime.hosts.reference.host import ReferenceHost
 from mlxr.runtime.weights.weight_file import WeightFile
 from mlxr_tests.hash_host import HashEngine, rows_alone
 from mlxr_tests.specs import floats
-from mlxr_tests.storyteller import Q8_0, TINY, storyteller_spec, tiny_spec
+from mlxr_tests.storyteller import BF16, Q8_0, TINY, storyteller_spec, tiny_spec
 from mlxr_tests.tolerances import check_logits
 
 Rows = npt.NDArray[np.float32]
@@ -239,3 +241,28 @@ def test_gguf_files_say_their_pooling(number: int | None, expected: str | None) 
     else:
         with pytest.raises(mlxr.RequestError, match="pooling_type asks for the pooling cls"):
             default_pooling(file)
+
+
+@pytest.mark.parametrize("head", ["none", "unread"])
+def test_a_head_is_neither_needed_nor_read(tmp_path: Path, head: str) -> None:
+    """AutoModel saves models without a head, and without `model.` before names. The other head nothing could read."""
+    config = json.loads(BF16.with_name("config.json").read_text())
+    tensors = dict(mx.load(str(BF16)))
+    config["tie_word_embeddings"] = False
+    if head == "none":
+        config["architectures"] = ["LlamaModel"]
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    else:
+        tensors["lm_head.weight"] = mx.zeros((3, 8), mx.int8)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / POOLING).write_text('{"pooling_mode_lasttoken": true}')
+    changes = mlxr.Changes(output="hidden", context=64, compute="exact")
+    with mlxr.load(BF16.parent, host="cpu", threads=1, changes=changes) as whole:
+        expected = whole.embed(PROMPTS[:3], pooling="last")
+    with mlxr.load(tmp_path, host="cpu", threads=1, changes=changes) as model:
+        np.testing.assert_array_equal(model.embed(PROMPTS[:3]), expected)
+    if head == "none":
+        with pytest.raises(mlxr.SpecError, match="architectures is a list; expected a language model"):
+            mlxr.load(tmp_path, host="cpu")
