@@ -16,6 +16,8 @@ from mlxr_tests.host_pair import HostPair, logits_of
 from mlxr_tests.specs import compiled, floats, small_spec
 from mlxr_tests.tolerances import check_logits
 
+pytestmark = pytest.mark.usefixtures("kernel_host")
+
 TARGETS = ("cpu", "metal")
 CASES: dict[str, dict[str, Any]] = {
     "bf16": {"activation_dtype": "bf16", "cache__dtype": "bf16", "weights__default": "bf16", "weights__norm": "bf16"},

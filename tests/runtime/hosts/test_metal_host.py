@@ -19,6 +19,7 @@ from mlxr.compiler.artifact import ARENAS, K_ARENA, Artifact, KernelCall
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import HostError, KernelFault
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.runtime.engine.pool import POOLINGS
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import ArrayHost
 from mlxr.runtime.hosts.metal.host import MetalHost
@@ -31,7 +32,7 @@ from mlxr_tests.host_pair import HostPair
 from mlxr_tests.kernel_host import sim_kernel
 from mlxr_tests.specs import compiled, small_spec
 from mlxr_tests.storyteller import Q8_0, TINY, tiny_spec
-from mlxr_tests.tolerances import Mismatch
+from mlxr_tests.tolerances import Mismatch, check_logits
 
 
 class SimMetalKernel:
@@ -389,3 +390,17 @@ def mlx_launches(pair: HostPair) -> dict[str, int]:
 def test_without_a_gpu_the_metal_host_says_so() -> None:
     with pytest.raises(HostError, match="Apple silicon"):
         mlxr.load(mlxr.compile("storyteller"), Q8_0, host="metal")
+
+
+def test_hidden_rows_are_those_of_the_sim(metal: Callable[[Artifact], mlxr.Model]) -> None:
+    """Of prompts that several pipelined steps read, one of a single token among them."""
+    cache = {"max_sequences": 3, "block_size": 16}
+    spec = tiny_spec(output="hidden", model={"context": 64}, cache=cache, prefill_chunk=32)
+    artifact = compile_spec(spec, targets=("metal",)).artifact
+    prompts = [[1, *range(300, 300 + count)] for count in (0, 40, 9, 62)]
+    with mlxr.load(artifact, TINY, host="sim") as model:
+        expected = {pooling: model.embed(prompts, pooling=pooling) for pooling in POOLINGS}
+    with metal(artifact) as model:
+        assert model.host.name == "metal" and model.host.pipelines
+        for pooling in POOLINGS:
+            check_logits(pooling, model.embed(prompts, pooling=pooling), expected[pooling], "f32")
