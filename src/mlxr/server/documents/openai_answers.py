@@ -212,3 +212,27 @@ class TokenizerInfo(Told):
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
+
+
+class Embedding(Told):
+    """The vector of a text: numbers, or little-endian f32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class InputUsage(Told):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Told):
+    """The vectors of all texts, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: InputUsage

@@ -12,6 +12,8 @@ from starlette.responses import Response
 from mlxr.compiler.errors import PromptTooLongError
 from mlxr.runtime.engine.pool import Pooling, Vector
 from mlxr.runtime.engine.too_long import check_length, too_long
+from mlxr.server.documents.answers import answers
+from mlxr.server.documents.openai_answers import Embeddings
 from mlxr.server.embedding import embed
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
@@ -47,7 +49,7 @@ class EmbeddingRequest(ApiModel):
     cache_salt: str = ""
 
 
-@router.post("/v1/embeddings", tags=["OpenAI"])
+@router.post("/v1/embeddings", tags=["OpenAI"], responses=answers(Embeddings))
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The embeddings of texts."""
     state = ServerState.of(request)
