@@ -2,12 +2,12 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxr.compiler.spec.change import Changes
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -108,20 +108,25 @@ def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) ->
     page.get_by_text("x.json: this file has no conversations").wait_for()
 
 
-def test_escape_stops(browser: Any) -> None:
-    slow = tiny_source("slow", host="reference", threads=None, changes=Changes())
-    with running_server(lambda: ModelPool([slow])) as server, new_tab(browser, server) as tab:
-        page = tab.open()
-        greedy(page, 480)
-        ask(page, PROMPT)
-        page.locator(".message.assistant .content", has_text=re.compile("....")).wait_for()
-        assert page.get_by_role("button", name="Stop", exact=True).is_visible()
-        page.keyboard.press("Escape")
-        page.locator(".foot small", has_text="stopped").wait_for()
-        page.wait_for_function(
-            "async () => (await (await fetch('/inspector/models')).json()).every(model => !model.users)"
-        )
-        assert server.do(lambda: server.pool.find("slow").loaded).engine.stats().generated_tokens < 480
+def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = tab.server.pool
+    tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
+    engine = tab.server.do(lambda: pool.find("plain").loaded).engine
+    core, before = engine.model.core, engine.stats().generated_tokens
+    fast = core.step
+    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
+    page = tab.open()
+    page.get_by_label("Model", exact=True).select_option("plain")
+    greedy(page, 480)
+    ask(page, PROMPT)
+    page.locator(".message.assistant .content", has_text=re.compile("....")).wait_for()
+    assert page.get_by_role("button", name="Stop", exact=True).is_visible()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Escape")
+    page.locator(".foot small", has_text="stopped").wait_for()
+    while tab.server.do(lambda: pool.find("plain").users):
+        time.sleep(0.01)
+    assert engine.stats().generated_tokens - before < 480
 
 
 def test_a_chat_goes_on(tab: Tab) -> None:

@@ -34,7 +34,9 @@ export class ChatView {
     node.append(this.list,
       element("div", { class: "talk" }, element("div", { class: "talk-bar" }, this.drawers[0], this.title = element("h2"), this.problem, this.drawers[1]), this.log, form),
       this.settings);
-    node.addEventListener("keydown", (event) => { if (event.key === "Escape") this.#escape(); });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !node.hidden && !document.querySelector("dialog[open]")) this.#escape();
+    });
     onChange(() => { if (this.current) this.#modelChanged(); });
   }
 

@@ -48,7 +48,7 @@ export class Chart {
 
   #lines(pen, points, now, width, colors, ink) {
     const shown = points.filter((point) => point.time > now - SECONDS - 2);
-    const top = this.most ?? rounded(Math.max(1e-9, ...shown.flatMap((point) => point.values.map((value) => value ?? 0))));
+    const top = this.most ?? rounded(Math.max(1, ...shown.flatMap((point) => point.values.map((value) => value ?? 0))));
     this.#scale(pen, width, top, ink);
     const x = (time) => width - ((now - time) / SECONDS) * width;
     const y = (value) => HEIGHT - 4 - (value / top) * (HEIGHT - 20);
