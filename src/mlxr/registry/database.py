@@ -79,9 +79,15 @@ def _connection(uri: str) -> sqlite3.Connection:
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
     """The version of the tables; 0: there are none yet."""
+    begins = not connection.in_transaction
+    if begins:
+        connection.execute("BEGIN")  # all three of one moment: another process may be making the tables
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     version, owner = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
+    if begins:
+        connection.execute("COMMIT")
     if owner != APPLICATION_ID:
-        if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        if version or tables:
             raise RegistryError(
                 f"{path}: this is a database of another program, not MLXR's registry; move it to another place, or set "
                 "MLXR_DATA_DIR to another folder"
