@@ -59,6 +59,7 @@ def stream(*deltas: dict[str, Any], reason: str = "stop") -> dict[str, Any]:
     return {"status": 200, "content_type": "text/event-stream", "body": body}
 
 
+@pytest.mark.long
 def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) -> None:
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("plain")
@@ -108,6 +109,7 @@ def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) ->
     page.get_by_text("x.json: this file has no conversations").wait_for()
 
 
+@pytest.mark.long
 def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = tab.server.pool
     tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
@@ -129,6 +131,7 @@ def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.stats().generated_tokens - before < 480
 
 
+@pytest.mark.long
 def test_a_chat_goes_on(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("tiny")
@@ -143,6 +146,7 @@ def test_a_chat_goes_on(tab: Tab) -> None:
     assert page.locator(".message .error:visible").count() == 0
 
 
+@pytest.mark.long
 def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
     models = tab.server.http.get("/inspector/models").json()
     models[0] |= {"state": "loading", "progress": "weights 25 %", "can_chat": None}
@@ -157,6 +161,7 @@ def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
     page.locator(".foot small", has_text="stopped").wait_for()
 
 
+@pytest.mark.long
 def test_a_chat_with_reasoning_and_tools(tab: Tab) -> None:
     page, asked = tab.open(), list[dict[str, Any]]()
     answers = [
@@ -274,6 +279,7 @@ def test_nothing_that_a_model_writes_runs(tab: Tab) -> None:
     tab.problems.clear()  # the console tells of them
 
 
+@pytest.mark.long
 def test_a_key_is_asked_for(browser: Any) -> None:
     with (
         running_server(lambda: ModelPool([tiny_source()]), ServerSettings(api_keys=("right",))) as server,
@@ -294,6 +300,7 @@ def test_a_key_is_asked_for(browser: Any) -> None:
         tab.problems.clear()  # the console tells of the answers 401
 
 
+@pytest.mark.long
 def test_an_error_is_told_where_the_answer_would_be(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("plain")
@@ -306,6 +313,7 @@ def test_an_error_is_told_where_the_answer_would_be(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.long
 def test_layout_and_names(browser: Any, server: RunningServer, width: int, scheme: str) -> None:
     with new_tab(browser, server, viewport={"width": width, "height": 800}, color_scheme=scheme) as tab:
         page = tab.open()
@@ -331,6 +339,7 @@ def test_layout_and_names(browser: Any, server: RunningServer, width: int, schem
             assert page.evaluate("document.activeElement.textContent") == "Settings"
 
 
+@pytest.mark.long
 def test_by_keyboard(tab: Tab) -> None:
     page = tab.open()
     page.locator(".welcome").wait_for()

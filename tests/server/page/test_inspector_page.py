@@ -31,6 +31,7 @@ def load(server: RunningServer, name: str) -> None:
     server.http.post("/inspector/load", params={"model": name}).raise_for_status()
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_loaded(opened: Tab) -> None:
     page = opened.open("/#/inspector")
     opened.server.do(lambda: opened.server.pool.unload("b"))
@@ -40,6 +41,7 @@ def test_a_model_that_is_not_loaded(opened: Tab) -> None:
     assert get(opened.server, "models")[1]["state"] == "loaded"
 
 
+@pytest.mark.long
 def test_graphs_ops_and_kernels(opened: Tab) -> None:
     load(opened.server, "a")
     page = opened.open("/#/inspector/graph")
@@ -73,6 +75,7 @@ def test_graphs_ops_and_kernels(opened: Tab) -> None:
     page.locator('.graph [aria-label^="Source"] .node[aria-pressed="true"]').wait_for()
 
 
+@pytest.mark.long
 def test_the_graph_by_keyboard(opened: Tab) -> None:
     load(opened.server, "a")
     page = opened.open("/#/inspector/graph")
@@ -96,6 +99,7 @@ def test_the_graph_by_keyboard(opened: Tab) -> None:
     assert page.evaluate(focused).startswith("Decode"), "the focus comes back"
 
 
+@pytest.mark.long
 def test_live(opened: Tab) -> None:
     load(opened.server, "a")
     page = opened.open("/#/inspector/live")
@@ -124,6 +128,7 @@ def test_live(opened: Tab) -> None:
     assert len(named) == 6 and all(named)
 
 
+@pytest.mark.long
 def test_comparing(opened: Tab) -> None:
     load(opened.server, "a")
     page = opened.open("/#/inspector/compare")
