@@ -225,3 +225,34 @@ def test_models_of_a_catalog_come_and_go() -> None:
         await pool.close()
 
     run(test)
+
+
+def test_a_model_that_waits_to_be_loaded_is_not_forgotten() -> None:
+    """Its one request has gone, and so has its name: the load goes on, and the pool must close what it has loaded."""
+    first, late = Source("first"), Source("late")
+    first.gate.clear()
+
+    class Names:
+        def __init__(self) -> None:
+            self.sources = {"late": late}
+
+        def names(self) -> list[str]:
+            return list(self.sources)
+
+        def source(self, name: str) -> Source:
+            return self.sources[name]
+
+    async def test() -> None:
+        catalog = Names()
+        pool = ModelPool([first], catalog=catalog, free=lambda: 99 * GB, load_seconds=0.05)
+        users = [asyncio.create_task(use(pool, name)) for name in ("first", "late")]
+        await asyncio.gather(*users, return_exceptions=True)
+        catalog.sources = {}
+        assert [model.name for model in pool.models] == ["first", "late"]
+        first.gate.set()
+        while not late.is_loaded:
+            await asyncio.sleep(0.001)
+        await pool.close()
+        assert not late.is_loaded and not first.is_loaded
+
+    run(test)

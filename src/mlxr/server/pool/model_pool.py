@@ -169,7 +169,8 @@ class ModelPool:
             if name not in self._models:
                 self._models[name] = ServedModel(self._catalog.source(name))
         for name in self._models.keys() - self._fixed - {*names}:
-            if self._models[name].state == "cold" and not self._models[name].users:
+            model = self._models[name]
+            if model.state == "cold" and model.loading is None and not model.users:
                 del self._models[name]
 
     async def _loaded(self, model: ServedModel) -> LoadedModel:
