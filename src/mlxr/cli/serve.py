@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     )
     sources = [replace(options, name=name, model=model) for name, model in named.items()]
     catalog = None if named else RegistryCatalog(options)
-    if catalog is not None and not catalog.names():
+    if catalog is not None and not catalog.versions():
         raise RequestError(
             "no model was given, and none is registered; for example: mlxr serve storyteller, or mlxr add ./model.gguf"
         )

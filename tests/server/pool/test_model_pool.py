@@ -205,8 +205,8 @@ def test_models_of_a_catalog_come_and_go() -> None:
         def __init__(self) -> None:
             self.sources = {"a": Source("a"), "b": Source("b")}
 
-        def names(self) -> list[str]:
-            return list(self.sources)
+        def versions(self) -> dict[str, object]:
+            return {name: id(source) for name, source in self.sources.items()}
 
         def source(self, name: str) -> Source:
             return self.sources[name]
@@ -227,6 +227,39 @@ def test_models_of_a_catalog_come_and_go() -> None:
     run(test)
 
 
+def test_a_name_that_means_another_model_now() -> None:
+    """Requests that the model before has got end with it; those that come get the new one, and the old one goes."""
+    old, new = Source("a"), Source("a")
+
+    class Names:
+        def __init__(self) -> None:
+            self.sources = {"a": old}
+
+        def versions(self) -> dict[str, object]:
+            return {name: id(source) for name, source in self.sources.items()}
+
+        def source(self, name: str) -> Source:
+            return self.sources[name]
+
+    async def test() -> None:
+        catalog = Names()
+        pool = ModelPool([], catalog=catalog, free=lambda: 99 * GB)
+        pool.start()
+        async with pool.use("a") as before:
+            catalog.sources = {"a": new}
+            async with pool.use("a") as after:
+                assert cast(Any, before.engine) is old.engines[0] and cast(Any, after.engine) is new.engines[0]
+            await asyncio.sleep(0.7)
+            assert old.is_loaded, "a request uses it"
+        while old.is_loaded:
+            await asyncio.sleep(0.01)
+        assert [model.name for model in pool.models] == ["a"] and new.is_loaded
+        await pool.close()
+        assert not new.is_loaded
+
+    run(test)
+
+
 def test_a_model_that_waits_to_be_loaded_is_not_forgotten() -> None:
     """Its one request has gone, and so has its name: the load goes on, and the pool must close what it has loaded."""
     first, late = Source("first"), Source("late")
@@ -236,8 +269,8 @@ def test_a_model_that_waits_to_be_loaded_is_not_forgotten() -> None:
         def __init__(self) -> None:
             self.sources = {"late": late}
 
-        def names(self) -> list[str]:
-            return list(self.sources)
+        def versions(self) -> dict[str, object]:
+            return {name: id(source) for name, source in self.sources.items()}
 
         def source(self, name: str) -> Source:
             return self.sources[name]

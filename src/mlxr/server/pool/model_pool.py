@@ -58,6 +58,7 @@ class ModelPool:
         self._free, self._catalog = free, catalog
         self._fixed = frozenset(self._models)
         self._embedders: dict[str, ServedModel] = {}
+        self._retired: list[ServedModel] = []  # their names mean other models now; requests may still use them
         self._changing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._ending = self._closing = False
@@ -71,7 +72,7 @@ class ModelPool:
     @property
     def _all(self) -> list[ServedModel]:
         """All that may be loaded."""
-        return [*self._models.values(), *self._embedders.values()]
+        return [*self._models.values(), *self._embedders.values(), *self._retired]
 
     @property
     def is_closing(self) -> bool:
@@ -161,17 +162,23 @@ class ModelPool:
         return all(model.state == "cold" for model in forms)
 
     def _look(self) -> None:
-        """Takes models that the catalog has got, and drops those that it has lost and that nobody has loaded."""
+        """Takes models that the catalog has got, and drops those that it has lost and that nobody has loaded.
+
+        Of a name that means another model now, the model before answers the requests that it has got, and no others.
+        """
         if self._catalog is None:
             return
-        names = self._catalog.names()
-        for name in names:
-            if name not in self._models:
-                self._models[name] = ServedModel(self._catalog.source(name))
-        for name in self._models.keys() - self._fixed - {*names}:
-            model = self._models[name]
-            if model.state == "cold" and model.loading is None and not model.users:
+        versions = self._catalog.versions()
+        for name, version in versions.items():
+            if name in self._fixed or (name in self._models and self._models[name].version == version):
+                continue
+            forms = (self._models.pop(name, None), self._embedders.pop(name, None))
+            self._retired += [form for form in forms if form is not None]
+            self._models[name] = ServedModel(self._catalog.source(name), version=version)
+        for name in self._models.keys() - self._fixed - versions.keys():
+            if _is_unused(self._models[name]):
                 del self._models[name]
+        self._retired = [model for model in self._retired if not _is_unused(model)]
 
     async def _loaded(self, model: ServedModel) -> LoadedModel:
         while True:
@@ -277,6 +284,8 @@ class ModelPool:
             now = time.monotonic()
             for model in self._all:
                 keep = self.keep_alive if model.keep_alive is None else model.keep_alive
+                if model in self._retired:
+                    keep = 0.0
                 if model.is_idle and now - model.last_used >= keep:
                     async with self._changing:
                         if model.is_idle:
@@ -284,6 +293,10 @@ class ModelPool:
                                 await self._unload(model)
                             except Exception as error:  # it must not end what unloads the others
                                 _LOG.error("%s was unloaded, with an error: %s", model.name, error, exc_info=error)
+
+
+def _is_unused(model: ServedModel) -> bool:
+    return model.state == "cold" and model.loading is None and not model.users
 
 
 def _noticed(load: "asyncio.Task[None]") -> None:

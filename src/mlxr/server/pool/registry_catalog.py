@@ -1,7 +1,7 @@
 """The models of the registry, for a server that was not told which to serve."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlxr.registry.registry import Registry
@@ -22,18 +22,20 @@ class RegistryCatalog:
 
     options: EngineSource
     registry: Registry = field(default_factory=Registry)
-    _names: Sequence[str] = ()
+    _versions: Mapping[str, object] = field(default_factory=dict)
     _read: float = float("-inf")
 
-    def names(self) -> Sequence[str]:
+    def versions(self) -> Mapping[str, object]:
         """See `Catalog`; the file is read twice a second at most.
 
         Raises:
             RegistryError: the registry cannot be read.
         """
         if time.monotonic() - self._read > _FRESH_SECONDS:
-            self._names, self._read = self.registry.names(), time.monotonic()
-        return self._names
+            models = self.registry.models()
+            self._versions = {model.name: (model.source, model.spec_hash, model.added) for model in models}
+            self._read = time.monotonic()
+        return self._versions
 
     def source(self, name: str) -> ModelSource:
         """See `Catalog`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -87,8 +87,8 @@ class ModelSource(Protocol):
 class Catalog(Protocol):
     """Models that come and go while the server runs, such as those of the registry."""
 
-    def names(self) -> Sequence[str]:
-        """What there is now."""
+    def versions(self) -> Mapping[str, object]:
+        """The names that there are now, each with what changes when it comes to mean another model."""
 
     def source(self, name: str) -> ModelSource:
         """Where one of them comes from."""
@@ -111,6 +111,7 @@ class ServedModel:
         created: when it was first served, in seconds since 1970.
         keep_alive: seconds after the last request at which it is unloaded; None: what the pool says.
         loads: how often it was loaded.
+        version: of the catalog that it comes from; None: it comes from none.
     """
 
     source: ModelSource
@@ -125,6 +126,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     keep_alive: float | None = None
     loads: int = 0
+    version: object = None
 
     @property
     def name(self) -> str:
