@@ -23,7 +23,7 @@ class ChatJob:
         sampling: how tokens are chosen, with the answer's own constraint if it has one.
         tools: in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`.
         tool_choice: `auto`, `none`, `required`, or `function:NAME`.
-        parallel_tool_calls: whether one answer may call several tools.
+        parallel_tool_calls: whether one answer may call several tools, unless the choice names one.
         variables: for the template: `enable_thinking`, `reasoning_effort` ...
         reasoning: whether it is told apart from the answer's text; else it stays in it.
         continue_final: whether the last message is the beginning of the answer.
@@ -74,6 +74,11 @@ class ChatJob:
         """Whether the form of calls, their arguments or their number must be enforced."""
         is_strict = any(tool["function"].get("strict") for tool in self.tools)
         return self.uses_tools and (self.must_call or is_strict or not self.parallel_tool_calls)
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether the answer may have several calls; a tool that is chosen by its name is called exactly once."""
+        return self.parallel_tool_calls and self.chosen_tool is None
 
     @property
     def chosen_tool(self) -> str | None:

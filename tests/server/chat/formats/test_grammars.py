@@ -105,12 +105,13 @@ def check(calls: list[tuple[str, object]]) -> None:
 
 @pytest.mark.parametrize(("name", "tokens"), WAYS)
 def test_what_must_be_called_is_called(name: str, tokens: bool) -> None:
-    for choice, parallel in (("function:get_weather", False), ("required", True)):
+    for choice, parallel in (("function:get_weather", True), ("required", False), ("required", True)):
         for deltas in answers(name, tokens, a_job(tool_choice=choice, parallel_tool_calls=parallel)):
             calls = calls_of(deltas)
             assert calls and not any(isinstance(delta, Content) for delta in deltas)
             check(calls)
-            assert parallel or [call[0] for call in calls] == ["get_weather"]
+            assert len(calls) == 1 or (choice, parallel) == ("required", True)
+            assert choice == "required" or calls[0][0] == "get_weather"
 
 
 @pytest.mark.parametrize(("name", "tokens"), WAYS)

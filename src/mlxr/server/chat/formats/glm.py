@@ -53,7 +53,7 @@ class Glm(Family):
                 bodies.append(grammar.add(f"call_{number}", call))
         body = grammar.add("body", f"({' | '.join(bodies)}) {grammar.marker(_CLOSING)}")
         between = f"{_quoted(grammar, self._line_end)} {grammar.marker(_OPENING)}"
-        return _OPENING, one_or_more(body, between, job.parallel_tool_calls)
+        return _OPENING, one_or_more(body, between, job.may_call_several)
 
 
 def _read_arguments(reader: AnswerReader, schemas: dict[str, Any], marker: str | None) -> Part[bool]:

@@ -46,4 +46,4 @@ class Hermes(Family):
         objects = " | ".join(json_object(grammar, name, rule) for name, rule in self.arguments(grammar, job))
         end = f'"\\n" {grammar.marker(_CLOSING)}'
         body = grammar.add("body", f'"\\n" ({objects}) {end}')
-        return _OPENING, one_or_more(body, f'"\\n" {grammar.marker(_OPENING)}', job.parallel_tool_calls)
+        return _OPENING, one_or_more(body, f'"\\n" {grammar.marker(_OPENING)}', job.may_call_several)

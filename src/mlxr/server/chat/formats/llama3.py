@@ -84,7 +84,7 @@ class Llama3(Family):
             return super().start(grammar, job, beginning)
         rules = self.arguments(grammar, job)
         call = grammar.add("call", " | ".join(json_object(grammar, name, rule, "parameters") for name, rule in rules))
-        options = [one_or_more(call, grammar.text("; "), job.parallel_tool_calls)]
+        options = [one_or_more(call, grammar.text("; "), job.may_call_several)]
         if not job.must_call:
             other = r'/(.|\n)*/ & ~/\s*(<\|python_tag\|>|\{\s*"(name|type)")(.|\n)*/'
             options.append(grammar.answer(job.sampling) or grammar.add("TEXT", other))

@@ -79,9 +79,9 @@ class Mistral(Family):
             call_id = f"{grammar.marker(_CALL_ID)} /[a-zA-Z0-9]{{9}}/ " if _CALL_ID in self._template_text else ""
             head = f"{call_id}{grammar.marker(_ARGS)}"
             named = " | ".join(f"{grammar.text(name)} {head} {rule}" for name, rule in arguments)
-            return _CALLS, one_or_more(grammar.add("call", named), grammar.marker(_CALLS), job.parallel_tool_calls)
+            return _CALLS, one_or_more(grammar.add("call", named), grammar.marker(_CALLS), job.may_call_several)
         call = grammar.add("call", " | ".join(json_object(grammar, name, rule) for name, rule in arguments))
-        return _CALLS, f'"[" {one_or_more(call, grammar.text(", "), job.parallel_tool_calls)} "]"'
+        return _CALLS, f'"[" {one_or_more(call, grammar.text(", "), job.may_call_several)} "]"'
 
 
 def _with_old_roles(message: dict[str, Any]) -> dict[str, Any]:
