@@ -42,6 +42,20 @@ def test_who_may_ask() -> None:
             "/v1/models", headers={"origin": "https://mine.example", "access-control-request-method": "GET"}
         )
         assert allowed.headers["access-control-allow-origin"] == "https://mine.example"
+        mine, evil = {"origin": "https://mine.example"}, {"origin": "https://evil.example"}
+        for body, headers, status in (
+            (b"{}", mine, 401),
+            (b"{}", mine | key | {"host": "evil.example"}, 403),
+            (b" " * 1001, mine | key, 413),
+            (iter([b" " * 600] * 3), mine | key, 413),
+            (b"{}", mine | key, 400),
+        ):
+            refused = server.http.post("/v1/completions", content=body, headers=headers)
+            assert refused.status_code == status
+            assert refused.headers["access-control-allow-origin"] == "https://mine.example"  # else no page reads it
+        for headers in (evil, evil | key):
+            refused = server.http.post("/v1/completions", content=b"{}", headers=headers)
+            assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
         assert server.http.get("/nowhere", headers=key).json()["error"]["message"] == "there is no /nowhere here"
 
 

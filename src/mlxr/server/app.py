@@ -79,13 +79,14 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _not_there)
     for kind in (ApiError, MlxrError, Exception):
         app.add_exception_handler(kind, _failed)
+    app.add_middleware(Guard, settings=settings)
+    # Outside the guard, so that pages of allowed origins can read what the guard says, too.
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(settings.origins),
         allow_methods=["*"],
         allow_headers=["*"],
     )
-    app.add_middleware(Guard, settings=settings)
     app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text)
     return app
 
