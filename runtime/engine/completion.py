@@ -78,6 +78,7 @@ class Event:
         finish_reason: why the answer ends with this event; None while it continues.
         logprob: the token's log probability and those of the most probable tokens, if the request asks for them.
         completion: the whole answer, with its usage, on the event that ends it.
+        cached_tokens: how many tokens of the prompt were not computed; the same in each event of an answer.
     """
 
     index: int
@@ -86,3 +87,4 @@ class Event:
     finish_reason: FinishReason | None = None
     logprob: TokenLogprob | None = None
     completion: Completion | None = field(default=None, compare=False, repr=False)
+    cached_tokens: int = field(default=0, compare=False, repr=False, kw_only=True)

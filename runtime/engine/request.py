@@ -153,9 +153,9 @@ class Request:
                 text += answer.flush()
         completion.text += text
         if reason is None:
-            return Event(self.index, token, text, None, logprob)
+            return Event(self.index, token, text, None, logprob, cached_tokens=completion.cached_tokens)
         completion.finish_reason = reason
-        return Event(self.index, token, text, reason, logprob, completion)
+        return Event(self.index, token, text, reason, logprob, completion, cached_tokens=completion.cached_tokens)
 
     @property
     def reason_at_length(self) -> FinishReason:
@@ -168,4 +168,5 @@ class Request:
         text = self.text.flush()
         self.completion.text += text
         self.completion.finish_reason = reason
-        return Event(self.index, None, text, reason, completion=self.completion)
+        cached = self.completion.cached_tokens
+        return Event(self.index, None, text, reason, completion=self.completion, cached_tokens=cached)

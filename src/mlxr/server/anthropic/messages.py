@@ -74,8 +74,7 @@ async def _stream(state: ServerState, body: MessagesRequest, job: ChatJob) -> As
         async with aclosing(answer(model, job, prompt=prompt)) as pieces:
             async for piece in pieces:
                 if last is None:
-                    # How much of the prompt was in the cache is told at the end, where clients expect the sums.
-                    usage = _usage(Completion(len(prompt)), 0)
+                    usage = _usage(Completion(len(prompt), cached_tokens=piece.event.cached_tokens), 0)
                     message = _message(body.model) | {"content": [], "usage": usage}
                     yield _event("message_start", {"type": "message_start", "message": message})
                 for change in blocks.add(piece.deltas):
