@@ -145,6 +145,11 @@ def test_a_chat_goes_on(tab: Tab) -> None:
     answered(page)
     assert page.locator(".message .error:visible").count() == 0
 
+    page.get_by_label("max tokens").fill("")
+    page.get_by_role("button", name="Continue", exact=True).click()
+    page.locator(".foot small", has_text="the context is full").wait_for()
+    assert not page.get_by_role("button", name="Continue", exact=True).is_visible()
+
 
 @pytest.mark.long
 def test_loading_is_shown_and_can_be_stopped(tab: Tab) -> None:
@@ -353,3 +358,7 @@ def test_by_keyboard(tab: Tab) -> None:
         )
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", names
     assert names[:4] == ["Chat", "Inspector", "model", "theme"] and "Message" in names
+    page.get_by_label("temperature").fill("0.5")
+    page.keyboard.press("Tab")
+    page.keyboard.type("0.9")
+    assert page.get_by_label("top p").input_value() == "0.9", "a setting that changes leaves the others alone"

@@ -39,6 +39,8 @@ export async function fill(conversation, message, before, continues, signal, cha
         changed();
       });
     });
+    const context = models().find((model) => model.name === message.model)?.context;
+    if (message.finishReason === "length" && usage && usage.total_tokens >= context) message.finishReason = "context";
     announce("The answer is complete.");
   } catch (error) {
     if (error.name === "AbortError") message.finishReason = "stopped";

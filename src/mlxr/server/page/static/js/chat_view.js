@@ -108,10 +108,10 @@ export class ChatView {
     this.#show();
   }
 
-  /** Whether an answer can go on where it ended. */
+  /** Whether an answer can go on where it ended: the server takes no beginning without text. */
   canResume(message) {
-    const ended = this.isText || ["length", "stopped"].includes(message.finishReason);
-    return ended && message.id === tip(this.current) && Boolean(message.content) && !this.running.has(this.current.id);
+    const isCut = this.isText ? message.finishReason !== "context" : ["length", "stopped"].includes(message.finishReason);
+    return (isCut || message.error) && message.id === tip(this.current) && message.content.trim() && !this.running.has(this.current.id);
   }
 
   resume(message) {
@@ -175,6 +175,7 @@ export class ChatView {
 
   #show() {
     this.views = new Map();
+    this.wasText = this.isText;
     const growing = this.running.get(this.current.id)?.message;
     for (const message of path(this.current)) {
       const view = new MessageView(this, this.current, message);
@@ -185,9 +186,17 @@ export class ChatView {
     this.log.replaceChildren(...[...this.views.values()].map((view) => view.node));
     if (!this.views.size) this.log.append(this.#welcome());
     this.log.scrollTop = top || this.log.scrollHeight;
-    this.settings.replaceChildren(element("h2", { text: "Settings" }), settingsView(this.current, () => { this.#changed(this.current); this.#modelChanged(); }));
+    this.#showSettings();
     this.#showList();
     this.#showComposer();
+  }
+
+  /** Makes the controls for another conversation only: what the user is typing into them is not set yet. */
+  #showSettings() {
+    const conversation = this.current;
+    if (this.settingsOf === conversation) return;
+    this.settingsOf = conversation;
+    this.settings.replaceChildren(element("h2", { text: "Settings" }), settingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); }));
   }
 
   #showList() {
@@ -213,12 +222,7 @@ export class ChatView {
   }
 
   #modelChanged() {
-    const isText = this.isText;
-    if (isText === this.wasText) return this.#showComposer();
-    this.wasText = isText;
-    const focused = this.settings.contains(document.activeElement);
-    if (!focused && !this.log.querySelector(".edit")) this.#show(); else this.#showComposer();
-    return undefined;
+    if (this.isText !== this.wasText && !this.log.querySelector(".edit")) this.#show(); else this.#showComposer();
   }
 
   #added(conversation) {

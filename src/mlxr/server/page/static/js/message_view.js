@@ -5,7 +5,10 @@ import { button, element } from "./element.js";
 import { Markdown, codeBlock, copyButton } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Result of a tool" };
-const REASONS = { length: "cut at the longest length", stopped: "stopped", tool_calls: "waits for results" };
+const REASONS = {
+  length: "cut at max tokens", context: "the context is full (mlxr serve --context N gives more room)", stopped: "stopped",
+  tool_calls: "waits for results",
+};
 
 /** Shows one message, and shows it again as it grows. */
 export class MessageView {
