@@ -17,6 +17,8 @@ import pytest
 
 import mlxr
 from mlxr.runtime.engine.engine import Engine
+from mlxr.server.field_tables import request_models
+from mlxr.server.fields import classes
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Answer, Api, Question
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server, tiny_source
@@ -73,6 +75,29 @@ def test_answers_end_at_stop_texts_and_generation_with_them(server: RunningServe
         assert told.completion is not None and told.completion < 60
         before += told.completion
         assert engine_of(server).stats().generated_tokens == before, "no token is made and thrown away"
+
+
+@each_api
+def test_null_is_nothing_given(server: RunningServer, api: Api) -> None:
+    model = request_models()[api.path]
+    nulls = dict.fromkeys(name for name in classes(model) if not set(name) & set("[."))
+    told = server.http.post(api.path, json=nulls | api.body(Question("Hi")))
+    assert told.status_code == 200, told.text
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"stream": True, "stream_options": {"include_usage": None}}),
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}, "defer_loading": None}]}),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f", "allowed_callers": None}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": None}]}),
+    ],
+)
+def test_null_is_nothing_given_in_parts(path: str, more: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    model = request_models()[path]
+    model.model_validate({name: value for name, value in body.items() if name in model.model_fields} | more)
 
 
 @each_api

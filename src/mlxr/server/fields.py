@@ -8,7 +8,7 @@ to do instead.
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError, model_validator
 
 from mlxr.server.errors import ApiError
 
@@ -28,6 +28,14 @@ class ApiModel(BaseModel):
 
     refused: ClassVar[dict[str, str]] = {}
     """Fields that are known and not served, each with what to do instead; in a part of a list: `tools[].name`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        """Clients send null for what they leave out, fields that are refused among it."""
+        for place in cls.refused:
+            value = _without_null(value, place)
+        return value
 
 
 TEXT_OR_LIST = Discriminator(lambda value: "str" if isinstance(value, str) else "[list]")
@@ -56,6 +64,20 @@ def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator
         return value
 
     return BeforeValidator(check)
+
+
+def _without_null(value: Any, place: str) -> Any:
+    """The same value without a field that is null."""
+    first, _, rest = place.partition(".")
+    name = first.removesuffix("[]")
+    if not isinstance(value, dict) or name not in value:
+        return value
+    part = value[name]
+    if not rest:
+        return value if part is not None else {key: other for key, other in value.items() if key != name}
+    if isinstance(part, list):
+        return value | {name: [_without_null(item, rest) for item in part]}
+    return value | {name: _without_null(part, rest)}
 
 
 def _type_of(value: object) -> Any:

@@ -33,7 +33,7 @@ class TokenizeRequest(ApiModel):
     messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -26,14 +26,14 @@ class AutoChoice(ApiModel):
     """The model decides."""
 
     type: Literal["auto"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(ApiModel):
     """The model must call a tool."""
 
     type: Literal["any"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class NamedChoice(ApiModel):
@@ -41,7 +41,7 @@ class NamedChoice(ApiModel):
 
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class NoChoice(ApiModel):

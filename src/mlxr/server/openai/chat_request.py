@@ -37,7 +37,7 @@ class ToolCall(ApiModel):
     """A call of a tool by the assistant."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
     index: WithoutEffect = None
 

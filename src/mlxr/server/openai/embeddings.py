@@ -42,11 +42,11 @@ class EmbeddingRequest(ApiModel):
 
     pooling: Pooling | None = None
     """How the rows of a text's tokens become one vector; None: as the model's own files say, else `mean`."""
-    normalize: bool = True
-    """Whether vectors have length 1."""
-    add_special_tokens: bool = True
-    priority: int = 0
-    cache_salt: str = ""
+    normalize: bool | None = None
+    """Whether vectors have length 1; None: they have."""
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses=answers(Embeddings))
@@ -80,9 +80,9 @@ async def _answer(state: ServerState, body: EmbeddingRequest, inputs: Sequence[s
             prompts,
             pooling=body.pooling,
             dimensions=body.dimensions,
-            normalize=body.normalize,
-            priority=body.priority,
-            salt=body.cache_salt,
+            normalize=body.normalize is not False,
+            priority=body.priority or 0,
+            salt=body.cache_salt or "",
         )
     pieces = []
     for index, vector in enumerate(vectors):
@@ -103,7 +103,7 @@ def _prompts(model: LoadedModel, body: EmbeddingRequest, inputs: Sequence[str | 
             if isinstance(text, str):
                 tokenizer = model.engine.model.require_tokenizer()
                 check_length(text, tokenizer, model.context, answered=False)
-                ids = tokenizer.encode(text, add_special=body.add_special_tokens)
+                ids = tokenizer.encode(text, add_special=body.add_special_tokens is not False)
             else:
                 ids = text
             if len(ids) > model.context:

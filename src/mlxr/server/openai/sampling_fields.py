@@ -25,7 +25,7 @@ class Terms(TypedDict):
 class StreamOptions(ApiModel):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None
     include_obfuscation: WithoutEffect = None
 
@@ -90,7 +90,7 @@ class SamplingFields(ApiModel):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
