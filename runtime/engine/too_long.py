@@ -23,7 +23,9 @@ def too_long(what: str, context: int, fix: str = "shorten the prompt", *, answer
     )
 
 
-def check_length(text: str, tokenizer: Tokenizer, context: int, answered: bool = True) -> None:
+def check_length(
+    text: str, tokenizer: Tokenizer, context: int, answered: bool = True, fix: str = "shorten the prompt"
+) -> None:
     """Refuses a text that certainly has too many tokens, before time and memory are spent on encoding it.
 
     Args:
@@ -31,9 +33,12 @@ def check_length(text: str, tokenizer: Tokenizer, context: int, answered: bool =
         tokenizer: of the model.
         context: most tokens of a sequence.
         answered: whether there will be an answer, for which a token must be left.
+        fix: what helps besides a longer context.
 
     Raises:
         PromptTooLongError: it has too many.
     """
     if len(text) > _QUICKLY_ENCODED and (least := tokenizer.least_tokens(text)) >= context + (not answered):
-        raise too_long(f"the prompt has {len(text)} characters, so {least} tokens or more", context, answered=answered)
+        raise too_long(
+            f"the prompt has {len(text)} characters, so {least} tokens or more", context, fix, answered=answered
+        )

@@ -100,6 +100,21 @@ class Tokenizer(ABC):
         ids = self._encode(text, parse_special)
         return [*self._before, *ids, *self._after] if add_special else ids
 
+    def encode_start(self, text: str, most: int) -> tuple[list[int], bool]:
+        """At most `most` ids of a text with the special tokens around it, and whether its end was cut off for that.
+
+        What `encode` puts after a text is still there.
+
+        Raises:
+            TokenizerError: as `encode`.
+        """
+        if self._span and self.least_tokens(start := text[: 2 * most * self._span.characters]) > most:
+            text = start  # what is beyond is not worth the time
+        ids = self.encode(text)
+        if len(ids) <= most:
+            return ids, False
+        return [*ids[: max(0, most - len(self._after))], *self._after][:most], True
+
     def least_tokens(self, text: str) -> int:
         """The least number of tokens that `text` can have, without encoding it; 0 if that is not known."""
         return self._span.least_tokens(text) if self._span else 0

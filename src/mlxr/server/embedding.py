@@ -1,8 +1,10 @@
 """Embeddings of prompts, for every API that gives some."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from mlxr.runtime.engine.pool import Pooling, Vector, check_dimensions, finished
+from mlxr.server.openai.json_text import dumped
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.request_record import RECORD
 
@@ -38,3 +40,18 @@ async def embed(
     if (record := RECORD.get()) is not None:
         record.prompt_tokens += sum(map(len, prompts))
     return [finished(vector, dimensions, normalize) for vector in vectors]
+
+
+async def written(vectors: Sequence[Vector], write: Callable[[Vector], str]) -> list[str]:
+    """What a function writes for each vector. Other requests go on meanwhile."""
+    texts = []
+    for index, vector in enumerate(vectors):
+        texts.append(write(vector))
+        if index % 4 == 3:
+            await asyncio.sleep(0)
+    return texts
+
+
+def numbers_text(vector: Vector) -> str:
+    """A vector in JSON."""
+    return dumped(vector.tolist())

@@ -96,3 +96,13 @@ def test_special_tokens_spelled_out_may_be_parsed(tokenizer):
     assert tokenizer.encode("<s>a</s> b<s>", add_special=False, parse_special=True) == [1, *a, 2, *b, 1]
     assert tokenizer.encode("a", parse_special=True) == [1, *a]
     assert tokenizer.encode("", add_special=False, parse_special=True) == []
+
+
+@BOTH
+@pytest.mark.parametrize("after", [[], [2]])
+def test_the_start_of_a_text(tokenizer, after, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_after", after)
+    ids = [1, *tokenizer.encode(HELD_OUT, add_special=False), *after]
+    for most in (len(ids), 5, 1):
+        expected = ids if most == len(ids) else [*ids[: most - len(after)], *after]
+        assert tokenizer.encode_start(HELD_OUT, most) == (expected, most < len(ids))

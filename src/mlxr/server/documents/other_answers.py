@@ -72,6 +72,23 @@ class OllamaText(OllamaRecord):
     response: str
 
 
+class OllamaEmbed(Told):
+    """Of /api/embed. `truncated` has the places of the texts that were cut; it is not there if none was."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    truncated: list[int] | None = None
+
+
+class OllamaEmbedding(Told):
+    """Of /api/embeddings."""
+
+    embedding: list[float]
+
+
 class OllamaDetails(Told):
     """What a model is; empty before it is loaded."""
 

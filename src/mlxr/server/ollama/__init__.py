@@ -1,1 +1,1 @@
-"""Ollama's API: chat, generate, and what there is to know of models."""
+"""Ollama's API: chat, generate, embeddings, and what there is to know of models."""

@@ -11,8 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from mlxr.server.blocks import Blocks, Change, arguments_of
 from mlxr.server.chat.answer import Piece
-from mlxr.server.errors import bad_field, ollama_body
+from mlxr.server.errors import ollama_body
 from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
+from mlxr.server.ollama.loading import loaded_or_unloaded
 from mlxr.server.ollama.names import own_name
 from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.times import written
@@ -83,18 +84,7 @@ async def answered(request: Request, ask: Ask, stream: bool | None) -> Response:
 
 async def loaded_or_not(ask: Ask) -> Response:
     """The response to a request without a prompt: it loads the model, or unloads it if `keep_alive` is 0."""
-    pool = ask.state.pool
-    name, seconds = own_name(pool, ask.model), seconds_of(ask.keep_alive)
-    reason = "load"
-    if seconds == 0:
-        if pool.find(name).pinned:
-            raise bad_field("keep_alive", f"keep_alive is 0, and {name} is pinned: the server never unloads it")
-        pool.find(name).keep_alive = 0.0  # if others use it still, it goes when they have ended
-        await pool.unload(name)
-        reason = "unload"
-    else:
-        async with pool.use(name, seconds):
-            pass
+    reason = await loaded_or_unloaded(ask.state.pool, ask.model, ask.keep_alive)
     return JSONResponse(ask.head | ask.shown(Part()) | {"done": True, "done_reason": reason})
 
 

@@ -48,15 +48,3 @@ async def delete() -> None:
 async def blobs(digest: str) -> None:
     """Refused."""
     raise _refused(f"/api/blobs/{digest:.80}", _ADD)
-
-
-@router.post("/api/embed", tags=["Ollama"])
-async def embed() -> None:
-    """Refused."""
-    raise _refused("/api/embed", "embeddings are not there yet")
-
-
-@router.post("/api/embeddings", tags=["Ollama"])
-async def embeddings() -> None:
-    """Refused."""
-    raise _refused("/api/embeddings", "embeddings are not there yet")

@@ -28,29 +28,12 @@ _TAKEN: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Options(ApiModel):
-    """The `options` of a request. How a model is loaded is the server's affair, not a request's."""
+class LoadOptions(ApiModel):
+    """Options of how a model is loaded, which is the server's affair, not a request's."""
 
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
-    repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     num_ctx: int | None = None
     """Longest context that the client counts on. More than the model has is refused; less changes nothing."""
-    mirostat: int | None = None
-    tfs_z: float | None = None
-    penalize_newline: bool | None = None
 
-    mirostat_tau: WithoutEffect = None
-    mirostat_eta: WithoutEffect = None
     num_keep: WithoutEffect = None
     numa: WithoutEffect = None
     num_batch: WithoutEffect = None
@@ -80,6 +63,50 @@ class Options(ApiModel):
                 f"options.num_ctx is {self.num_ctx}, and the model was loaded with a context of {context}: leave it "
                 f"out, or start the server with --context {self.num_ctx}",
             )
+
+
+class Options(LoadOptions):
+    """The `options` of a request for an answer."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = Field(default=None, ge=0.01, le=100)
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    mirostat: int | None = None
+    tfs_z: float | None = None
+    penalize_newline: bool | None = None
+    mirostat_tau: WithoutEffect = None
+    mirostat_eta: WithoutEffect = None
+
+
+class EmbedOptions(LoadOptions):
+    """The `options` of a request for embeddings: those of answers say nothing here."""
+
+    num_predict: WithoutEffect = None
+    temperature: WithoutEffect = None
+    top_k: WithoutEffect = None
+    top_p: WithoutEffect = None
+    min_p: WithoutEffect = None
+    typical_p: WithoutEffect = None
+    repeat_penalty: WithoutEffect = None
+    repeat_last_n: WithoutEffect = None
+    presence_penalty: WithoutEffect = None
+    frequency_penalty: WithoutEffect = None
+    seed: WithoutEffect = None
+    stop: WithoutEffect = None
+    mirostat: WithoutEffect = None
+    mirostat_tau: WithoutEffect = None
+    mirostat_eta: WithoutEffect = None
+    tfs_z: WithoutEffect = None
+    penalize_newline: WithoutEffect = None
 
 
 def sampling_of(

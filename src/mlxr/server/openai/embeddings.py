@@ -2,23 +2,20 @@
 
 import asyncio
 import base64
-from collections.abc import Sequence
 from typing import ClassVar, Literal, cast
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from mlxr.compiler.errors import PromptTooLongError
 from mlxr.runtime.engine.pool import Pooling, Vector
-from mlxr.runtime.engine.too_long import check_length, too_long
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import Embeddings
-from mlxr.server.embedding import embed
-from mlxr.server.errors import ApiError, bad_field
+from mlxr.server.embedding import embed, numbers_text, written
+from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
+from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.openai.json_text import dumped
-from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 
@@ -54,67 +51,38 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The embeddings of texts."""
     state = ServerState.of(request)
     state.pool.find(body.model)
-    inputs = _inputs(body.input)
-    if len(inputs) > (most := state.settings.most_inputs):
-        raise bad_field("input", f"input has {len(inputs)} texts; this server takes {most} at once: ask in parts")
+    inputs, is_list = _inputs(body.input)
+    check_texts(inputs, state.settings.most_inputs, is_list=is_list)
     content = await unless_gone(request, _answer(state, body, inputs))
     return Response(content, media_type="application/json")
 
 
-def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
-    single = isinstance(given, str) or (given and isinstance(given[0], int))
-    inputs = cast(Sequence[str | list[int]], [given] if single else given)
-    if not inputs:
+def _inputs(given: str | list[str] | list[int] | list[list[int]]) -> tuple[Texts, bool]:
+    """All texts, and whether they are a list in the request."""
+    if not given and isinstance(given, list):
         raise bad_field("input", "input is an empty list: give at least one text")
-    for i, text in enumerate(inputs):
-        if not text:
-            raise bad_field("input", f"input{'' if single else f'[{i}]'} is empty: give some text")
-    return inputs
+    single = isinstance(given, str) or isinstance(given[0], int)
+    return cast(Texts, [given] if single else given), not single
 
 
-async def _answer(state: ServerState, body: EmbeddingRequest, inputs: Sequence[str | list[int]]) -> bytes:
+async def _answer(state: ServerState, body: EmbeddingRequest, inputs: Texts) -> bytes:
     async with state.pool.use(body.model, embeds=True) as model:
-        prompts = await asyncio.to_thread(_prompts, model, body, inputs)
+        prompts = await asyncio.to_thread(prompts_of, model, inputs, add_special=body.add_special_tokens is not False)
         vectors = await embed(
             model,
-            prompts,
+            prompts.ids,
             pooling=body.pooling,
             dimensions=body.dimensions,
             normalize=body.normalize is not False,
             priority=body.priority or 0,
             salt=body.cache_salt or "",
         )
-    pieces = []
-    for index, vector in enumerate(vectors):
-        told = _base64(vector) if body.encoding_format == "base64" else vector.tolist()
-        pieces.append(dumped({"object": "embedding", "index": index, "embedding": told}))
-        if index % 4 == 3:
-            await asyncio.sleep(0)  # others go on
-    tokens = sum(map(len, prompts))
-    rest = dumped({"model": body.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
-    return f'{{"object":"list","data":[{",".join(pieces)}],{rest[1:]}'.encode()
+    told = await written(vectors, _base64_text if body.encoding_format == "base64" else numbers_text)
+    data = ",".join(f'{{"object":"embedding","index":{index},"embedding":{text}}}' for index, text in enumerate(told))
+    usage = {"prompt_tokens": prompts.num_tokens, "total_tokens": prompts.num_tokens}
+    return f'{{"object":"list","data":[{data}],{dumped({"model": body.model, "usage": usage})[1:]}'.encode()
 
 
-def _prompts(model: LoadedModel, body: EmbeddingRequest, inputs: Sequence[str | list[int]]) -> list[list[int]]:
-    """The token ids of each text. Slow for long ones."""
-    prompts = []
-    for i, text in enumerate(inputs):
-        try:
-            if isinstance(text, str):
-                tokenizer = model.engine.model.require_tokenizer()
-                check_length(text, tokenizer, model.context, answered=False)
-                ids = tokenizer.encode(text, add_special=body.add_special_tokens is not False)
-            else:
-                ids = text
-            if len(ids) > model.context:
-                raise too_long(f"the text has {len(ids)} tokens", model.context, "shorten it", answered=False)
-        except PromptTooLongError as error:
-            where = f"input[{i}]: " if len(inputs) > 1 else ""
-            raise ApiError(400, f"{where}{error}", code="context_length_exceeded", param="input") from error
-        prompts.append(model.engine.model.encode(ids))
-    return prompts
-
-
-def _base64(vector: Vector) -> str:
-    """The bytes of little-endian f32 numbers."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def _base64_text(vector: Vector) -> str:
+    """The bytes of little-endian f32 numbers, as a text in JSON."""
+    return f'"{base64.b64encode(vector.astype("<f4").tobytes()).decode()}"'
