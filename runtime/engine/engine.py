@@ -58,6 +58,7 @@ class Engine:
         self._wake = threading.Event()
         self._closing = self._has_ended = False
         self._failure: BaseException | None = None
+        self._final_stats: CoreStats | None = None
         loaded: Future[Model] = Future()
         self._thread = threading.Thread(target=self._run, args=(load, loaded), name="mlxr-engine", daemon=True)
         self._thread.start()
@@ -181,6 +182,11 @@ class Engine:
     def stats(self) -> CoreStats:
         """What the engine has done so far, and what it holds now."""
         return self._ask(lambda model: model.core.stats())
+
+    @property
+    def final_stats(self) -> CoreStats | None:
+        """What it had done when it ended, also if it failed; None: it has not ended."""
+        return self._final_stats
 
     def recent_steps(self) -> list[StepRecord]:
         """The newest steps, at most 512, the newest one last."""
@@ -333,6 +339,8 @@ class Engine:
         finally:
             _running.discard(self)
             self._end_all()
+            with suppress(Exception):
+                self._final_stats = model.core.stats()
             with suppress(Exception):
                 model.close()
 

@@ -132,6 +132,48 @@ def test_counters_go_on_when_a_model_is_loaded_anew(own: RunningServer) -> None:
     assert first == second <= third
 
 
+def test_counters_go_on_when_an_engine_fails(own: RunningServer) -> None:
+    ask(own, max_tokens=4)
+    before = scrape(own)
+    ask(own, max_tokens=3)  # no scrape has seen these tokens before the engine fails
+
+    def broken() -> bool:
+        raise SystemExit("the thread ends")
+
+    engine = own.do(lambda: own.pool.find("tiny").loaded).engine
+    engine.model.core.step = broken
+    assert own.http.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT}).status_code == 503
+    engine._thread.join(30)
+    name, loads = "vllm:generation_tokens_total", "mlxr:model_loads_total"
+    assert scrape(own).of(name) == before.of(name) + 3
+    ask(own, max_tokens=2)
+    assert scrape(own).of(name) == before.of(name) + 5
+    assert scrape(own).of(loads) == before.of(loads) + 1 == scrape(own).of("mlxr:model_unloads_total") + 1
+
+
+def test_what_is_loaded_for_embeddings_is_told(own: RunningServer) -> None:
+    name, other = "tiny (embeddings)", "vllm:prompt_tokens_total"
+    before = scrape(own)
+    told = own.http.post("/v1/embeddings", json={"model": "tiny", "input": PROMPT}).json()
+    after = scrape(own)
+    assert after.of(other, name) == told["usage"]["prompt_tokens"] and after.of(other) == before.of(other)
+    running = {entry["name"]: entry for entry in own.http.get("/api/ps").json()["models"]}
+    assert running[name]["model"] == "tiny" and running[name]["size"] == after.of("mlxr:model_bytes", name) > 0
+    listed = {entry["name"]: entry for entry in own.http.get("/status").json()["models"]}
+    assert listed[name]["state"] == "loaded" and listed[name]["bytes"] == running[name]["size"]
+    views = {view["name"]: view for view in own.http.get("/inspector/models").json()}
+    assert views[name]["can_chat"] is False and views[name]["planned_bytes"] == running[name]["size"]
+    arena = own.http.get("/inspector/arena", params={"model": name}).json()
+    assert arena["num_blocks"] == sum(
+        after.of("mlxr:blocks", name, state=s) for s in ("free", "cached", "shared", "own")
+    )
+    assert own.http.post("/inspector/load", params={"model": name}).json()["name"] == name
+    assert own.do(lambda: own.pool.unload("tiny"))
+    assert name not in {view["name"] for view in own.http.get("/inspector/models").json()}
+    cold = scrape(own)
+    assert cold.of(other, name) == after.of(other, name) and cold.of("mlxr:model_loaded", name) == 0
+
+
 def test_a_scrape_waits_for_no_load_and_no_engine(own: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     gated.gate.clear()
     asked = threading.Thread(target=ask, args=(own,), kwargs={"model": "gated", "max_tokens": 1})

@@ -27,7 +27,7 @@ async def ready(request: Request) -> Response:
         return JSONResponse({"status": "ending"}, 503)
     failed = [
         f"{model.name}: {reason}"
-        for model in state.pool.models
+        for model in state.pool.forms
         if model.loaded is not None and (reason := model.loaded.engine.health()) is not None
     ]
     return JSONResponse({"status": "; ".join(failed) or "ready"}, 503 if failed else 200)

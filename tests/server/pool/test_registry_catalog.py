@@ -36,6 +36,11 @@ def test_what_is_registered_is_served(tmp_path: Path, monkeypatch: pytest.Monkey
         assert refused.status_code == 400 and "outside the vocabulary of 640" in refused.json()["error"]["message"]
         add_model(Q8_0, "mine", replaces=True)
         assert ask(prompt=[4000]).status_code == 200, "the name means the storyteller now, which has 4096 tokens"
+        told = server.http.get("/metrics").text.splitlines()
+        counts = [
+            line for line in told if line.startswith('vllm:generation_tokens_total{engine="0",model_name="mine"}')
+        ]
+        assert [line.split()[1] for line in counts] == ["6.0"], "the name's counters go on"
         add_model(copy, "other")
         Registry().remove("mine")
         server.do(lambda: server.pool.unload("mine"))

@@ -33,6 +33,9 @@ class ModelView(Record):
 def model_view(model: ServedModel) -> ModelView:
     """The state of a model, now."""
     loaded = model.loaded
+    can_chat = None if loaded is None else loaded.chat_format is not None
+    if model.base is not None:  # it is for embeddings
+        can_chat = False
     return ModelView(
         name=model.name,
         state=model.state,
@@ -40,7 +43,7 @@ def model_view(model: ServedModel) -> ModelView:
         pinned=model.pinned,
         users=model.users,
         planned_bytes=model.planned_bytes,
-        can_chat=None if loaded is None else loaded.chat_format is not None,
+        can_chat=can_chat,
         no_chat="" if loaded is None else loaded.no_format,
         context=None if loaded is None else loaded.context,
     )

@@ -39,18 +39,19 @@ class ChipView(Record):
 
 @router.get("/models")
 async def models(request: Request) -> list[ModelView]:
-    """All models, with how far their loading is."""
-    return [model_view(model) for model in ServerState.of(request).pool.models]
+    """All models, with how far their loading is; their forms that give embeddings while they are loaded."""
+    return [model_view(model) for model in ServerState.of(request).pool.listed]
 
 
 @router.post("/load")
 async def load(model: str, request: Request) -> ModelView:
     """Loads a model, if it is not loaded, and answers when it is."""
     pool = ServerState.of(request).pool
+    form = pool.find_form(model)
 
     async def loaded() -> ModelView:
-        async with pool.use(model):
-            return model_view(pool.find(model))
+        async with pool.use(form.base or model, embeds=form.base is not None):
+            return model_view(pool.find_form(model))
 
     return await unless_gone(request, loaded())
 
@@ -119,7 +120,7 @@ def _engine(request: Request, name: str) -> Engine:
     Raises:
         ApiError: there is no such model, or it is not loaded.
     """
-    model = ServerState.of(request).pool.find(name)
+    model = ServerState.of(request).pool.find_form(name)
     if model.loaded is None:
         raise ApiError(
             409,

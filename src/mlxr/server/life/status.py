@@ -14,7 +14,7 @@ router = APIRouter()
 
 @router.get("/status", tags=["Server"], response_model=None, responses=answers(Status))
 async def status(request: Request) -> dict[str, Any]:
-    """The server, and its models, loaded or not."""
+    """The server, and its models, loaded or not. What is loaded for embeddings is told apart."""
     pool = ServerState.of(request).pool
     models = [
         {
@@ -25,6 +25,6 @@ async def status(request: Request) -> dict[str, Any]:
             "bytes": model.planned_bytes if model.loaded is not None else 0,
             "pinned": model.pinned,
         }
-        for model in pool.models
+        for model in pool.listed
     ]
     return {"version": VERSION, "state": "ending" if pool.is_closing else "serving", "models": models}

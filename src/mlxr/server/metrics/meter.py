@@ -37,19 +37,23 @@ _REASON_OF: dict[FinishReason, str] = {
 
 
 class Meter:
-    """Measures of one served model, since the server started. The event loop's thread alone may use it.
+    """Measures of one served model, since the server started.
+
+    The event loop's thread alone may use it; only `retire` is called elsewhere, while the model is being unloaded.
 
     Attributes:
+        loads: how often the model was loaded.
         first_token: seconds from a request to an answer's first token.
         next_token: seconds between two tokens of an answer.
         request: seconds from a request to an answer's end.
         finished: answers by why they ended, see `REASONS`.
-        past: what the engines did that have been unloaded: sums of the counters of `CoreStats`.
+        past: what the engines did that have ended: sums of the counters of `CoreStats`.
         past_launches: launches of each kernel by these.
     """
 
     def __init__(self) -> None:
         """Has measured nothing yet."""
+        self.loads = 0
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.next_token = Histogram((*FAST_TOKEN_BOUNDS, *NEXT_TOKEN_BOUNDS))
         self.request = Histogram(REQUEST_BOUNDS)
@@ -95,7 +99,7 @@ class Meter:
                 self.finished[reason] += left
 
     def retire(self, stats: CoreStats) -> None:
-        """Keeps what an engine has counted, which is about to end: counters never go back."""
+        """Keeps what an engine has counted, which has ended: counters never go back."""
         counters = {name: int(getattr(stats, name)) for name in COUNTERS}
         if stats.tiers is not None:
             counters |= {name: int(stats.tiers[name]) for name in TIER_COUNTERS}

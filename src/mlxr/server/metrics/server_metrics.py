@@ -1,7 +1,7 @@
 """The metrics of one app, in vLLM's names where they mean the same, else in ours."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from mlxr.compiler.errors import EngineError
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.engine import Engine
-from mlxr.server.metrics.meter import COUNTERS, TIER_COUNTERS
+from mlxr.server.metrics.meter import COUNTERS, TIER_COUNTERS, Meter
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.pool.served_model import ServedModel
 
@@ -56,6 +56,23 @@ class _Reading:
     now: CoreStats | None = None
 
 
+@dataclass(frozen=True)
+class _Named:
+    """What goes by one name: the model, and after it models that had the name before and are still used."""
+
+    name: str
+    forms: list[ServedModel]
+    reading: _Reading
+
+    @property
+    def meter(self) -> Meter:
+        return self.forms[0].source.meter
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        return [form for form in self.forms if form.loaded is not None]
+
+
 class ServerMetrics(Collector):
     """Collects from the models when it is asked; only requests are counted as they come.
 
@@ -84,7 +101,7 @@ class ServerMetrics(Collector):
         Args:
             accept: the types that the client takes.
         """
-        await asyncio.gather(*(self._read(model) for model in self._pool.models))
+        await asyncio.gather(*(self._read(name, forms) for name, forms in self._forms().items()))
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -92,23 +109,45 @@ class ServerMetrics(Collector):
         """Waits for no engine any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _read(self, model: ServedModel) -> None:
-        """Asks a model's engine; if there is no answer in time, what was read before stays."""
-        meter, loaded = model.source.meter, model.loaded
-        stats = None
-        if loaded is not None:
-            try:
-                stats = await asyncio.wait_for(asyncio.shield(self._ask(loaded.engine)), _ASK_SECONDS)
-            except (TimeoutError, EngineError):
-                return
-        if model.loaded is not loaded or model.state == "unloading":
+    def _forms(self) -> dict[str, list[ServedModel]]:
+        """What the pool has, by name."""
+        forms: defaultdict[str, list[ServedModel]] = defaultdict(list)
+        for form in self._pool.forms:
+            forms[form.name].append(form)
+        return forms
+
+    async def _read(self, name: str, forms: list[ServedModel]) -> None:
+        """Asks the engines of a name; if there is no answer in time, what was read before stays."""
+        loaded = [form.loaded for form in forms]
+        engines = [each.engine for each in loaded if each is not None]
+        try:
+            told = await asyncio.gather(*map(self._stats, engines))
+        except (TimeoutError, EngineError):
+            return
+        if [form.loaded for form in forms] != loaded or any(form.state == "unloading" for form in forms):
             return  # its engine adds what it has counted to the meter just now
+        meter = forms[0].source.meter
         totals, launches = Counter(meter.past), Counter(meter.past_launches)
-        if stats is not None:
+        for stats in told:
             totals.update({name: getattr(stats, name) for name in COUNTERS})
             totals.update({name: int((stats.tiers or {}).get(name, 0)) for name in TIER_COUNTERS})
             launches.update(stats.launches)
-        self._readings[model.name] = _Reading(totals, launches, stats)
+        now = next((stats for engine, stats in zip(engines, told, strict=True) if engine.health() is None), None)
+        self._readings[name] = _Reading(totals, launches, now)
+
+    async def _stats(self, engine: Engine) -> CoreStats:
+        """What an engine tells; of one that has failed, what it had done.
+
+        Raises:
+            TimeoutError: it does not answer in time.
+            EngineError: it ends just now.
+        """
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ask(engine)), _ASK_SECONDS)
+        except EngineError:
+            if (stats := engine.final_stats) is None:
+                raise
+            return stats
 
     def _ask(self, engine: Engine) -> asyncio.Future[CoreStats]:
         """What an engine tells; it is asked once, however many scrapes wait for it."""
@@ -129,15 +168,15 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What was read last."""
-        models = [(model, self._readings.get(model.name, _Reading())) for model in self._pool.models]
+        models = [_Named(name, forms, self._readings.get(name, _Reading())) for name, forms in self._forms().items()]
         yield from _totals(models)
         yield from _states(models)
         yield from _tiers(models)
         yield from _pool(models)
         yield from _answers(models)
         launches = CounterMetricFamily("mlxr:kernel_launches", "Launches of kernels.", labels=(*_LABELS, "kernel"))
-        for model, reading in models:
-            for kernel, count in sorted(reading.launches.items()):
+        for model in models:
+            for kernel, count in sorted(model.reading.launches.items()):
                 launches.add_metric((model.name, "0", kernel), count)
         yield launches
         requests = CounterMetricFamily("mlxr:http_requests", "HTTP requests.", labels=("method", "path", "status"))
@@ -146,14 +185,14 @@ class ServerMetrics(Collector):
         yield requests
 
 
-_Models = list[tuple[ServedModel, _Reading]]
+_Models = list[_Named]
 
 
 def _totals(models: _Models) -> Iterator[Metric]:
     for name, (counter, about) in _COUNTERS.items():
         family = CounterMetricFamily(name, about, labels=_LABELS)
-        for model, reading in models:
-            family.add_metric((model.name, "0"), reading.totals.get(counter, 0))
+        for model in models:
+            family.add_metric((model.name, "0"), model.reading.totals.get(counter, 0))
         yield family
 
 
@@ -175,8 +214,8 @@ def _states(models: _Models) -> Iterator[Metric]:
     acceptance = GaugeMetricFamily(
         "mlxr:draft_acceptance_rate", "Accepted over tried draft tokens, since the model was loaded.", labels=_LABELS
     )
-    for model, reading in models:
-        stats, labels = reading.now or nothing, (model.name, "0")
+    for model in models:
+        stats, labels = model.reading.now or nothing, (model.name, "0")
         running.add_metric(labels, stats.running)
         waiting.add_metric(labels, stats.waiting)
         usage.add_metric(labels, 1 - stats.blocks_free / stats.blocks if stats.blocks else 0)
@@ -184,8 +223,8 @@ def _states(models: _Models) -> Iterator[Metric]:
         tokens.add_metric(labels, stats.batch_tokens)
         if stats.acceptance_rate is not None:
             acceptance.add_metric(labels, stats.acceptance_rate)
-        if model.loaded is not None and stats.blocks:
-            arena = model.loaded.engine.model.artifact.plan.arena
+        if (loaded := model.forms[0].loaded) is not None and stats.blocks:
+            arena = loaded.engine.model.artifact.plan.arena
             config.add_metric((*labels, str(arena.block_size), str(stats.blocks), str(arena.dtype), "True"), 1)
         used = stats.blocks - stats.blocks_free
         for state, count in {
@@ -205,7 +244,8 @@ def _tiers(models: _Models) -> Iterator[Metric]:
         family = (CounterMetricFamily if counts_up else GaugeMetricFamily)(
             name, f"{name.partition('_')[2].replace('_', ' ').capitalize()} of a tier.", labels=(*_LABELS, "tier")
         )
-        for model, reading in models:
+        for model in models:
+            reading = model.reading
             if reading.now is not None and reading.now.tiers is not None:
                 values = reading.totals if counts_up else reading.now.tiers
                 for tier, key in fields.items():
@@ -219,13 +259,13 @@ def _pool(models: _Models) -> Iterator[Metric]:
     size = GaugeMetricFamily("mlxr:model_bytes", "Planned memory of a loaded model.", labels=("model_name",))
     loads = CounterMetricFamily("mlxr:model_loads", "How often it was loaded.", labels=("model_name",))
     unloads = CounterMetricFamily("mlxr:model_unloads", "How often it was unloaded.", labels=("model_name",))
-    for model, _ in models:
-        labels, loaded = (model.name,), model.loaded is not None
-        is_loaded.add_metric(labels, loaded)
-        users.add_metric(labels, model.users)
-        size.add_metric(labels, model.planned_bytes if loaded else 0)
-        loads.add_metric(labels, model.loads)
-        unloads.add_metric(labels, model.loads - loaded)
+    for model in models:
+        labels = (model.name,)
+        is_loaded.add_metric(labels, bool(model.loaded))
+        users.add_metric(labels, sum(form.users for form in model.forms))
+        size.add_metric(labels, sum(form.planned_bytes for form in model.loaded))
+        loads.add_metric(labels, model.meter.loads)
+        unloads.add_metric(labels, model.meter.loads - len(model.loaded))
     yield from (is_loaded, users, size, loads, unloads)
 
 
@@ -242,8 +282,8 @@ def _answers(models: _Models) -> Iterator[Metric]:
     request = HistogramMetricFamily(
         "vllm:e2e_request_latency_seconds", "From a request to an answer's end.", labels=_LABELS
     )
-    for model, _ in models:
-        meter, labels = model.source.meter, (model.name, "0")
+    for model in models:
+        meter, labels = model.meter, (model.name, "0")
         for reason, count in meter.finished.items():
             finished.add_metric((*labels, reason), count)
         for family, histogram in ((first, meter.first_token), (following, meter.next_token), (request, meter.request)):

@@ -54,7 +54,7 @@ async def tags(request: Request) -> dict[str, Any]:
 async def running(request: Request) -> dict[str, Any]:
     """The models that are loaded."""
     pool = ServerState.of(request).pool
-    return {"models": [_running(pool, model, model.loaded) for model in pool.models if model.loaded is not None]}
+    return {"models": [_running(pool, model, model.loaded) for model in pool.forms if model.loaded is not None]}
 
 
 @router.post("/api/show", tags=["Ollama"], response_model=None, responses=answers(OllamaShow))
@@ -108,6 +108,7 @@ def _running(pool: ModelPool, model: ServedModel, loaded: LoadedModel) -> dict[s
     idle = 0.0 if model.users else time.monotonic() - model.last_used
     on_card = loaded.engine.model.host.name in _HOSTS_WITH_CARDS
     return _record(model) | {
+        "model": model.base or model.name,
         "expires_at": NEVER if model.pinned or keep == FOREVER else written(time.time() + keep - idle),
         "size_vram": model.planned_bytes if on_card else 0,
         "context_length": loaded.context,

@@ -1,5 +1,6 @@
 """A served model that `mlxr.Engine` loads."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +26,8 @@ class EngineSource:
         name: what requests call it.
         model: what MODEL means for commands.
         template: a Jinja2 file to use instead of the model's own chat template.
-        meter: measures the answers; a copy under another name (`replace`) has its own.
+        meters: measure the answers, by name. Copies (`replace`) share them: what a name had counted stays, whatever it
+            means later.
     """
 
     name: str
@@ -39,7 +41,12 @@ class EngineSource:
     draft: str | None = None
     prompt_lookup: bool = False
     template: Path | None = None
-    meter: Meter = field(init=False, default_factory=Meter, compare=False, repr=False)
+    meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter), compare=False, repr=False)
+
+    @property
+    def meter(self) -> Meter:
+        """See `ModelSource`."""
+        return self.meters[self.name]
 
     def for_embeddings(self) -> "EngineSource":
         """See `ModelSource`. What speeds up generation is left out; more prompts are read in a step."""

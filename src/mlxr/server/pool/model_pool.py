@@ -70,6 +70,29 @@ class ModelPool:
         return list(self._models.values())
 
     @property
+    def forms(self) -> list[ServedModel]:
+        """All models, their forms that give embeddings, and models whose names mean others now, while they are used.
+
+        So a name may come twice: the first is what it means.
+        """
+        self._look()
+        return self._all
+
+    @property
+    def listed(self) -> list[ServedModel]:
+        """All models, loaded or not, and those of their forms that give embeddings that are not cold."""
+        return [*self.models, *(form for form in self._embedders.values() if form.state != "cold")]
+
+    def find_form(self, name: str) -> ServedModel:
+        """A model, or its form that gives embeddings, by its name.
+
+        Raises:
+            ApiError: there is none.
+        """
+        form = next((form for form in self._embedders.values() if form.name == name), None)
+        return self.find(name) if form is None else form
+
+    @property
     def _all(self) -> list[ServedModel]:
         """All that may be loaded."""
         return [*self._models.values(), *self._embedders.values(), *self._retired]
@@ -141,7 +164,7 @@ class ModelPool:
             record.model = model.name
         if embeds:
             if name not in self._embedders:
-                self._embedders[name] = ServedModel(model.source.for_embeddings())
+                self._embedders[name] = ServedModel(model.source.for_embeddings(), base=name)
             model = self._embedders[name]
         model.users += 1  # from now on nobody unloads it
         try:
@@ -220,7 +243,7 @@ class ModelPool:
                 most_bytes = model.planned_bytes if model.planned_bytes < memory.full else None
                 model.loaded = await asyncio.to_thread(model.source.load, tell, most_bytes)
                 model.state, model.progress = "loaded", ""
-                model.loads += 1
+                model.source.meter.loads += 1
                 model.last_used = time.monotonic()
         finally:
             model.loading = None

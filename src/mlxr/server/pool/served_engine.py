@@ -1,10 +1,8 @@
 """The engine of a served model: one that is measured."""
 
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
-from mlxr.compiler.errors import EngineError
 from mlxr.engine import Engine
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.model import Prompt
@@ -23,7 +21,7 @@ class ServedEngine(Engine):
             meter: outlives the engine.
             options: of `mlxr.Engine`.
         """
-        self._meter = meter
+        self._meter, self._is_counted = meter, False
         super().__init__(model, **options)
 
     def generate(self, prompt: Prompt, params: Sampling | None = None, **terms: Any) -> AsyncGenerator[Event]:
@@ -32,6 +30,7 @@ class ServedEngine(Engine):
 
     def close(self) -> None:
         """See `mlxr.Engine`."""
-        with suppress(EngineError):  # it has ended already
-            self._meter.retire(self.stats())
         super().close()
+        if not self._is_counted and self.final_stats is not None:
+            self._is_counted = True
+            self._meter.retire(self.final_stats)

@@ -60,7 +60,7 @@ class ModelSource(Protocol):
 
     @property
     def meter(self) -> Meter:
-        """Measures its answers, also when it is loaded anew."""
+        """Measures its answers; the same for each source of this name that a server has had."""
 
     def for_embeddings(self) -> "ModelSource":
         """The same model in the form that gives embeddings, which takes memory of its own."""
@@ -110,7 +110,7 @@ class ServedModel:
         last_used: when the last request ended, by `time.monotonic`.
         created: when it was first served, in seconds since 1970.
         keep_alive: seconds after the last request at which it is unloaded; None: what the pool says.
-        loads: how often it was loaded.
+        base: of a form that gives embeddings, the model's own name; None: it is the model itself.
         version: of the catalog that it comes from; None: it comes from none.
     """
 
@@ -125,7 +125,7 @@ class ServedModel:
     last_used: float = field(default_factory=time.monotonic)
     created: int = field(default_factory=lambda: int(time.time()))
     keep_alive: float | None = None
-    loads: int = 0
+    base: str | None = None
     version: object = None
 
     @property
