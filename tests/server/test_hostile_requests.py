@@ -42,7 +42,11 @@ def request(version: str = "1.1", *headers: str, **fields: Any) -> bytes:
         ("/v1/completions", {"prompt": ["a"] * 129}, "129 answers are asked for"),
         ("/v1/completions", {"prompt": "word " * 20000}, "so 16667 tokens or more; the context is 512"),
         ("/v1/completions", {"stop": ["a"] * 65}, "stop: list should have at most 64 items"),
-        ("/v1/completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "should be False"),
+        (
+            "/v1/completions",
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "needs include",
+        ),
         ("/v1/completions", {"model": "\ud800"}, r"there is no model '\ud800' here"),
         ("/v1/chat/completions", {"add_generation_prompt": False}, "add_generation_prompt is true where"),
         ("/v1/chat/completions", {"chat_template_kwargs": {"messages": 1}}, "not a variable of the template's own"),

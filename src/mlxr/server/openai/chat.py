@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
@@ -21,6 +21,7 @@ from mlxr.server.errors import openai_body
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import chat_logprobs
+from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.sse import Stream, unless_gone
 from mlxr.server.state import ServerState
@@ -124,9 +125,17 @@ async def _stream(state: ServerState, body: ChatRequest, job: ChatJob) -> AsyncG
             f'"finish_reason":{reason}}}]}}\n\n'
         ).encode()
 
-    async with state.pool.use(body.model) as model, aclosing(answer(model, job, **body.terms())) as pieces:
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(state.pool.use(body.model))
+        prompt, running = None, None
+        if body.wants_running_usage:
+            prompt = await model.format.prompt(job)
+            running = RunningUsage([len(prompt)] * job.sampling.n)
+        pieces = await stack.enter_async_context(aclosing(answer(model, job, prompt=prompt, **body.terms())))
         async for piece in pieces:
             index, event = piece.index, piece.event
+            if running is not None:
+                usage_field = running.field(index, event)
             if index not in begun:
                 begun.add(index)
                 yield chunk(index, '{"role":"assistant","content":"","refusal":null}')

@@ -22,6 +22,7 @@ from mlxr.server.merged import merged
 from mlxr.server.openai.chat import FINGERPRINT, new_id, plain_reason, usage
 from mlxr.server.openai.json_text import dumped
 from mlxr.server.openai.logprobs import completion_logprobs
+from mlxr.server.openai.running_usage import RunningUsage
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, Terms, response_schema, sampling_of
 from mlxr.server.pool.served_model import LoadedModel
 from mlxr.server.sse import Stream, unless_gone
@@ -236,6 +237,9 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
         tokenizer = model.engine.model.tokenizer
         texts = [_Text() for _ in range(job.num_answers)]
         lengths = [0] * len(texts)
+        running = None
+        if body.wants_running_usage and job.most:
+            running = RunningUsage([len(prompt) for prompt in job.ids for _ in range(job.sampling.n)])
 
         def chunk(index: int, text: str, logprobs: str = "null", reason: str = "null") -> bytes:
             return (
@@ -251,6 +255,8 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
         async for number, event in events:
             index = number * job.sampling.n + event.index
             texts[index].add(event)
+            if running is not None:
+                usage_field = running.field(index, event)
             logprobs = "null"
             if job.logprobs is not None and event.logprob is not None and event.token_id is not None:
                 told = completion_logprobs(tokenizer, [event.logprob], [event.token_id], lengths[index])

@@ -26,7 +26,7 @@ class StreamOptions(ApiModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: WithoutEffect = None
 
 
@@ -92,6 +92,11 @@ class SamplingFields(ApiModel):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
 
 def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
     """The engine's options.
@@ -106,6 +111,8 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
     """
     if fields.stream_options is not None and not fields.stream:
         raise bad_field("stream_options", "stream_options is for streams: set stream, or leave it out")
+    if fields.wants_running_usage and not fields.wants_usage:
+        raise bad_field("stream_options", "stream_options.continuous_usage_stats needs include_usage: set that as well")
     given: dict[str, Any] = {
         "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "max_tokens": fields.max_tokens,
