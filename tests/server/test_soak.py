@@ -255,7 +255,7 @@ def test_a_server_in_use(seconds: float, sources: list[EngineSource]) -> None:
         assert not more
         assert resident_bytes() - bytes_before < 48 << 20
         preemptions = sum(source.meter.past["preemptions"] for source in sources)
-        loads = [model.loads for model in server.pool.models]
+        loads = [model.source.meter.loads for model in server.pool.models]
     told = f"{clients.counts}, {preemptions} preemptions, {loads} loads"
     print(told)
     counts = clients.counts
