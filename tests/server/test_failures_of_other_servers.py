@@ -204,7 +204,7 @@ def test_a_model_that_answers_stays_and_is_the_one_that_was_asked_for(tmp_path: 
         with ThreadPoolExecutor(6) as threads:
             told = list(threads.map(asked, ["a"] * 6))
         assert len({answer.text for answer in told}) == 1 and told[0].model == "a"
-        assert server.do(lambda: [model.source.meter.loads for model in server.pool.models]) == [1, 0], "once for all six"
+        assert server.do(lambda: [m.source.meter.loads for m in server.pool.models]) == [1, 0], "once for all six"
         body = CHAT.body(Question("Long", model="a", max_tokens=300, stream=True)) | {"ignore_eos": True}
         with server.http.stream("POST", CHAT.path, json=body) as answer:
             lines = answer.iter_lines()
