@@ -21,6 +21,7 @@ from mlxr.server.documents.answers import errors
 from mlxr.server.errors import ApiError
 from mlxr.server.fields import ApiModel, bad_request
 from mlxr.server.inspector import router as inspector
+from mlxr.server.inspector.watched import watched
 from mlxr.server.life import status
 from mlxr.server.metrics import scrape
 from mlxr.server.metrics.server_metrics import ServerMetrics
@@ -62,6 +63,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        pool.on_load = lambda loaded: watched(loaded.engine)
         pool.start()
         try:
             yield

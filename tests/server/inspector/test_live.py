@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import mlxr
 from mlxr.compiler.errors import EngineError
@@ -60,7 +63,7 @@ def test_a_contiguous_arena_keeps_its_last_sequence() -> None:
 
 
 def test_rates() -> None:
-    history = History()
+    history = History(990.0)
     before = CoreStats(steps=10, generated_tokens=100, computed_tokens=300, prompt_tokens=50, cached_tokens=20)
     after = CoreStats(
         steps=14, generated_tokens=130, computed_tokens=420, prompt_tokens=90, cached_tokens=50, running=3, waiting=2
@@ -68,9 +71,10 @@ def test_rates() -> None:
     after.blocks, after.blocks_free, after.blocks_cached, after.blocks_shared = 100, 60, 25, 4
     steps = [StepRecord(end, 0.01, 3, 20, 0) for end in (5.0, 6.0, 7.0)]
     history.add(before, steps[:1], now=1000.0, clock=5.5)
-    assert history.since().samples == ()
-    history.add(after, steps, now=1002.0, clock=7.5)
     (sample,) = history.since().samples
+    assert (sample.seconds, sample.steps, sample.generated_per_second) == (10, 10, 10), "since it was loaded"
+    history.add(after, steps, now=1002.0, clock=7.5)
+    (sample,) = history.since(1000.0).samples
     assert (sample.steps, sample.generated_per_second, sample.computed_per_second) == (4, 15, 60)
     assert (sample.prompt_tokens, sample.hit_rate, sample.running, sample.waiting) == (40, 30 / 40, 3, 2)
     assert (sample.blocks_free, sample.blocks_cached, sample.blocks_used) == (35, 25, 40)
@@ -81,18 +85,28 @@ def test_rates() -> None:
     assert history.since(1002.0).samples[0].hit_rate is None
 
 
-def test_old_samples_are_dropped() -> None:
-    history = History()
-    for i in range(2000):
-        history.add(CoreStats(steps=i), [StepRecord(float(i), 0.1, 1, 0, 0)], now=1e9 + i, clock=float(i))
+@pytest.mark.parametrize("seconds", [200, 2_000, 20_000])
+def test_old_samples_are_merged(seconds: int) -> None:
+    history = History(1e9)
+    for i in range(1, seconds + 1):
+        stats = CoreStats(steps=i, generated_tokens=3 * i, prompt_tokens=4 * i, cached_tokens=i, waiting=i)
+        history.add(stats, [StepRecord(float(i), 0.1, 1, 0, 0)], now=1e9 + i, clock=float(i))
     shown = history.since()
-    assert len(shown.samples) == 600 and len(shown.steps) == 512
-    assert shown.samples[-1].time == shown.now == 1e9 + 1999
+    assert len(shown.steps) == min(512, seconds) and len(shown.samples) <= 900
+    assert (shown.begun, shown.now) == (1e9, 1e9 + seconds) and shown.samples[-1].time == shown.now
+    ends = [0, *(round(sample.time - 1e9) for sample in shown.samples)]
+    assert [sample.seconds for sample in shown.samples] == [b - a for a, b in pairwise(ends)], "none is missing"
+    assert [sample.steps for sample in shown.samples] == [b - a for a, b in pairwise(ends)]
+    assert all(
+        (round(sample.generated_per_second, 9), sample.hit_rate, sample.waiting) == (3, 1 / 4, end)
+        for sample, end in zip(shown.samples, ends[1:], strict=True)
+    )
+    assert all(sample.seconds == 1 for sample in shown.samples[-min(300, seconds) :])
 
 
 def test_an_engine_that_runs(monkeypatch: Any) -> None:
     monkeypatch.setattr(history_module, "INTERVAL", 0.01)
-    prompt, history = [1, *range(5, 25)], History()
+    prompt, history = [1, *range(5, 25)], History(time.time())
 
     async def main() -> None:
         with mlxr.Engine(TINY, max_sequences=2, host="cpu", threads=1) as engine:

@@ -102,7 +102,14 @@ def test_the_graph_by_keyboard(opened: Tab) -> None:
 @pytest.mark.long
 def test_live(opened: Tab) -> None:
     load(opened.server, "a")
+    body = {"model": "a", "prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": True}
+    opened.server.http.post("/v1/completions", json=body).raise_for_status()
     page = opened.open("/#/inspector/live")
+    page.get_by_label("Charts show").select_option("since the model was loaded")
+    page.get_by_text("the left edge is").wait_for()
+    middle = """() => { const canvas = document.querySelector('.chart canvas');
+        return canvas.getContext('2d').getImageData(0, 30, canvas.width, 60).data.some((value) => value); }"""
+    page.wait_for_function(middle)  # a line goes through it: the answer came before the page looked
     arena = page.get_by_role("img", name="KV arena")
     arena.wait_for()
     has_shown = threading.Event()

@@ -6,7 +6,7 @@ op_view        an op with its launches: geometry with reasons, bytes, FLOPs, pre
 kernel_view    a kernel with its source, highlighted
 measured       the times that `mlxr tune` has left in the artifact
 arena_view     the blocks of the KV arena and whose they are, now
-history        samples of an engine's counters, and rates between them
+history        samples of an engine's counters since it was loaded, and rates between them
 model_view     models, loaded or not, and how far loading is
 watched        one loaded model, watched: its inspectors and its history
 router         the routes, under /inspector

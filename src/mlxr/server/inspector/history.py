@@ -1,9 +1,13 @@
-"""What an engine has done over time: samples of its counters as rates, and its newest steps. Old ones are dropped."""
+"""What an engine has done since it was loaded: samples of its counters as rates, and its newest steps.
+
+Memory is bounded: samples that get old are merged, into ones of ten seconds at first, of more when those get many.
+"""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from mlxr.compiler.errors import EngineError
 from mlxr.compiler.spec.record import Record
@@ -13,8 +17,23 @@ from mlxr.runtime.engine.step_record import StepRecord
 
 INTERVAL = 1.0
 """Seconds between two samples."""
-_MOST_SAMPLES = 600
+_MOST_FINE = 300
+"""Samples that are as they were taken."""
+_MOST_MERGED = 600
+_FIRST_MERGED_SECONDS = 10.0
 _MOST_STEPS = 512
+_RATES = ("generated_per_second", "computed_per_second")
+_COUNTS = (
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "restored_tokens",
+    "finished",
+    "preemptions",
+    "failed_steps",
+    "draft_tokens",
+    "accepted_tokens",
+)
 
 
 class Sample(Record):
@@ -68,8 +87,16 @@ class StepView(Record):
 
 
 class HistoryView(Record):
-    """Samples and steps after some time, oldest first; `now` is what to ask from the next time."""
+    """Samples and steps after some time, oldest first.
 
+    Attributes:
+        begun: when the model was loaded, in seconds since 1970.
+        now: what to ask from the next time.
+        interval: seconds between two samples; those that are old were merged.
+        samples, steps: what there is.
+    """
+
+    begun: float
     now: float
     interval: float
     samples: tuple[Sample, ...]
@@ -77,17 +104,20 @@ class HistoryView(Record):
 
 
 class History:
-    """The newest samples and steps of one engine. `add` and `since` are for one thread, such as an event loop's."""
+    """Samples and steps of one engine. `add` and `since` are for one thread, such as an event loop's."""
 
-    def __init__(self) -> None:
-        """Begins without samples."""
-        self._samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
-        self._steps: deque[StepView] = deque(maxlen=_MOST_STEPS)
-        self._before: tuple[float, CoreStats] | None = None
+    def __init__(self, begun: float) -> None:
+        """Begins without samples, at a time in seconds since 1970 at which all counters were 0."""
+        self._begun = begun
+        self._fine: deque[Sample] = deque()
+        self._merged: list[Sample] = []
+        self._merged_seconds = _FIRST_MERGED_SECONDS
+        self._steps: deque[tuple[float, StepRecord]] = deque(maxlen=_MOST_STEPS)
+        self._before: tuple[float, CoreStats] = begun, CoreStats()
         self._last_step = float("-inf")
 
     def add(self, stats: CoreStats, steps: Sequence[StepRecord], now: float, clock: float) -> None:
-        """Takes a sample; the first one only says where counting begins.
+        """Takes a sample.
 
         Args:
             stats: the engine's counters.
@@ -98,38 +128,48 @@ class History:
         for step in steps:
             if step.end > self._last_step:
                 self._last_step = step.end
-                self._steps.append(
-                    StepView(
-                        time=now - (clock - step.end),
-                        seconds=step.seconds,
-                        decoding=step.decoding,
-                        prompt_tokens=step.prompt_tokens,
-                        drafted=step.drafted,
-                    )
-                )
-        if self._before is not None and now > self._before[0]:
-            self._samples.append(_sample(*self._before, now, stats))
+                self._steps.append((now - (clock - step.end), step))
+        if now > self._before[0]:
+            self._fine.append(_sample(*self._before, now, stats))
+            if len(self._fine) > _MOST_FINE:
+                self._keep_old(self._fine.popleft())
         self._before = now, stats
 
     def since(self, when: float = 0.0) -> HistoryView:
         """Samples and steps after some time, in seconds since 1970."""
         return HistoryView(
-            now=self._before[0] if self._before else 0.0,
+            begun=self._begun,
+            now=self._before[0],
             interval=INTERVAL,
-            samples=tuple(sample for sample in self._samples if sample.time > when),
-            steps=tuple(step for step in self._steps if step.time > when),
+            samples=tuple(sample for sample in (*self._merged, *self._fine) if sample.time > when),
+            steps=tuple(_step_view(time, step) for time, step in self._steps if time > when),
         )
+
+    def _keep_old(self, sample: Sample) -> None:
+        self._merged = _appended(self._merged, sample, self._merged_seconds)
+        if len(self._merged) > _MOST_MERGED:
+            self._merged_seconds *= 2
+            coarser: list[Sample] = []
+            for old in self._merged:
+                coarser = _appended(coarser, old, self._merged_seconds)
+            self._merged = coarser
 
 
 async def watch(engine: Engine, history: History) -> None:
     """Takes samples until the engine ends, or the task is cancelled."""
-    while True:
-        try:
-            stats, steps = await asyncio.to_thread(lambda: (engine.stats(), engine.recent_steps()))
-        except EngineError:
-            return
-        history.add(stats, steps, time.time(), time.perf_counter())
-        await asyncio.sleep(INTERVAL)
+    # A thread of its own: those of the event loop take requests, and an engine in a long step keeps one waiting.
+    thread = ThreadPoolExecutor(1, "mlxr-watch")
+    try:
+        while True:
+            stats, steps = await asyncio.get_running_loop().run_in_executor(
+                thread, lambda: (engine.stats(), engine.recent_steps())
+            )
+            history.add(stats, steps, time.time(), time.perf_counter())
+            await asyncio.sleep(INTERVAL)
+    except EngineError:
+        return
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _sample(before_time: float, before: CoreStats, now: float, stats: CoreStats) -> Sample:
@@ -157,4 +197,35 @@ def _sample(before_time: float, before: CoreStats, now: float, stats: CoreStats)
         blocks_cached=stats.blocks_cached,
         blocks_used=stats.blocks - stats.blocks_free,
         blocks_shared=stats.blocks_shared,
+    )
+
+
+def _appended(samples: list[Sample], sample: Sample, most_seconds: float) -> list[Sample]:
+    """The samples with one more, which is merged with the last one where both take no longer than that."""
+    if samples and samples[-1].seconds + sample.seconds <= most_seconds:
+        samples[-1] = _merged(samples[-1], sample)
+    else:
+        samples.append(sample)
+    return samples
+
+
+def _merged(first: Sample, second: Sample) -> Sample:
+    """Two samples that follow each other as one."""
+    seconds = first.seconds + second.seconds
+    sums = {name: getattr(first, name) + getattr(second, name) for name in _COUNTS}
+    rates = {
+        name: (getattr(first, name) * first.seconds + getattr(second, name) * second.seconds) / seconds
+        for name in _RATES
+    }
+    hit_rate = sums["cached_tokens"] / sums["prompt_tokens"] if sums["prompt_tokens"] else None
+    return second.model_copy(update={"seconds": seconds, "hit_rate": hit_rate, **sums, **rates})
+
+
+def _step_view(time_: float, step: StepRecord) -> StepView:
+    return StepView(
+        time=time_,
+        seconds=step.seconds,
+        decoding=step.decoding,
+        prompt_tokens=step.prompt_tokens,
+        drafted=step.drafted,
     )

@@ -101,7 +101,7 @@ async def arena(model: str, request: Request) -> ArenaView:
 
 @router.get("/history")
 async def history(model: str, request: Request, since: float = 0.0) -> HistoryView:
-    """What a model's engine did, since the page first asked, or since a time in seconds since 1970."""
+    """What a model's engine did, since it was loaded, or since a time in seconds since 1970."""
     return watched(_engine(request, model)).history.since(since)
 
 

@@ -1,6 +1,7 @@
-"""A loaded model as the page looks at it: its inspectors, and its history since the page first asked."""
+"""A loaded model as the page looks at it: its inspectors, and its history since it was loaded."""
 
 import asyncio
+import time
 from weakref import WeakKeyDictionary
 
 from mlxr.compiler.artifact import Artifact
@@ -18,7 +19,7 @@ class Watched:
     def __init__(self, engine: Engine) -> None:
         """Begins to take samples."""
         self.artifact: Artifact = engine.model.artifact
-        self.history = History()
+        self.history = History(time.time())
         self._inspectors: dict[str, Inspector] = {}
         self._watching = asyncio.create_task(watch(engine, self.history))
 
@@ -34,7 +35,7 @@ class Watched:
 
 
 def watched(engine: Engine) -> Watched:
-    """The watched engine: the same as long as the engine is loaded."""
+    """The watched engine: the same as long as the engine is loaded. It is first asked for when that is loaded."""
     if engine not in _WATCHED:
         _WATCHED[engine] = Watched(engine)
     return _WATCHED[engine]

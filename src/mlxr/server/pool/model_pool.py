@@ -29,7 +29,12 @@ def free_bytes() -> int:
 
 
 class ModelPool:
-    """Models by their names."""
+    """Models by their names.
+
+    Attributes:
+        keep_alive: seconds after its last request at which a model is unloaded, unless the model has its own.
+        on_load: is called with each model that has been loaded, in the event loop.
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class ModelPool:
         self._models = {source.name: ServedModel(source, source.name in set(pinned)) for source in sources}
         self._memory_bytes, self.keep_alive, self._load_seconds = memory_bytes, keep_alive, load_seconds
         self._free, self._catalog = free, catalog
+        self.on_load: Callable[[LoadedModel], object] = lambda loaded: None
         self._fixed = frozenset(self._models)
         self._embedders: dict[str, ServedModel] = {}
         self._retired: list[ServedModel] = []  # their names mean other models now; requests may still use them
@@ -245,6 +251,7 @@ class ModelPool:
                 model.state, model.progress = "loaded", ""
                 model.source.meter.loads += 1
                 model.last_used = time.monotonic()
+                self.on_load(model.loaded)
         finally:
             model.loading = None
             if model.loaded is None:

@@ -4,9 +4,8 @@ import { element } from "../element.js";
 import { short } from "./numbers.js";
 
 const HEIGHT = 110;
-const SECONDS = 120;
 
-/** Lines over the last two minutes, or bars, one for each step. */
+/** Lines over time, or bars, one for each step. */
 export class Chart {
   /**
    * @param {string} title
@@ -29,8 +28,9 @@ export class Chart {
    * Shows points, oldest first.
    * @param {{time: number, values: (number|null)[]}[]} points
    * @param {number} now the right edge, in the points' seconds.
+   * @param {number} seconds from the left edge to the right one; bars need none.
    */
-  show(points, now) {
+  show(points, now, seconds = 0) {
     const newest = points.at(-1)?.values ?? [];
     for (const [at, node] of this.values.entries()) node.textContent = newest[at] === null || newest[at] === undefined ? "–" : this.unit(newest[at]);
     this.canvas.setAttribute("aria-label", `${this.title}: ${this.series.map(([name], at) => `${name} ${this.values[at].textContent}`).join(", ")}`);
@@ -43,14 +43,15 @@ export class Chart {
     pen.scale(ratio, ratio);
     const colors = this.swatches.map((swatch) => getComputedStyle(swatch).backgroundColor);
     const { color } = getComputedStyle(this.canvas);
-    if (this.bars) this.#bars(pen, points, width, colors, color); else this.#lines(pen, points, now, width, colors, color);
+    if (this.bars) this.#bars(pen, points, width, colors, color); else this.#lines(pen, points, now, seconds, width, colors, color);
   }
 
-  #lines(pen, points, now, width, colors, ink) {
-    const shown = points.filter((point) => point.time > now - SECONDS - 2);
+  #lines(pen, points, now, seconds, width, colors, ink) {
+    const first = points.findIndex((point) => point.time > now - seconds);
+    const shown = first < 0 ? [] : points.slice(Math.max(0, first - 1));
     const top = this.most ?? rounded(Math.max(1, ...shown.flatMap((point) => point.values.map((value) => value ?? 0))));
     this.#scale(pen, width, top, ink);
-    const x = (time) => width - ((now - time) / SECONDS) * width;
+    const x = (time) => width - ((now - time) / seconds) * width;
     const y = (value) => HEIGHT - 4 - (value / top) * (HEIGHT - 20);
     for (const [at, color] of colors.entries()) {
       pen.strokeStyle = color;

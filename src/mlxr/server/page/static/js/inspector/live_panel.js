@@ -1,16 +1,18 @@
 // What the engine of a model does now: tokens, queue, hits, the batch of each step, the arena.
 
 import { getJson } from "../api.js";
-import { element } from "../element.js";
+import { element, labelled } from "../element.js";
 import { ArenaPicture, hue } from "./arena_picture.js";
 import { Chart } from "./chart.js";
-import { short } from "./numbers.js";
+import { duration, short } from "./numbers.js";
 import { table } from "./op_panel.js";
 
 const ARENA_MS = 500;
 const HISTORY_MS = 1000;
-const KEPT_SECONDS = 600;
+const KEPT_SAMPLES = 3000; // then all are read anew: the server merges old ones
 const KEPT_STEPS = 512;
+const LEAST_SECONDS = 60;
+const SPANS = [[120, "2 minutes"], [600, "10 minutes"], [3600, "hour"], [Infinity, "since the model was loaded"]];
 
 /** The live view of one model. */
 export class LivePanel {
@@ -20,6 +22,8 @@ export class LivePanel {
     this.samples = [];
     this.steps = [];
     this.since = 0;
+    this.begun = 0;
+    this.span = element("select", { on: { change: () => this.#draw() } }, ...SPANS.map(([, text], at) => element("option", { value: at, text: at === SPANS.length - 1 ? text : `the last ${text}`, selected: at === 1 })));
     this.charts = [
       [new Chart("Tokens a second", [["of answers", "tone-1"], ["computed, with prompts", "tone-2"]]), (s) => [s.generated_per_second, s.computed_per_second]],
       [new Chart("Requests", [["running", "tone-1"], ["waiting", "tone-3"]]), (s) => [s.running, s.waiting]],
@@ -27,11 +31,12 @@ export class LivePanel {
       [new Chart("Blocks", [["in use", "tone-1"], ["cached", "tone-4"], ["shared", "tone-3"]]), (s) => [s.blocks_used, s.blocks_cached, s.blocks_shared]],
     ];
     this.batches = new Chart("Batch of each step, tokens", [["one of each sequence", "tone-1"], ["prompts", "tone-2"], ["drafts", "tone-3"]], { bars: true, note: "a bar for each step, the newest at the right; logarithmic" });
+    this.ago = element("small");
     this.arena = new ArenaPicture();
     this.sequences = element("div");
     this.problem = element("p", { class: "error", role: "alert" });
     this.redraw = () => { if (this.last) this.arena.show(this.last); this.#draw(); };
-    node.append(element("h2", { class: "hidden", text: `What ${model} does now` }), this.problem, element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.node), this.batches.node, this.arena.node,
+    node.append(element("h2", { class: "hidden", text: `What ${model} does now` }), this.problem, element("div", { class: "span" }, labelled("Charts show", this.span), this.ago), element("div", { class: "charts" }, ...this.charts.map(([chart]) => chart.node), this.batches.node, this.arena.node,
       element("section", { class: "chart" }, element("h3", { text: "Sequences in the arena" }), this.sequences)));
     addEventListener("resize", this.redraw);
     document.addEventListener("themechange", this.redraw);
@@ -59,16 +64,20 @@ export class LivePanel {
   }
 
   async #history() {
-    const told = await getJson("/inspector/history", { model: this.model, since: this.since }, this.closing.signal);
+    const isAll = this.samples.length > KEPT_SAMPLES;
+    const told = await getJson("/inspector/history", { model: this.model, since: isAll ? 0 : this.since }, this.closing.signal);
     this.since = told.now;
-    this.samples = [...this.samples, ...told.samples].filter((sample) => sample.time > told.now - KEPT_SECONDS);
-    this.steps = [...this.steps, ...told.steps].slice(-KEPT_STEPS);
+    this.begun = told.begun;
+    this.samples = isAll ? told.samples : [...this.samples, ...told.samples];
+    this.steps = isAll ? told.steps : [...this.steps, ...told.steps].slice(-KEPT_STEPS);
     this.#draw();
   }
 
   #draw() {
     const now = this.since;
-    for (const [chart, values] of this.charts) chart.show(this.samples.map((sample) => ({ time: sample.time, values: values(sample) })), now);
+    const seconds = Math.max(LEAST_SECONDS, Math.min(SPANS[this.span.value][0], now - this.begun));
+    this.ago.textContent = now ? `the left edge is ${duration(seconds)} ago` : "";
+    for (const [chart, values] of this.charts) chart.show(this.samples.map((sample) => ({ time: sample.time, values: values(sample) })), now, seconds);
     this.batches.show(this.steps.map((step) => ({ time: step.time, values: [step.decoding, step.prompt_tokens, step.drafted] })), now);
   }
 

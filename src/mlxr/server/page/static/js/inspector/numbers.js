@@ -28,3 +28,9 @@ export function short(value) {
   if (value === 0 || value >= 100 || Number.isInteger(value)) return String(Math.round(value));
   return value.toPrecision(value < 1 ? 2 : 3).replace(/\.?0+$/, "");
 }
+
+/** A time in seconds, for people: in the largest unit of which there are two. */
+export function duration(seconds) {
+  const [size, unit] = [[86400, "days"], [3600, "hours"], [60, "minutes"]].find(([least]) => seconds >= 2 * least) ?? [1, "seconds"];
+  return `${Math.round(seconds / size)} ${unit}`;
+}
