@@ -2,8 +2,9 @@
 
 import functools
 import json
+import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import tokenizers
@@ -76,6 +77,38 @@ class LibraryTokenizer(Tokenizer):
             self._library.encode_special_tokens = not parse_special
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _encode_parts(self, parts: Sequence[str]) -> list[int]:
+        secret, library, own_ids = self._renamed
+        text = "".join(f"{secret}{part}" if index % 2 else part for index, part in enumerate(parts))
+        with library_errors(self.source):
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return [own_ids.get(token_id, token_id) for token_id in ids]
+
+    @functools.cached_property
+    def _renamed(self) -> tuple[str, tokenizers.Tokenizer, dict[int, int]]:
+        """A secret, a tokenizer whose control tokens have it before their names, and our ids of its added tokens.
+
+        Only the library knows what it does with the text beside a control token; so the whole text must be encoded at
+        once, and no name that stands in it may be one of a control token by accident.
+        """
+        secret = secrets.token_hex(16)
+        with self._lock, library_errors(self.source):
+            renamed = tokenizers.Tokenizer(self._library.model)  # shared, not copied
+            renamed.normalizer, renamed.pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
+            control = {i: token for i, token in self._added.items() if token.special}
+            others = {i: token for i, token in self._added.items() if not token.special}
+            names = {i: f"{secret}{token.content}" for i, token in control.items()}
+            renamed.add_tokens(list(others.values()))
+            renamed.add_special_tokens(
+                [
+                    tokenizers.AddedToken(names[i], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
+                    for i, token in control.items()
+                ]
+            )
+            ids = {name: i for i, name in names.items()} | {token.content: i for i, token in others.items()}
+            own_ids = {i: ids[token.content] for i, token in renamed.get_added_tokens_decoder().items()}
+        return secret, renamed, own_ids
 
     @functools.cached_property
     def _span(self) -> TokenSpan | None:

@@ -74,13 +74,15 @@ class SentencepieceTokenizer(Tokenizer):
         if not parse_special:
             ids: list[int] = self._model.encode(text)
             return ids
-        pattern, control = self._control_tokens
-        ids = []
-        # The odd parts are control tokens. Each text between them is encoded by itself, with a space before it if
-        # the model adds one to a text: the models that use such files were trained like this.
-        for index, part in enumerate(pattern.split(text)):
+        return self._encode_parts(self._control_pattern.split(text))
+
+    def _encode_parts(self, parts: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        # Each text between control tokens is encoded by itself, with a space before it if the model adds one to a
+        # text: the models that use such files were trained like this.
+        for index, part in enumerate(parts):
             if index % 2:
-                ids.append(control[part])
+                ids.append(self.control_tokens[part])
             elif part:
                 ids += self._model.encode(part)
         return ids
@@ -91,11 +93,10 @@ class SentencepieceTokenizer(Tokenizer):
         return sentencepiece_span(self._model.serialized_model_proto(), self._pieces, num_bytes)
 
     @functools.cached_property
-    def _control_tokens(self) -> tuple[re.Pattern[str], dict[str, int]]:
-        """A pattern that finds control tokens in a text, longest first, and their ids."""
-        ids = {piece: i for i, piece in enumerate(self._pieces) if self.is_control(i)}
-        longest_first = sorted(ids, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})"), ids
+    def _control_pattern(self) -> re.Pattern[str]:
+        """Finds control tokens in a text, of several at one place the longest."""
+        longest_first = sorted(self.control_tokens, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, by sentencepiece itself; see `Tokenizer.decode`."""

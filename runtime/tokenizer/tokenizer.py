@@ -90,13 +90,7 @@ class Tokenizer(ABC):
         Raises:
             TokenizerError: `text` has half of a surrogate pair, which is not valid Unicode.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"character {error.start} of the text is the lone surrogate {text[error.start]!a}, "
-                "which no token stands for; decode the input as UTF-8 first"
-            ) from error
+        _check_unicode(text)
         ids = self._encode(text, parse_special)
         return [*self._before, *ids, *self._after] if add_special else ids
 
@@ -115,6 +109,20 @@ class Tokenizer(ABC):
             return ids, False
         return [*ids[: max(0, most - len(self._after))], *self._after][:most], True
 
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of a text whose control tokens are known: other names of control tokens in it are ordinary text.
+
+        If the text has no other names, these are the ids of `encode` with `parse_special`, without `add_special`.
+
+        Args:
+            parts: of the text; those at odd places are names of control tokens.
+
+        Raises:
+            TokenizerError: the text has half of a surrogate pair.
+        """
+        _check_unicode("".join(parts))
+        return self._encode_parts(parts)
+
     def least_tokens(self, text: str) -> int:
         """The least number of tokens that `text` can have, without encoding it; 0 if that is not known."""
         return self._span.least_tokens(text) if self._span else 0
@@ -127,6 +135,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         """Token ids of a text that is valid Unicode, without special tokens around them."""
+
+    @abstractmethod
+    def _encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """See `encode_parts`; the text is valid Unicode."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Control tokens have no text; bytes that are not UTF-8 become U+FFFD.
@@ -192,3 +204,13 @@ class Tokenizer(ABC):
                 f"{source or self.source}: token id {value} is outside the vocabulary of {self.vocab_size}"
             )
         return value
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"character {error.start} of the text is the lone surrogate {text[error.start]!a}, "
+            "which no token stands for; decode the input as UTF-8 first"
+        ) from error

@@ -16,6 +16,7 @@ from mlxr.server.chat.answer_grammar import AnswerGrammar
 from mlxr.server.chat.answer_parser import AnswerParser
 from mlxr.server.chat.answer_reader import AnswerReader
 from mlxr.server.chat.chat_job import ChatJob
+from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.family import Beginning
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.messages import checked_messages, plain_tools, with_text_arguments
@@ -50,6 +51,7 @@ class ChatFormat:
         """
         self._template, self._tokenizer, self._context = template, tokenizer, context
         self._family = family_of(template.text)
+        self._names = ControlNames(tokenizer.control_tokens, self._family.spoken)
         self._is_closed = False
         self._argument_form: _Arguments | None = None
         # A template's process serves one at a time: so does this thread.
@@ -140,14 +142,28 @@ class ChatFormat:
 
     def _prompt(self, job: ChatJob) -> list[int]:
         try:
-            job = self._checked(job)
-            text = self._rendered(job)
+            marked = self._rendered(self._marked(self._checked(job)))
         except RecursionError as error:
             raise RequestError("messages or tools are nested too deeply: write them flatter") from error
+        except (ChatTemplateError, RequestError) as error:
+            raise type(error)(self._names.unmarked(str(error))) from error
+        text = self._names.unmarked(marked)
         if self._context is not None:
             check_length(text, self._tokenizer, self._context)
-        # The template itself writes the BOS, and the names of control tokens in its text mean these tokens.
-        return self._tokenizer.encode(text, add_special=False, parse_special=True)
+        # The template itself writes the BOS, and the names of control tokens in its own text mean these tokens.
+        if text == marked:
+            return self._tokenizer.encode(text, add_special=False, parse_special=True)
+        return self._tokenizer.encode_parts(self._names.split(marked))
+
+    def _marked(self, job: ChatJob) -> ChatJob:
+        """The job with marks in names of control tokens."""
+        names = self._names
+        return replace(
+            job,
+            messages=tuple(names.marked_message(message) for message in job.messages),
+            tools=tuple(names.marked(job.tools)),
+            variables=names.marked(job.variables),
+        )
 
     def _checked(self, job: ChatJob) -> ChatJob:
         """The job with messages in one form.

@@ -33,6 +33,7 @@ class Family(ABC):
         takes_tools: whether its calls are understood.
         has_developer: whether templates know the role `developer`; else such messages get the role `system`.
         thinking: the markers around what the model writes for itself.
+        spoken: names of control tokens that mean these tokens also in the content of the assistant's messages.
         thinks: whether the template speaks of them.
     """
 
@@ -44,6 +45,11 @@ class Family(ABC):
         """A family's format for one template."""
         self._template_text = template_text
         self.thinks = any(marker in template_text for marker in self.thinking)
+
+    @property
+    def spoken(self) -> tuple[str, ...]:
+        """See the class: clients send thinking back that was not told apart."""
+        return self.thinking
 
     @staticmethod
     @abstractmethod

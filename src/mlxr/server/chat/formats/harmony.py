@@ -29,6 +29,11 @@ class Harmony(Family):
     has_developer: ClassVar[bool] = True
     thinking = (f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0])
 
+    @property
+    def spoken(self) -> tuple[str, ...]:
+        """See `Family`. The markers of its thinking also end messages."""
+        return ()
+
     @staticmethod
     def matches(template_text: str) -> bool:
         """Whether it has channels."""
