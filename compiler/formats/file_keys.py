@@ -32,6 +32,8 @@ GGUF_MAGIC = b"GGUF"
 
 ARCHITECTURE = "general.architecture"
 """The GGUF key of the architecture's name; that name is the first part of the keys of its properties."""
+FILE_TYPE = "general.file_type"
+"""The GGUF key of the mixture of formats that its weights have, as a number of llama.cpp's."""
 ALIGNMENT = "general.alignment"
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 """GGUF keys of a model in several files: this file's number (from 0), the number of files, and of tensors in all."""

@@ -25,7 +25,7 @@ class Gated:
     def __init__(self) -> None:
         self._source = tiny_source("gated", tiers=TierSizes(1 << 20))
         self.name, self.meter = self._source.name, self._source.meter
-        self.planned_memory = self._source.planned_memory
+        self.planned_memory, self.facts = self._source.planned_memory, self._source.facts
         self.gate = threading.Event()
 
     def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:

@@ -104,7 +104,13 @@ def test_empty_requests_load_and_unload(client: ollama.Client) -> None:
 
 
 def test_what_there_is_to_know(client: ollama.Client, server: RunningServer) -> None:
-    assert [entry.model for entry in client.list().models] == ["tiny", "plain", "tools"]
+    listed = client.list().models
+    assert [entry.model for entry in listed] == ["tiny", "plain", "tools"]
+    for entry in listed:
+        assert entry.size == TINY.stat().st_size and len(bytes.fromhex(entry.digest or "")) == 32
+        assert entry.details is not None and (entry.details.family, entry.details.format) == ("llama", "gguf")
+        assert (entry.details.quantization_level, entry.details.parameter_size) == ("Q8_0", "1.5M")
+    assert client.show("tiny").details == listed[0].details
     shown = client.show("tiny:latest")
     assert shown.modelinfo is not None and shown.modelinfo["llama.context_length"] == 512
     assert "<|im_start|>" in (shown.template or "") and shown.capabilities is not None

@@ -45,3 +45,6 @@ def test_what_is_registered_is_served(tmp_path: Path, monkeypatch: pytest.Monkey
         Registry().remove("mine")
         server.do(lambda: server.pool.unload("mine"))
         assert names() == ["other"] and ask().status_code == 404
+        copy.unlink()
+        (entry,) = server.http.get("/api/tags").json()["models"]
+        assert (entry["name"], entry["size"], entry["digest"]) == ("other", 0, ""), "a lost file hides no other model"

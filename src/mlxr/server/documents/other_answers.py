@@ -90,7 +90,7 @@ class OllamaEmbedding(Told):
 
 
 class OllamaDetails(Told):
-    """What a model is; empty before it is loaded."""
+    """What a model is; empty where its files cannot be read."""
 
     parent_model: str
     format: str

@@ -1,13 +1,16 @@
 """What there is to know of models and the server: /api/tags, /api/show, /api/ps, /api/version."""
 
+import asyncio
 import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.inspect.report import parameters
+from mlxr.model_facts import ModelFacts
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
@@ -47,14 +50,17 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags", tags=["Ollama"], response_model=None, responses=answers(OllamaModels))
 async def tags(request: Request) -> dict[str, Any]:
     """All models, loaded or not."""
-    return {"models": [_record(model) for model in ServerState.of(request).pool.models]}
+    models = ServerState.of(request).pool.models
+    return {"models": await asyncio.to_thread(lambda: [_record(model, _facts(model)) for model in models])}
 
 
 @router.get("/api/ps", tags=["Ollama"], response_model=None, responses=answers(LoadedOllamaModels))
 async def running(request: Request) -> dict[str, Any]:
     """The models that are loaded."""
     pool = ServerState.of(request).pool
-    return {"models": [_running(pool, model, model.loaded) for model in pool.forms if model.loaded is not None]}
+    loaded = [(model, model.loaded) for model in pool.forms if model.loaded is not None]
+    facts = await asyncio.to_thread(lambda: [_facts(model) for model, _ in loaded])
+    return {"models": [_running(pool, *each, told) for each, told in zip(loaded, facts, strict=True)]}
 
 
 @router.post("/api/show", tags=["Ollama"], response_model=None, responses=answers(OllamaShow))
@@ -67,11 +73,12 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
     async with pool.use(name) as loaded:
         artifact = loaded.engine.model.artifact
         family = artifact.spec.model.tensor_names
+        facts = await asyncio.to_thread(_facts, pool.find(name))
         return {
             "modelfile": f"FROM {name}\n",
             "parameters": "",
             "template": loaded.template,
-            "details": _details(loaded),
+            "details": _details(facts),
             "model_info": {
                 "general.architecture": family,
                 "general.parameter_count": parameters(artifact),
@@ -92,37 +99,48 @@ def _capabilities(loaded: LoadedModel) -> list[str]:
     return capabilities
 
 
-def _record(model: ServedModel) -> dict[str, Any]:
+def _facts(model: ServedModel) -> ModelFacts | None:
+    """What a model is; None if that cannot be found out. Slow the first time."""
+    try:
+        return model.source.facts()
+    except (MlxrError, OSError):
+        return None  # whoever uses the model is told why
+
+
+def _record(model: ServedModel, facts: ModelFacts | None) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": written(model.created),
-        "size": model.planned_bytes,
-        "digest": "" if model.loaded is None else model.loaded.engine.model.artifact.digest,
-        "details": _details(model.loaded),
+        "size": 0 if facts is None else facts.size_bytes,
+        "digest": "" if facts is None else facts.digest,
+        "details": _details(facts),
     }
 
 
-def _running(pool: ModelPool, model: ServedModel, loaded: LoadedModel) -> dict[str, Any]:
+def _running(pool: ModelPool, model: ServedModel, loaded: LoadedModel, facts: ModelFacts | None) -> dict[str, Any]:
     keep = pool.keep_alive if model.keep_alive is None else model.keep_alive
     idle = 0.0 if model.users else time.monotonic() - model.last_used
     on_card = loaded.engine.model.host.name in _HOSTS_WITH_CARDS
-    return _record(model) | {
+    return _record(model, facts) | {
         "model": model.base or model.name,
         "expires_at": NEVER if model.pinned or keep == FOREVER else written(time.time() + keep - idle),
+        "size": model.planned_bytes,
         "size_vram": model.planned_bytes if on_card else 0,
         "context_length": loaded.context,
     }
 
 
-def _details(loaded: LoadedModel | None) -> dict[str, Any]:
-    """What a model is, as far as it is known before it is loaded."""
-    details: dict[str, Any] = {"parent_model": "", "format": "mlxr", "family": "", "families": []}
-    details |= {"parameter_size": "", "quantization_level": ""}
-    if loaded is None:
-        return details
-    artifact = loaded.engine.model.artifact
-    count, family = parameters(artifact), artifact.spec.model.tensor_names
-    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
-    level = str(artifact.spec.weights.default).upper()
-    return details | {"family": family, "families": [family], "parameter_size": size, "quantization_level": level}
+def _details(facts: ModelFacts | None) -> dict[str, Any]:
+    if facts is None:
+        details: dict[str, Any] = {"parent_model": "", "format": "", "family": "", "families": []}
+        return details | {"parameter_size": "", "quantization_level": ""}
+    count = facts.num_parameters
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": facts.family,
+        "families": [facts.family],
+        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M",
+        "quantization_level": facts.quantization,
+    }

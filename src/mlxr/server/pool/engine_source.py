@@ -7,6 +7,7 @@ from pathlib import Path
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.engine import with_sequences
+from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.server.chat.chat_format import ChatFormat
@@ -60,6 +61,10 @@ class EngineSource:
             prompt_lookup=False,
             template=None,
         )
+
+    def facts(self) -> ModelFacts:
+        """See `ModelSource`."""
+        return model_facts(self.model, replace(self.changes, output=None))
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from mlxr.model_facts import ModelFacts
 from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.engine.engine import Engine
 from mlxr.server.chat.chat_format import ChatFormat
@@ -64,6 +65,13 @@ class ModelSource(Protocol):
 
     def for_embeddings(self) -> "ModelSource":
         """The same model in the form that gives embeddings, which takes memory of its own."""
+
+    def facts(self) -> ModelFacts:
+        """What it is, without loading it. Slow the first time: it reads files' headers.
+
+        Raises:
+            MlxrError: it cannot be found, or is not supported.
+        """
 
     def planned_memory(self) -> PlannedMemory:
         """What it takes when it is loaded. Slow: it may compile.

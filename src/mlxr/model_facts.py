@@ -1,0 +1,161 @@
+"""What is known of a model without loading or compiling it: its size, a digest of its files, and what it is."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from gguf import LlamaFileType
+
+from mlxr.compiler.artifact import file_keys, is_artifact, load_artifact
+from mlxr.compiler.build.build_graph import build_graph
+from mlxr.compiler.chips.catalog import GENERIC, find_chip
+from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.compiler.spec.change import NO_CHANGES, Changes
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.model_source import resolve_spec
+from mlxr.named_model import named_model
+from mlxr.registry.file_status import status_of
+from mlxr.registry.records import ModelRecord
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model is.
+
+    Attributes:
+        size_bytes: bytes of its files.
+        digest: SHA-256 in hexadecimal. Of a registered model's one file, or of the list of its files' hashes; of other
+            models, of samples of their files, so it is another one there.
+        format: of the weights: `gguf` or `safetensors`.
+        family: the name of its tensors' naming, such as `llama`.
+        num_parameters: elements of all weights.
+        quantization: the format of most weights, such as `Q4_K_M` or `BF16`.
+    """
+
+    size_bytes: int
+    digest: str
+    format: str
+    family: str
+    num_parameters: int
+    quantization: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Facts, and the state of the files that they were read from."""
+
+    facts: ModelFacts
+    version: object
+    stats: dict[Path, tuple[int, int]]
+
+
+_KNOWN: dict[tuple[str, Changes], _Known] = {}
+
+
+def model_facts(model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES) -> ModelFacts:
+    """The facts of MODEL. They are read once, as long as its files do not change.
+
+    Args:
+        model: what `mlxr.load` takes.
+        changes: changes to its spec.
+
+    Raises:
+        MlxrError: it cannot be found, or is not supported.
+    """
+    name = os.fspath(model)
+    registered = named_model(name)
+    version = None if registered is None else (registered.source, registered.spec_hash, registered.added)
+    known = _KNOWN.get((name, changes))
+    if known is None or known.version != version or known.stats != _stats(known.stats):
+        known = _KNOWN[name, changes] = _read(name, registered, version, changes)
+    return known.facts
+
+
+def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes) -> _Known:
+    spec, weights = _spec_and_weights(name, registered, changes)
+    if weights is None:
+        raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
+    file = open_weights(weights)
+    paths = sorted({tensor.file for tensor in file.tensors.values()})
+    if registered is not None and registered.files and status_of(registered.files).state == "ok":
+        paths = sorted(record.path for record in registered.files)
+        stats = _stats(paths)
+        hashes = {record.path: record.sha256 for record in registered.files}
+    else:
+        stats = _stats(paths)
+        hashes = {path: _sampled(path, size) for path, (size, _) in stats.items()}
+    facts = ModelFacts(
+        sum(size for size, _ in stats.values()),
+        _digest([(path.name, hashes[path]) for path in paths]),
+        file.format,
+        spec.model.tensor_names,
+        _num_parameters(spec),
+        _quantization(file, spec),
+    )
+    return _Known(facts, version, stats)
+
+
+def _spec_and_weights(name: str, registered: ModelRecord | None, changes: Changes) -> tuple[ModelSpec, Path | None]:
+    path = Path(name) if registered is None else registered.source
+    if not is_artifact(path):
+        return resolve_spec(name, changes)
+    return load_artifact(path).spec, None if registered is None else registered.options.weights
+
+
+def _stats(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Each file's size and time of change; (0, 0) of one that is not there."""
+    stats = {}
+    for path in paths:
+        try:
+            stat = path.stat()
+            stats[path] = stat.st_size, stat.st_mtime_ns
+        except OSError:
+            stats[path] = 0, 0
+    return stats
+
+
+def _sampled(path: Path, size: int) -> str:
+    """A hash of a file's size and of samples of it, from its first byte to its last. Reads 1 MiB at most."""
+    digest = hashlib.sha256(str(size).encode())
+    last = max(0, size - _SAMPLE_BYTES)
+    try:
+        with path.open("rb") as stream:
+            for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                stream.seek(offset)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _digest(hashes: list[tuple[str, str]]) -> str:
+    if len(hashes) == 1:
+        return hashes[0][1]
+    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in hashes).encode()).hexdigest()
+
+
+def _num_parameters(spec: ModelSpec) -> int:
+    cache = spec.cache.model_copy(update={"dtype": "f32"})  # which types a target takes for `auto` says nothing here
+    spec = spec.model_copy(update={"activation_dtype": "f32", "cache": cache})
+    table = GeometryTable(Geometry(), find_chip(GENERIC).geometry)
+    weights = [value for value in build_graph(spec, arena_geometry(spec, table)).values if value.role == "weight"]
+    return sum(prod(int(size) for size in weight.shape) for weight in weights)
+
+
+def _quantization(file: WeightFile, spec: ModelSpec) -> str:
+    """What a GGUF file says of its mixture of formats; else the format that most weights are held in."""
+    try:
+        name = LlamaFileType(file.metadata[file_keys.FILE_TYPE]).name
+    except (KeyError, ValueError):
+        return str(spec.weights.default).upper()
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

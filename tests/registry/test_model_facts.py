@@ -1,0 +1,48 @@
+"""What is told of models without loading them, against their files."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlxr.add_model import add_model
+from mlxr.compiler.errors import MlxrError
+from mlxr.inspect.report import parameters
+from mlxr.model_facts import model_facts
+from mlxr.model_source import resolve_artifact
+from mlxr_tests.storyteller import BF16, Q4_K_M, TINY
+
+
+@pytest.mark.parametrize(
+    ("file", "quantization"), [(TINY, "Q8_0"), (Q4_K_M, "Q4_K_M"), (BF16, "BF16")], ids=lambda value: str(value)[-12:]
+)
+def test_size_and_kind_are_those_of_the_files(file: Path, quantization: str) -> None:
+    model = file.parent if file == BF16 else file
+    facts = model_facts(model)
+    assert (facts.size_bytes, facts.quantization, facts.family) == (file.stat().st_size, quantization, "llama")
+    assert facts.format == ("safetensors" if file == BF16 else "gguf")
+    assert facts.num_parameters == parameters(resolve_artifact(str(model))[0])
+
+
+def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(TINY, copy)
+    add_model(copy, "mine")
+    assert model_facts("mine").digest == hashlib.sha256(TINY.read_bytes()).hexdigest()
+    sampled = model_facts(copy)
+    assert sampled == model_facts(TINY), "a copy elsewhere is the same model"
+    with copy.open("r+b") as stream:
+        stream.seek(-100, os.SEEK_END)
+        stream.write(bytes(100))
+    changed = model_facts("mine")
+    assert (
+        changed.digest == model_facts(copy).digest not in {sampled.digest, hashlib.sha256(copy.read_bytes()).digest()}
+    )
+    add_model(Q4_K_M, "mine", replaces=True)
+    assert model_facts("mine").size_bytes == Q4_K_M.stat().st_size
+    copy.unlink()
+    with pytest.raises(MlxrError):
+        model_facts(copy)
