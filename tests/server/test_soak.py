@@ -1,16 +1,18 @@
 """A server that many clients use at random, for a while: good ones, ones that leave, slow ones, and hostile ones.
 
-Every answer is what the model gives alone, and in the end everything has come back. `MLXR_SOAK_SECONDS=600` makes the
-long one longer.
+Every answer is what the model gives alone, and in the end everything has come back, although the disk is full from time
+to time. `MLXR_SOAK_SECONDS=600` makes the long one longer.
 """
 
 import dataclasses
+import errno
 import gc
 import json
 import os
 import random
 import resource
 import socket
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,10 @@ import httpx
 import pytest
 
 import mlxr
+from mlxr.cli import main
+from mlxr.registry import database
+from mlxr.registry.registry import Registry
+from mlxr.runtime.cache.tiers.block_folder import BlockFolder
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -195,14 +201,47 @@ def http_request(path: str, body: bytes, length: str = "") -> bytes:
     return "\r\n".join([*lines, length or f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
+class FullDisk:
+    """A disk that is full at the end of each second: then neither blocks nor the registry can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: Counter[str] = Counter()
+        write, connection = BlockFolder.write, database._connection
+
+        def write_block(*args: Any) -> None:
+            self.check("blocks")
+            write(*args)
+
+        def connect(uri: str) -> sqlite3.Connection:
+            try:
+                if uri.endswith("mode=rwc"):
+                    self.check("registry")
+            except OSError as error:
+                raise sqlite3.OperationalError("database or disk is full") from error
+            return connection(uri)
+
+        monkeypatch.setattr(BlockFolder, "write", write_block)
+        monkeypatch.setattr(database, "_connection", connect)
+
+    def check(self, what: str) -> None:
+        if time.monotonic() % 1.0 > 0.6:
+            self.counts[f"{what} refused"] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.counts[f"{what} written"] += 1
+
+
 @pytest.fixture
-def sources(tmp_path: Path) -> list[EngineSource]:
-    """Two models that differ in their templates: the answer says which one gave it."""
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[EngineSource]:
+    """Two registered models that differ in their templates: the answer says which one gave it."""
+    monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
+    tiers = mlxr.TierSizes(memory_bytes=1 << 16, disk_bytes=1 << 20, folder=tmp_path / "kv")
     made = []
     for name in NAMES:
         template = tmp_path / f"{name}.jinja"
         template.write_text(CHATML.replace("assistant\n", f"assistant {name}\n"))
-        made.append(tiny_source(name, template, max_waiting=8, changes=CHANGES))
+        assert main(["add", str(TINY), "--name", name]) == 0
+        source = tiny_source(name, template, max_waiting=8, changes=CHANGES, tiers=tiers)
+        made.append(dataclasses.replace(source, model=name))
     return made
 
 
@@ -237,9 +276,12 @@ def come_to_rest(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("seconds", [7.0, pytest.param(LONG_SECONDS, marks=pytest.mark.long, id="long")])
-def test_a_server_in_use(seconds: float, sources: list[EngineSource]) -> None:
+def test_a_server_in_use(
+    seconds: float, sources: list[EngineSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with mlxr.load(TINY, host="cpu", threads=1, changes=CHANGES) as model:
         alone = dict(answers_alone(model))
+    disk = FullDisk(monkeypatch)
     memory = sources[0].planned_memory().least * 11 // 10  # of one model, with an arena that is soon full
     settings = ServerSettings(most_body_bytes=1 << 16, alive_seconds=0.05, load_seconds=20)
     with running_server(lambda: ModelPool(sources, memory_bytes=memory, keep_alive=0.5), settings) as server:
@@ -254,13 +296,20 @@ def test_a_server_in_use(seconds: float, sources: list[EngineSource]) -> None:
             time.sleep(0.05)
         assert not more
         assert resident_bytes() - bytes_before < 48 << 20
-        preemptions = sum(source.meter.past["preemptions"] for source in sources)
+        preemptions, restored = (
+            sum(source.meter.past[name] for source in sources) for name in ("preemptions", "restored_tokens")
+        )
         loads = [model.source.meter.loads for model in server.pool.models]
-    told = f"{clients.counts}, {preemptions} preemptions, {loads} loads"
+    told = f"{clients.counts}, {preemptions} preemptions, {restored} tokens restored, {loads} loads, {disk.counts}"
     print(told)
     counts = clients.counts
     assert counts["answers of a"] > 3 and counts["answers of b"] > 3 and counts["left"] and counts["hostile"], told
-    assert min(loads) > 1 and preemptions, told
+    assert min(loads) > 1 and preemptions and restored, told
+    assert disk.counts["blocks written"] and disk.counts["blocks refused"], told
+    if seconds > 10:
+        assert disk.counts["registry written"] and disk.counts["registry refused"], told
+    assert all(path.suffix == ".kv" for path in (tmp_path / "kv").rglob("*") if path.is_file()), "unfinished files"
+    assert Registry().names() == NAMES
 
 
 def test_a_thousand_connections_that_ask_nothing() -> None:
