@@ -45,13 +45,26 @@ def load_chat_template(
     }
     if file is not None:
         return ChatTemplate(read_template_file(Path(file)), str(file), tokens)
+    return ChatTemplate(*find_chat_template(places), tokens)
+
+
+def find_chat_template(places: Sequence[Path | ReadTemplate]) -> tuple[str, str]:
+    """The text of a model's chat template, and the file that has it.
+
+    Args:
+        places: as for `load_chat_template`.
+
+    Raises:
+        ChatTemplateError: there is none.
+        TokenizerError: a file that should contain it cannot be read.
+    """
     for place in places:
         own = place if isinstance(place, ReadTemplate) else _read_gguf(place)
         if own is not None and own.text is not None:
-            return ChatTemplate(_checked(own), str(own.path), tokens)
+            return _checked(own), str(own.path)
         path = place.path if isinstance(place, ReadTemplate) else place
         if (beside := read_chat_template(path if path.is_dir() else path.parent)) is not None:
-            return ChatTemplate(*beside, tokens)
+            return beside
     last = places[-1]
     raise ChatTemplateError(
         f"{last.path if isinstance(last, ReadTemplate) else last}: the model comes without a chat template (none in a "

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gguf import LlamaFileType
 from mlxr.compiler.artifact import file_keys, is_artifact, load_artifact
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
-from mlxr.compiler.errors import WeightsError
+from mlxr.compiler.errors import MlxrError, WeightsError
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
@@ -21,7 +21,8 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.model_source import resolve_spec
 from mlxr.named_model import named_model
 from mlxr.registry.file_status import status_of
-from mlxr.registry.records import ModelRecord
+from mlxr.registry.records import NO_OPTIONS, ModelRecord
+from mlxr.runtime.tokenizer.find_chat_template import ReadTemplate, find_chat_template
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -40,6 +41,9 @@ class ModelFacts:
         family: the name of its tensors' naming, such as `llama`.
         num_parameters: elements of all weights.
         quantization: the format of most weights, such as `Q4_K_M` or `BF16`.
+        context: most tokens of a sequence.
+        num_layers, vocab_size: as they say.
+        template: the text of the chat template that it comes with; empty: none.
     """
 
     size_bytes: int
@@ -48,6 +52,10 @@ class ModelFacts:
     family: str
     num_parameters: int
     quantization: str
+    context: int
+    num_layers: int
+    vocab_size: int
+    template: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
     spec, weights = _spec_and_weights(name, registered, changes)
     if weights is None:
         raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
-    file = open_weights(weights)
+    file, folder = open_weights(weights), weights if weights.is_dir() else weights.parent
     paths = sorted({tensor.file for tensor in file.tensors.values()})
     if registered is not None and registered.files and status_of(registered.files).state == "ok":
         paths = sorted(record.path for record in registered.files)
@@ -101,8 +109,12 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
         spec.model.tensor_names,
         _num_parameters(spec),
         _quantization(file, spec),
+        spec.model.context,
+        spec.model.num_layers,
+        spec.model.vocab_size,
+        _template(file, weights, registered),
     )
-    return _Known(facts, version, stats)
+    return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
 
 
 def _spec_and_weights(name: str, registered: ModelRecord | None, changes: Changes) -> tuple[ModelSpec, Path | None]:
@@ -159,3 +171,14 @@ def _quantization(file: WeightFile, spec: ModelSpec) -> str:
     except (KeyError, ValueError):
         return str(spec.weights.default).upper()
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _template(file: WeightFile, weights: Path, registered: ModelRecord | None) -> str:
+    options = NO_OPTIONS if registered is None else registered.options
+    if options.template is not None:
+        return options.template
+    said = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE)) if file.format == "gguf" else weights
+    try:
+        return find_chat_template([said] if options.tokenizer is None else [options.tokenizer, said])[0]
+    except MlxrError:
+        return ""

@@ -12,6 +12,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.inspect.report import parameters
 from mlxr.model_facts import model_facts
 from mlxr.model_source import resolve_artifact
+from mlxr.registry.records import LoadOptions
 from mlxr_tests.storyteller import BF16, Q4_K_M, TINY
 
 
@@ -41,8 +42,11 @@ def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, mon
     assert (
         changed.digest == model_facts(copy).digest not in {sampled.digest, hashlib.sha256(copy.read_bytes()).digest()}
     )
-    add_model(Q4_K_M, "mine", replaces=True)
+    add_model(Q4_K_M, "mine", replaces=True, options=LoadOptions(template="{{ registered }}"))
     assert model_facts("mine").size_bytes == Q4_K_M.stat().st_size
+    assert (model_facts("mine").template, model_facts(copy).template) == ("{{ registered }}", "")
+    (tmp_path / "chat_template.jinja").write_text("{{ beside }}")
+    assert model_facts(copy).template == "{{ beside }}"
     copy.unlink()
     with pytest.raises(MlxrError):
         model_facts(copy)

@@ -111,6 +111,10 @@ def test_what_there_is_to_know(client: ollama.Client, server: RunningServer) -> 
         assert entry.details is not None and (entry.details.family, entry.details.format) == ("llama", "gguf")
         assert (entry.details.quantization_level, entry.details.parameter_size) == ("Q8_0", "1.5M")
     assert client.show("tiny").details == listed[0].details
+    assert server.do(lambda: server.pool.unload("tools"))
+    assert (client.show("tools").capabilities or [])[1:] == ["tools", "thinking"]
+    assert "tools" not in {entry.model for entry in client.ps().models}, "nothing was loaded"
+    assert client.show("plain").capabilities == ["completion"] and client.show("plain").template == ""
     shown = client.show("tiny:latest")
     assert shown.modelinfo is not None and shown.modelinfo["llama.context_length"] == 512
     assert "<|im_start|>" in (shown.template or "") and shown.capabilities is not None

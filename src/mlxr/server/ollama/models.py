@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
-from mlxr.inspect.report import parameters
 from mlxr.model_facts import ModelFacts
+from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
@@ -65,38 +65,34 @@ async def running(request: Request) -> dict[str, Any]:
 
 @router.post("/api/show", tags=["Ollama"], response_model=None, responses=answers(OllamaShow))
 async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
-    """One model. It is loaded if it is not: what it can do is known only then."""
+    """One model. It is not loaded."""
     pool = ServerState.of(request).pool
     if (asked := body.model or body.name) is None:
         raise bad_field("model", "model is missing: it is required")
-    name = own_name(pool, asked)
-    async with pool.use(name) as loaded:
-        artifact = loaded.engine.model.artifact
-        family = artifact.spec.model.tensor_names
-        facts = await asyncio.to_thread(_facts, pool.find(name))
-        return {
-            "modelfile": f"FROM {name}\n",
-            "parameters": "",
-            "template": loaded.template,
-            "details": _details(facts),
-            "model_info": {
-                "general.architecture": family,
-                "general.parameter_count": parameters(artifact),
-                f"{family}.context_length": loaded.context,
-                f"{family}.block_count": artifact.plan.num_layers,
-                f"{family}.vocab_size": artifact.plan.vocab_size,
-            },
-            "capabilities": _capabilities(loaded),
-            "modified_at": written(pool.find(name).created),
-        }
+    model = pool.find(own_name(pool, asked))
+    facts = await asyncio.to_thread(model.source.facts)
+    return {
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "",
+        "template": facts.template,
+        "details": _details(facts),
+        "model_info": {
+            "general.architecture": facts.family,
+            "general.parameter_count": facts.num_parameters,
+            f"{facts.family}.context_length": facts.context,
+            f"{facts.family}.block_count": facts.num_layers,
+            f"{facts.family}.vocab_size": facts.vocab_size,
+        },
+        "capabilities": _capabilities(facts),
+        "modified_at": written(model.created),
+    }
 
 
-def _capabilities(loaded: LoadedModel) -> list[str]:
-    capabilities = ["completion"]
-    if loaded.chat_format is not None:
-        capabilities += ["tools"] if loaded.chat_format.takes_tools else []
-        capabilities += ["thinking"] if loaded.chat_format.thinks else []
-    return capabilities
+def _capabilities(facts: ModelFacts) -> list[str]:
+    if not facts.template:
+        return ["completion"]
+    family = family_of(facts.template)
+    return ["completion", *(["tools"] if family.takes_tools else []), *(["thinking"] if family.thinks else [])]
 
 
 def _facts(model: ServedModel) -> ModelFacts | None:

@@ -10,6 +10,7 @@ from mlxr.engine import with_sequences
 from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
+from mlxr.runtime.tokenizer.hub_files import read_template_file
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.served_engine import ServedEngine
@@ -64,7 +65,8 @@ class EngineSource:
 
     def facts(self) -> ModelFacts:
         """See `ModelSource`."""
-        return model_facts(self.model, replace(self.changes, output=None))
+        facts = model_facts(self.model, replace(self.changes, output=None))
+        return facts if self.template is None else replace(facts, template=read_template_file(self.template))
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""
