@@ -13,6 +13,7 @@ from mlxr.runtime.tokenizer import template_worker
 
 MOST_BYTES = 512 << 20
 MOST_CHARACTERS = 4 << 20
+"""That a template may write besides what it was given, which it may write twice."""
 CPU_SECONDS = 2
 WALL_SECONDS = 20.0
 
@@ -60,7 +61,8 @@ class ChatTemplate:
         known |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         self.start()
         assert self._process is not None, "started above"
-        question = {"template": self.text, "variables": known, "most_characters": MOST_CHARACTERS}
+        most = MOST_CHARACTERS + 2 * _characters([list(messages), variables])
+        question = {"template": self.text, "variables": known, "most_characters": most}
         try:
             answer = self._process.ask(question, WALL_SECONDS)
         except BaseException as error:
@@ -87,3 +89,12 @@ class ChatTemplate:
     def __exit__(self, *exception: object) -> None:
         """Closes it."""
         self.close()
+
+
+def _characters(value: Any) -> int:
+    """The length of all texts in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0

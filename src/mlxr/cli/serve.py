@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         args.allow_open,
         tuple(args.allow_origin),
         tuple(args.allow_host),
+        most_body_bytes=args.max_body,
         most_connections=args.max_connections,
         header_seconds=args.header_time,
         grace_seconds=args.grace,

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from mlxr.cli.tier_options import size_argument
+
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -20,6 +22,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     life.add_argument(
         "--max-connections", type=positive, default=4096, metavar="N", help="connections at a time (default: 4096)"
+    )
+    life.add_argument(
+        "--max-body",
+        type=size_argument,
+        default=8 << 20,
+        metavar="SIZE",
+        help="most bytes of a request's body, such as 64MiB for very long prompts (default: 8MiB)",
     )
     life.add_argument(
         "--header-time",

@@ -156,5 +156,8 @@ class _LimitedBody:
 
 def _too_large(most_bytes: int) -> ApiError:
     return ApiError(
-        413, f"the body has more than {most_bytes} bytes, the most that this server takes", code="too_large"
+        413,
+        f"the body has more than {most_bytes} bytes, the most that this server takes: send less, or start the server "
+        "with a larger --max-body",
+        code="too_large",
     )

@@ -113,7 +113,7 @@ def test_faults_name_the_template_and_the_line(text, message):
             "{% set ns = namespace(x=[0]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
             "too much memory",
         ),
-        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "its text is longer than 4194304 characters"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "its text is longer than 4194... characters"),
         ("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "nested too deeply"),
         ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "nested too deeply"),
         ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, "nested too deeply"),
@@ -129,6 +129,11 @@ def test_hostile_templates_end(monkeypatch, text, message):
     with pytest.raises(ChatTemplateError, match=f"chat template of here.gguf.*({message})"):
         rendered(text)
     assert time.monotonic() - start < 20
+
+
+def test_long_conversations_are_no_hostile_templates():
+    content = 'é"' * (chat_template.MOST_CHARACTERS * 3 // 4)
+    assert rendered("{{ messages[0].content }}", [{"role": "user", "content": content}]) == content
 
 
 def test_a_stopped_template_works_again(monkeypatch):

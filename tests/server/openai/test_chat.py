@@ -114,9 +114,15 @@ def test_what_cannot_be_served_is_refused_by_its_name(
 def test_errors_have_the_classes_that_clients_know(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
         client.chat.completions.create(model="gpt-4", messages=HELLO)
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 3000}])
-    assert raised.value.code == "context_length_exceeded"
+    for count in (3000, 1_200_000):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * count}])
+        assert raised.value.code == "context_length_exceeded"
+    with pytest.raises(
+        openai.APIStatusError, match=r"the body has more than 8388608 bytes.*larger --max-body"
+    ) as larger:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "word " * 2_000_000}])
+    assert larger.value.status_code == 413
     with pytest.raises(openai.BadRequestError, match="this model cannot chat"):
         client.chat.completions.create(model="plain", messages=HELLO)
 
