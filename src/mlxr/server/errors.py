@@ -1,5 +1,6 @@
 """Errors of requests: each has an HTTP status, and each API shows it in its own form."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,10 @@ from mlxr.compiler.errors import (
     RequestError,
     TokenizerError,
 )
+
+_PATH = r"""~?/(?:[^\s/'"`:,;|<>()\[\]{}]+/)+"""
+_FOLDERS = re.compile(rf"(?<![\w.:/-]){_PATH}")
+_BARE_FOLDERS = re.compile(rf"(?<!\S){_PATH}")
 
 
 @dataclass
@@ -43,20 +48,29 @@ def bad_field(name: str, message: str) -> ApiError:
     return ApiError(400, message, param=name, code="invalid_value")
 
 
+def without_folders(error: object) -> str:
+    """The text of an error for clients: of a file's path, only its name. The log has the whole one.
+
+    What a request sent is quoted in its errors, and stays as it is.
+    """
+    return (_BARE_FOLDERS if isinstance(error, RequestError) else _FOLDERS).sub("", str(error))
+
+
 def api_error(error: BaseException) -> ApiError:
     """What a client is told of an exception. What is not the client's fault is told without details."""
     if isinstance(error, ApiError):
         return error
+    text = without_folders(error)
     if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+        return ApiError(400, text, code="context_length_exceeded", param="messages")
     if isinstance(error, QueueFullError):
-        return ApiError(429, str(error), "rate_limit_error", "queue_full", headers={"Retry-After": "1"})
+        return ApiError(429, text, "rate_limit_error", "queue_full", headers={"Retry-After": "1"})
     if isinstance(error, RequestError | ChatTemplateError | TokenizerError):
-        return ApiError(400, str(error), code="invalid_value")
+        return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
-        return ApiError(503, str(error), "server_error", "engine_unavailable", headers={"Retry-After": "1"})
+        return ApiError(503, text, "server_error", "engine_unavailable", headers={"Retry-After": "1"})
     if isinstance(error, MlxrError):
-        return ApiError(500, str(error), "server_error", "model_failed")
+        return ApiError(500, text, "server_error", "model_failed")
     return ApiError(500, "the server failed on this request; its log says why", "server_error", "internal_error")
 
 

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from mlxr.compiler.version import VERSION
 from mlxr.server.documents.other_answers import Health
+from mlxr.server.errors import without_folders
 from mlxr.server.state import ServerState
 
 router = APIRouter()
@@ -26,7 +27,7 @@ async def ready(request: Request) -> Response:
     if state.pool.is_closing:
         return JSONResponse({"status": "ending"}, 503)
     failed = [
-        f"{model.name}: {reason}"
+        f"{model.name}: {without_folders(reason)}"
         for model in state.pool.forms
         if model.loaded is not None and (reason := model.loaded.engine.health()) is not None
     ]

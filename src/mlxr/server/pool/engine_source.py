@@ -1,5 +1,6 @@
 """A served model that `mlxr.Engine` loads."""
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.tokenizer.hub_files import read_template_file
 from mlxr.server.chat.chat_format import ChatFormat
+from mlxr.server.errors import without_folders
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.served_engine import ServedEngine
 from mlxr.server.pool.served_model import LoadedModel, Progress
 
+_LOG = logging.getLogger("mlxr.server")
 _PROMPTS_AT_ONCE = 64
 """Prompts that a step reads for embeddings, if they are short."""
 
@@ -108,7 +111,9 @@ class EngineSource:
         except MlxrError as error:
             if self.template is not None:
                 raise
-            return LoadedModel(engine, None, str(error))
+            _LOG.info("%s cannot chat: %s", self.name, error)
+            return LoadedModel(engine, None, without_folders(error))
+        template.source = self.name  # its errors reach clients, which know the model by this name
         template.start()
         tokenizer = engine.model.require_tokenizer()
         chat_format = ChatFormat(template, tokenizer, engine.model.artifact.plan.arena.context)

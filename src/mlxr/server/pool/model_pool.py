@@ -14,7 +14,7 @@ from mlxr.compiler.artifact import size
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.planned_memory import PlannedMemory
 from mlxr.runtime.memory.free_memory import MachineMemory
-from mlxr.server.errors import ApiError
+from mlxr.server.errors import ApiError, without_folders
 from mlxr.server.pool.served_model import Catalog, LoadedModel, ModelSource, ServedModel
 from mlxr.server.request_record import RECORD
 
@@ -233,7 +233,7 @@ class ModelPool:
                 ) from None
             except MlxrError as error:
                 raise ApiError(
-                    500, f"{model.name} cannot be loaded: {error}", "server_error", "model_failed"
+                    500, f"{model.name} cannot be loaded: {without_folders(error)}", "server_error", "model_failed"
                 ) from error
 
     async def _load(self, model: ServedModel) -> None:
@@ -295,7 +295,7 @@ class ModelPool:
         """Drops a model whose engine has ended, so that it is loaded again."""
         async with self._changing:
             if model.loaded is dead:
-                model.progress = reason
+                model.progress = without_folders(reason)
                 await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:

@@ -1,0 +1,52 @@
+"""What clients are told of errors: models by their names, and nothing of the server's folders, which its log has."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxr.compiler.errors import HostError, RequestError
+from mlxr.server.errors import api_error
+from mlxr.server.pool.engine_source import EngineSource
+from mlxr.server.pool.model_pool import ModelPool
+from mlxr_tests.running_server import running_server, tiny_source
+from mlxr_tests.storyteller import TINY
+
+
+def test_paths_are_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('no') }}")
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
+    sources = [
+        EngineSource("absent", str(tmp_path / "absent.gguf")),
+        EngineSource("damaged", str(tmp_path / "damaged.gguf")),
+        tiny_source("plain"),
+        tiny_source("strict", template=tmp_path / "strict.jinja"),
+    ]
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    caplog.set_level(logging.INFO, "mlxr.server")
+    with running_server(lambda: ModelPool(sources)) as server:
+        for path, body, message in (
+            ("/v1/chat/completions", {"model": "absent"} | chat, "absent cannot be loaded: "),
+            ("/v1/messages", {"model": "damaged", "max_tokens": 1} | chat, "damaged cannot be loaded: damaged.gguf: "),
+            ("/api/chat", {"model": "plain"} | chat, "the model comes without a chat template"),
+            ("/v1/chat/completions", {"model": "strict"} | chat, "chat template of strict, line 1: it refuses this"),
+            ("/detokenize", {"model": "plain", "tokens": [1 << 40]}, "is outside the vocabulary of 640"),
+        ):
+            text = server.http.post(path, json=body).text
+            assert message in text and str(tmp_path) not in text and str(TINY.parent) not in text, text
+    for file in (tmp_path / "damaged.gguf", TINY.parent):
+        assert str(file) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (HostError("[Errno 2] no file: '/root/.cache/mlxr/ab/host.so'"), "[Errno 2] no file: 'host.so'"),
+        (HostError("~/.cache/mlxr/x.c: see https://a.example/b/c or org/repo, 1/2"), None),
+        (RequestError("text needs a tokenizer: /models/a/b.gguf: none"), "text needs a tokenizer: b.gguf: none"),
+        (RequestError("the pattern '/api/v1/.*' is not known"), "the pattern '/api/v1/.*' is not known"),
+    ],
+)
+def test_names_of_files_without_their_folders(error: Exception, told: str | None) -> None:
+    assert api_error(error).message == (told or str(error).removeprefix("~/.cache/mlxr/"))
