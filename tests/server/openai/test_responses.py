@@ -40,6 +40,13 @@ def test_an_answer_is_what_the_library_gives(client: openai.OpenAI) -> None:
     assert again.output_text == expected.text
 
 
+def test_guidellm_asks_for_answers_of_a_length(client: openai.OpenAI) -> None:
+    more = {"ignore_eos": True, "stop": None}
+    told = client.responses.create(**ASK, extra_body=more)
+    assert told.usage is not None and told.usage.output_tokens == 12
+    assert job_of(ResponsesRequest(**ASK, **more)).sampling.ignore_eos
+
+
 def test_streams_are_the_same_answer_in_events(client: openai.OpenAI) -> None:
     body: dict[str, Any] = ASK | {"extra_body": {"seed": 3}}
     whole = client.responses.create(**body)

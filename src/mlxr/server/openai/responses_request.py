@@ -94,6 +94,7 @@ class ResponsesRequest(ApiModel):
         "conversation": "this server keeps no conversations, send the whole one as input",
         "prompt": "this server keeps no prompts, send the text as instructions and input",
         "top_logprobs": "ask /v1/chat/completions for log probabilities",
+        "stop": "ask /v1/chat/completions for stop texts",
         "context_management": "make the conversation shorter before you send it",
         "moderation": "there is no moderation",
         "background_options": "ask for a stream",
@@ -119,8 +120,9 @@ class ResponsesRequest(ApiModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """Not of OpenAI's API, as is `seed`."""
+    """Not of OpenAI's API, as are `seed` and `ignore_eos`."""
     seed: int | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: Literal[False] | None = None
@@ -174,6 +176,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         "top_p": request.top_p,
         "top_k": request.top_k,
         "seed": None if request.seed is None else request.seed % 2**64,
+        "ignore_eos": request.ignore_eos,
         "json_schema": _schema(request.text.format if request.text is not None else None),
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
