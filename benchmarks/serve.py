@@ -1,6 +1,6 @@
 """`mlxr serve` over the engine alone, and beside other servers: over HTTP, as its users ask it.
 
-    python benchmarks/serve.py [--llama-cpp DIR] [--models storyteller,100m] [--only over_engine,servers]
+    python benchmarks/serve.py [--llama-cpp DIR] [--models storyteller,100m] [--only over_engine,servers,mlx_lm]
 
 Each server is started by its own command, in a process of its own, and asked by a client that takes next to no time;
 they take turns, and the figures are medians. The peers are llama.cpp's `llama-server` (DIR is the folder of a build's
@@ -14,7 +14,11 @@ import sys
 
 from serving import command, over_engine, servers
 
-_PARTS: command.Parts = {"over_engine": over_engine.measure, "servers": servers.measure}
+_PARTS: command.Parts = {
+    "over_engine": over_engine.measure,
+    "servers": servers.measure,
+    "mlx_lm": servers.beside_mlx_lm,
+}
 
 
 def main() -> int:

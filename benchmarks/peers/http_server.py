@@ -13,8 +13,11 @@ from typing import Any
 from serving.arrivals import Answer, Arrival
 
 import mlxr
+from mlxr.runtime.cache_folder import cache_folder
 from peers.http_client import answer_all
+from peers.prompt_texts import PromptTexts
 from peers.server import Server
+from peers.storyteller_folder import storyteller_folder
 from peers.worker import serve
 
 _START_SECONDS = 300.0
@@ -26,11 +29,11 @@ class HttpServer(Server):
     _process: subprocess.Popen[bytes] | None = None
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Starts the server. `programs` is the folder of llama.cpp's; `texts` are asked in place of token ids."""
+        """Starts the server. `programs` is the folder of llama.cpp's; stretches of the file `text` are the prompts."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        self._texts: list[str] | None = options.get("texts")
+        self._texts = PromptTexts(Path(options["source"]), Path(options["text"])) if options.get("text") else None
         self._model, self._more = "model", {"ignore_eos": True}
         self._idle: list[socket.socket] = []
         program = options["program"]
@@ -59,8 +62,9 @@ class HttpServer(Server):
     def _mlx_lm(self, options: dict[str, Any]) -> tuple[list[str], str]:
         from importlib.metadata import version
 
-        self._model, self._more = options["folder"], {}
-        command = [sys.executable, "-m", "mlx_lm", "server", "--model", options["folder"], "--port", str(self._port)]
+        place = cache_folder("peer-models") / "storyteller"
+        self._model, self._more = str(storyteller_folder(Path(options["source"]), Path(options["folder"]), place)), {}
+        command = [sys.executable, "-m", "mlx_lm", "server", "--model", self._model, "--port", str(self._port)]
         return command, f"mlx-lm {version('mlx-lm')}"
 
     def _wait(self) -> None:
@@ -84,7 +88,7 @@ class HttpServer(Server):
         """See Server: all in one loop."""
         texts = None
         if self._texts is not None:
-            texts = [self._texts[sum(arrival.prompt) % len(self._texts)] for arrival in arrivals]
+            texts = [self._texts.of(arrival.prompt) for arrival in arrivals]
         return asyncio.run(answer_all(self._port, arrivals, self._model, self._more, texts))
 
     def reply(self, what: str, details: dict[str, Any]) -> dict[str, Any]:
