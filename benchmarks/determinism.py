@@ -1,6 +1,7 @@
-"""What determinism costs on host cpu: a model fast, fast and deterministic, and exact, in one run.
+"""What determinism costs: a model fast, fast and deterministic, and on host cpu exact, in one run.
 
     python benchmarks/determinism.py [--models storyteller,100m] [--formats bf16,q8_0,q4_k_m] [--rounds 5] [--cpu-time]
+    python benchmarks/determinism.py --host cuda --models tinyllama --formats bf16,affine4
 
 `compute: exact` is always deterministic on target cpu; `deterministic: true` makes `fast` so. Each model is loaded
 three times, and the three take turns at each task: prompts, decoding after a short and a long text, and decoding
@@ -28,11 +29,9 @@ from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache_folder import cache_folder
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 
-_WAYS: dict[str, dict[str, Any]] = {
-    "fast": {"compute": "fast"},
-    "deterministic": {"compute": "fast", "deterministic": True},
-    "exact": {"compute": "exact"},
-}
+_WAYS: dict[str, dict[str, Any]] = {"fast": {}, "deterministic": {"deterministic": True}}
+_CPU_WAYS = _WAYS | {"exact": {"compute": "exact"}}
+"""`compute` is `fast` where nothing is said."""
 _SEQUENCES = 16
 _STEPS = 16
 _LONG = {"storyteller": 900}
@@ -85,10 +84,11 @@ class _Steps:
 
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints, writes."""
-    parser = argparse.ArgumentParser(description="Measure what determinism costs on host cpu.")
+    parser = argparse.ArgumentParser(description="Measure what determinism costs.")
     parser.add_argument("--models", default="storyteller,100m", help=f"of storyteller, {', '.join(SHAPES)}")
     parser.add_argument("--formats", default="bf16,q8_0,q4_k_m", help="of the random models")
     parser.add_argument("--rounds", type=int, default=5, help="of which figures are the medians (5)")
+    parser.add_argument("--host", default="cpu", help="cpu, cuda or metal (cpu)")
     parser.add_argument("--cpu-time", action="store_true", help="one thread, and its CPU time")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/determinism.json", metavar="FILE")
     args = parser.parse_args(argv)
@@ -97,16 +97,20 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no model or format {', '.join(sorted(unknown))}")
     rows = []
     print(f"load average {os.getloadavg()[0]:.1f}; {'CPU time of one thread' if args.cpu_time else 'all threads'}")
-    print(f"{'':40}" + "".join(f"{way:>22}" for way in _WAYS))
+    print(f"{'':40}" + "".join(f"{way:>22}" for way in _ways(args.host)))
     for model in models:
         for format_name in ["q8_0"] if model == "storyteller" else formats:
-            for row in _measure(model, format_name, args.rounds, args.cpu_time):
+            for row in _measure(model, format_name, args.rounds, args.cpu_time, args.host):
                 rows.append(row)
                 args.output.write_text(json.dumps({"cpu_time": args.cpu_time, "rows": rows}, indent=1) + "\n")
     return 0
 
 
-def _measure(model: str, format_name: str, rounds: int, cpu_time: bool) -> Iterator[dict[str, object]]:
+def _ways(host: str) -> dict[str, dict[str, Any]]:
+    return _CPU_WAYS if host == "cpu" else _WAYS
+
+
+def _measure(model: str, format_name: str, rounds: int, cpu_time: bool, host: str) -> Iterator[dict[str, object]]:
     """The rows of one model: seconds for each task, by way."""
     name = model
     if model != "storyteller":
@@ -116,9 +120,9 @@ def _measure(model: str, format_name: str, rounds: int, cpu_time: bool) -> Itera
     sizes = {"sequences": _SEQUENCES, "context": long + 2 * _STEPS}
     with ExitStack() as stack:
         steps = {}
-        for way, options in _WAYS.items():
+        for way, options in _ways(host).items():
             changes = mlxr.Changes(**sizes, **options)
-            loaded = stack.enter_context(mlxr.load(name, host="cpu", threads=threads, changes=changes))
+            loaded = stack.enter_context(mlxr.load(name, host=host, threads=threads, changes=changes))
             steps[way] = _Steps(loaded, clock)
         for task, run in _tasks(long).items():
             for of_way in steps.values():

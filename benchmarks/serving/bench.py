@@ -32,6 +32,7 @@ class Bench:
         log: an open file for what engines print.
         base: the folder with the files of the commit to compare with, if there is one.
         programs: the folder of llama.cpp's programs, if there is one.
+        gpu_vocab: token ids of a model that runs on a GPU, where mlx-lm is the peer; 0: it runs on the CPU.
     """
 
     files: Files
@@ -42,6 +43,7 @@ class Bench:
     log: TextIO
     base: Path | None
     programs: Path | None
+    gpu_vocab: int = 0
 
     @property
     def name(self) -> str:
@@ -77,7 +79,7 @@ class Bench:
     def vocab(self) -> int:
         """Token ids of the model."""
         shape = SHAPES.get(self.files.model)
-        return shape.vocab if shape else _STORYTELLER_VOCAB
+        return self.gpu_vocab or (shape.vocab if shape else _STORYTELLER_VOCAB)
 
     @property
     def context(self) -> int:

@@ -14,36 +14,40 @@ from serving.bench import OURS, Bench
 from serving.figures import Row
 
 _RATES = {"storyteller": 64.0, "100m": 16.0, "tinyllama": 2.0}
+_GPU_RATES = {"tinyllama": 256.0, "llama-3-8b": 64.0, "toy": 64.0}
 _LONGEST = {"storyteller": 700}
 """Prompts of the bundled model end before its context of 1024 does."""
 _LLAMA = {"llama.cpp": {}, "llama.cpp unified": {"unified": True}, "llama.cpp no-flash": {"flash": False}}
 
 
 def measure(bench: Bench, counts: tuple[int, ...] = (16, 64), variants: tuple[str, ...] = tuple(_LLAMA)) -> None:
-    """Asks MLXR and llama.cpp's server in turns; each gets a slot for every request.
+    """Asks MLXR and its peers in turns: llama.cpp's server, or mlx-lm. Each gets a slot for every request.
 
     Args:
         bench: the model and its engines.
         counts: numbers of requests.
         variants: which of llama.cpp's settings take part; the best one counts.
     """
+    rates = _GPU_RATES if bench.gpu_vocab else _RATES
     for count in counts:
-        traffic = Traffic(count, _RATES[bench.files.model], LengthRange(50, _LONGEST.get(bench.files.model, 1500)))
+        traffic = Traffic(count, rates[bench.files.model], LengthRange(50, _LONGEST.get(bench.files.model, 1500)))
         context = traffic.prompts.most + traffic.answers.most
         engines: dict[str, tuple[str, dict[str, Any]]] = {"mlxr": (OURS, {"batch": count, "context": context})}
         if bench.programs:
             for name in variants[:1] if bench.is_quick else variants:
                 options = _LLAMA[name] | {"batch": count, "context": context}
                 engines[name] = ("peers.serve_llama", options)
-        _ask_in_turns(bench, traffic, engines, variants)
+        if bench.gpu_vocab:
+            engines["mlx-lm"] = ("peers.serve_mlx_lm", {"batch": count})
+        _ask_in_turns(bench, traffic, engines, ("mlx-lm",) if bench.gpu_vocab else variants)
 
 
 def _ask_in_turns(
-    bench: Bench, traffic: Traffic, engines: dict[str, tuple[str, dict[str, Any]]], variants: tuple[str, ...]
+    bench: Bench, traffic: Traffic, engines: dict[str, tuple[str, dict[str, Any]]], peers: tuple[str, ...]
 ) -> None:
     name = f"{bench.name}, {traffic.count} requests at {traffic.rate:g}/s"
-    speed = Row(name, "tokens/s", "mlxr", variants, (">=", 1.3))
-    first = [Row(f"{name}: first token, p{percent}", "ms", "mlxr", variants) for percent in (50, 95)]
+    speed = Row(name, "tokens/s", "mlxr", peers, (">=", 1.5 if bench.gpu_vocab else 1.3))
+    first = [Row(f"{name}: first token, p{percent}", "ms", "mlxr", peers) for percent in (50, 95)]
     with bench.workers(engines) as workers:
         for number in range(bench.rounds + 1):
             bench.say(f"{traffic.count} requests, round {number}")
