@@ -11,7 +11,7 @@ import mlxr
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from peers.server import Server
 from peers.turn_times import TurnTimes
-from peers.worker import serve
+from peers.worker import serve, share_memory
 
 
 class MlxrEngine(Server):
@@ -24,6 +24,7 @@ class MlxrEngine(Server):
 
         `disk_folder` turns its tier on disk on, `profile` the clock that `profile` asks.
         """
+        share_memory(options.get("processes", 1))
         self._times = TurnTimes() if options.get("profile") else None
         more: dict[str, Any] = {"host": options["host"]} if options.get("host") else {}
         if options.get("context"):

@@ -38,7 +38,8 @@ def measure(bench: Bench, counts: tuple[int, ...] = (16, 64), variants: tuple[st
                 options = _LLAMA[name] | {"batch": count, "context": context}
                 engines[name] = ("peers.serve_llama", options)
         if bench.gpu_vocab:
-            engines["mlx-lm"] = ("peers.serve_mlx_lm", {"batch": count})
+            engines["mlxr"][1]["processes"] = 2
+            engines["mlx-lm"] = ("peers.serve_mlx_lm", {"batch": count, "processes": 2})
         _ask_in_turns(bench, traffic, engines, ("mlx-lm",) if bench.gpu_vocab else variants)
 
 

@@ -118,7 +118,8 @@ def test_forks_and_reused_blocks_give_the_tokens_of_a_fresh_run(
 
 
 def test_the_prefix_cache_gives_the_tokens_of_a_fresh_run(storyteller: Callable[[str, str], mlxr.Model]) -> None:
-    model, fresh_model = storyteller("cuda", "q8_0"), storyteller("cuda", "q8_0")
+    model = storyteller("cuda", "q8_0")
+    fresh_model = mlxr.load(model.artifact, Q8_0, host="cuda")
     ids = model.encode("Once upon a time there was a miller")
     for _ in range(4):
         (answer,) = model.start([ids], max_tokens=12, ignore_eos=True).finish()
