@@ -59,9 +59,9 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             special = body.add_special_tokens is not False
             named = tokenizer.encode(body.prompt[:_LONGEST_NAME], add_special=False, parse_special=True)
             if len(body.prompt) < _LONGEST_NAME and len(named) == 1 and tokenizer.is_control(named[0]):
-                ids = named  # clients ask so for the id of a control token; in a longer text its name is text
+                ids = named  # clients ask so for the id of a control token
             else:
-                ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special)
+                ids = await asyncio.to_thread(tokenizer.encode, body.prompt, add_special=special, parse_special=True)
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())

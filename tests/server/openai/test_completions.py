@@ -31,6 +31,18 @@ def test_texts_and_ids_get_what_the_library_gives(server: RunningServer) -> None
     assert told["usage"]["prompt_tokens"] == sum(map(len, ids)) and told["usage"]["completion_tokens"] == 24
 
 
+def test_names_of_control_tokens_in_a_prompt_are_these_tokens(server: RunningServer) -> None:
+    """Clients that write conversations themselves count on it. The prompt comes back as it was."""
+    with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as model:
+        first, second = (model.require_tokenizer().encode(text, add_special=False) for text in TEXTS[:2])
+        ids = [1, *first, 2, 1, *second]
+        expected = model.generate(ids, max_tokens=8).text
+    text = f"{TEXTS[0]}</s><s>{TEXTS[1]}"
+    told = ask(server, prompt=text, max_tokens=8, echo=True)
+    assert told["choices"][0]["text"] == text + expected and told["usage"]["prompt_tokens"] == len(ids)
+    assert server.http.post("/tokenize", json={"model": "tiny", "prompt": text}).json()["tokens"] == ids
+
+
 def test_log_probabilities_of_a_prompt(server: RunningServer) -> None:
     """What lm-eval asks for: echo without a new token. The reference is the softmax of the model's own logits."""
     with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as model:

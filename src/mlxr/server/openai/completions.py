@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from mlxr.runtime.engine.completion import Completion, Event, TokenLogprob, Usage
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.openai_answers import TextCompletion
 from mlxr.server.errors import bad_field, openai_body
@@ -169,7 +170,7 @@ def _ids(model: LoadedModel, job: _Job, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         tokenizer = model.engine.model.require_tokenizer()
         check_length(prompt, tokenizer, model.context)
-        ids = tokenizer.encode(prompt, add_special=job.adds_special)
+        ids = tokenizer.encode(prompt, add_special=job.adds_special, parse_special=True)
         if ids:
             return ids
         if tokenizer.bos_id is None:
@@ -209,13 +210,22 @@ def _choice(index: int, model: LoadedModel, job: _Encoded, text: _Text) -> dict[
     logprobs: list[TokenLogprob | None] = [*text.logprobs] if job.most else []
     before = ""
     if job.echo:
-        before = tokenizer.decode(prompt) if tokenizer else ""
+        before = _echoed(job, tokenizer, index)
         answer_ids = [*prompt, *answer_ids]
         logprobs = [None, *text.completion.prompt_logprobs, *logprobs]
     told = None
     if job.logprobs is not None:
         told = completion_logprobs(tokenizer, logprobs, answer_ids[: len(logprobs)], 0)
     return {"text": before + written, "index": index, "logprobs": told, "finish_reason": text.reason}
+
+
+def _echoed(job: _Encoded, tokenizer: Tokenizer | None, index: int) -> str:
+    """The prompt of an answer, as it was given if it was text: decoding leaves out control tokens."""
+    number = index // job.sampling.n
+    given = job.prompts[number]
+    if isinstance(given, str):
+        return given
+    return tokenizer.decode(job.ids[number]) if tokenizer else ""
 
 
 def _usage(job: _Job, texts: Sequence[_Text]) -> dict[str, Any]:
@@ -249,8 +259,7 @@ async def _stream(state: ServerState, body: CompletionRequest, asked: _Job) -> A
 
         if job.echo:
             for index in range(len(texts)):
-                prompt = job.ids[index // job.sampling.n]
-                yield chunk(index, tokenizer.decode(prompt) if tokenizer else "")
+                yield chunk(index, _echoed(job, tokenizer, index))
         events = await stack.enter_async_context(aclosing(merged(_events(model, job))))
         async for number, event in events:
             index = number * job.sampling.n + event.index
