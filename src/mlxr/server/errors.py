@@ -91,8 +91,10 @@ _ANTHROPIC = {
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Anthropic's form."""
-    return {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message}}
+    """Anthropic's form. Its clients know a prompt that is too long by the first words, and then make it shorter."""
+    start = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+    kind = _ANTHROPIC.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": f"{start}{error.message}"}}
 
 
 def ollama_body(error: ApiError) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def test_errors_have_the_classes_that_clients_know(client: anthropic.Anthropic) 
     with pytest.raises(anthropic.NotFoundError, match="there is no model 'opus'"):
         client.messages.create(**(ASK | {"model": "opus"}))
     with (
-        pytest.raises(anthropic.BadRequestError, match="prompt"),
+        pytest.raises(anthropic.BadRequestError, match="prompt is too long: the prompt has"),
         client.messages.stream(**(ASK | {"messages": [{"role": "user", "content": "word " * 3000}]})) as stream,
     ):
         stream.until_done()

@@ -87,7 +87,7 @@ def test_json_of_a_schema(client: openai.OpenAI) -> None:
     ("field", "value", "message"),
     [
         ("colour", "red", "colour is not a field that is supported: leave it out"),
-        ("functions", [], "functions is not supported: use tools"),
+        ("functions", [{"name": "f"}], "functions is not supported: use tools"),
         ("temperature", 300, "temperature is 300"),
         ("temperature", "1", "temperature: input should be a valid number"),
         ("top_logprobs", 3, "top_logprobs needs logprobs"),

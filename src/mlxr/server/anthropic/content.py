@@ -42,6 +42,7 @@ class ToolUseBlock(ApiModel):
     input: dict[str, Any]
     cache_control: WithoutEffect = None
     caller: WithoutEffect = None
+    toolset_name: WithoutEffect = None
 
 
 Texts = (
@@ -62,6 +63,7 @@ class ToolResultBlock(ApiModel):
     content: Annotated[Texts, TEXT_OR_LIST] | None = None
     is_error: bool | None = None
     cache_control: WithoutEffect = None
+    toolset_name: WithoutEffect = None
 
 
 Block = Annotated[

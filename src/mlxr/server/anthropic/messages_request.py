@@ -66,6 +66,7 @@ class ThinkingOn(ApiModel):
     type: Literal["enabled"]
     budget_tokens: WithoutEffect = None
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: WithoutEffect = None
 
 
 class ThinkingAdaptive(ApiModel):
@@ -73,6 +74,7 @@ class ThinkingAdaptive(ApiModel):
 
     type: Literal["adaptive"]
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: WithoutEffect = None
 
 
 class ThinkingOff(ApiModel):
@@ -114,6 +116,7 @@ class Conversation(ApiModel):
         "fallbacks": "ask for another model when this one fails",
         "thread": "send the whole conversation as messages",
         "compaction": "make the conversation shorter before you send it",
+        "output_config.task_budget": "use max_tokens",
         "tools[].defer_loading": "give only the tools that the model shall know",
         "tools[].input_examples": "put the examples into the description",
         "tools[].allowed_callers": "only the model itself calls tools here",

@@ -19,6 +19,7 @@ class Part(ApiModel):
     text: str | None = None
     refusal: str | None = None
     cache_control: WithoutEffect = None
+    prompt_cache_breakpoint: WithoutEffect = None
 
 
 _TextPart = Annotated[
@@ -97,6 +98,7 @@ class ChatRequest(SamplingFields):
         "prediction": "start the server with --prompt-lookup",
         "web_search_options": "there is no search",
         "best_of": "ask for n answers",
+        "moderation": "there is no moderation",
     }
 
     messages: list[Message] = Field(min_length=1)
@@ -107,9 +109,10 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
+    prompt_cache_options: WithoutEffect = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

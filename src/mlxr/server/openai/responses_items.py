@@ -67,6 +67,9 @@ class CallItem(ApiModel):
     arguments: str
     id: WithoutEffect = None
     status: WithoutEffect = None
+    caller: WithoutEffect = None
+    namespace: WithoutEffect = None
+    async_: WithoutEffect = Field(None, alias="async")
 
 
 class OutputItem(ApiModel):
@@ -77,6 +80,10 @@ class OutputItem(ApiModel):
     output: Text
     id: WithoutEffect = None
     status: WithoutEffect = None
+    name: str | None = None
+    """Of the function; its call says it, too."""
+    caller: WithoutEffect = None
+    namespace: WithoutEffect = None
 
 
 class Thought(ApiModel):

@@ -73,7 +73,7 @@ class TextConfig(ApiModel):
 class ReasoningConfig(ApiModel):
     """How much the model thinks, if its chat template knows of that."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: WithoutEffect = None
     generate_summary: WithoutEffect = None
     context: WithoutEffect = None
