@@ -33,7 +33,7 @@ def shaped(case: Case) -> Case:
     if "model" in body and len(str(body["model"])) % 4:
         body["model"] = "tiny"
     body.pop("keep_alive", None)  # a model that is loaded anew each time takes long
-    if case.path.startswith("/api/"):
+    if case.path.startswith("/api/") and case.path != "/api/show":
         body["options"] = (body.get("options") or {}) | {"num_predict": 2}
     for name in LENGTHS:
         if isinstance(length := body.get(name), int) and length > 4:

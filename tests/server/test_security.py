@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from mlxr.compiler.errors import RequestError
+from mlxr.server.openai import completions
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
 from mlxr_tests.running_server import running_server, tiny_source
@@ -64,3 +65,17 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
         ServerSettings("0.0.0.0")
     assert ServerSettings("0.0.0.0", api_keys=("k",)) and ServerSettings("::", allow_open=True)
     assert ServerSettings("127.0.0.2").is_loopback and ServerSettings("::1").is_loopback
+
+
+def test_pages_can_read_errors_of_the_server_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(completions, "sampling_of", broken)
+    with running_server(
+        lambda: ModelPool([tiny_source()]), ServerSettings(origins=("https://mine.example",))
+    ) as server:
+        headers = {"origin": "https://mine.example"}
+        answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=headers)
+    assert answer.status_code == 500 and "its log says why" in answer.json()["error"]["message"]
+    assert answer.headers["access-control-allow-origin"] == "https://mine.example"

@@ -32,7 +32,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
-        """Clients send null, or an empty list, for what they leave out, fields that are refused among it."""
+        """Clients send null, or what is empty, for what they leave out, fields that are refused among it."""
         for place in cls.refused:
             value = _without_null(value, place)
         return value
@@ -67,14 +67,14 @@ def known_types(*types: str, instead: str, default: str = "") -> BeforeValidator
 
 
 def _without_null(value: Any, place: str) -> Any:
-    """The same value without a field that is null, or an empty list."""
+    """The same value without a field that is null or empty."""
     first, _, rest = place.partition(".")
     name = first.removesuffix("[]")
     if not isinstance(value, dict) or name not in value:
         return value
     part = value[name]
     if not rest:
-        return value if part is not None and part != [] else {key: other for key, other in value.items() if key != name}
+        return value if part not in (None, "", [], {}) else {key: other for key, other in value.items() if key != name}
     if isinstance(part, list):
         return value | {name: [_without_null(item, rest) for item in part]}
     return value | {name: _without_null(part, rest)}

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxr.server.errors import ApiError
 from mlxr.server.settings import ServerSettings
-from mlxr.server.sse import error_response
+from mlxr.server.sse import error_response, told
 
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 """Whoever watches the server may ask these without a key; they tell nothing of models."""
@@ -17,7 +17,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
-    """Refuses requests before their bodies are read.
+    """Refuses requests before their bodies are read, and answers those that the app fails on.
 
     A page of any site can make a browser ask a server on this machine, under a name that the site's owner lets point
     here (DNS rebinding). So a request must name a host that is known, or an address.
@@ -40,12 +40,21 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        has_begun = False
+
+        async def watch(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
             self._check(scope)
-            body = _LimitedBody(scope, receive, send, self._settings.most_body_bytes)
+            body = _LimitedBody(scope, receive, watch, self._settings.most_body_bytes)
             await self._app(scope, body.receive, body.send)
-        except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+        except Exception as error:
+            if has_begun:
+                raise
+            await error_response(scope["path"], told(error))(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope.get("state", {}).get("is_beyond_limit") and scope["path"] not in _OPEN_PATHS:

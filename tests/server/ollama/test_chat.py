@@ -49,6 +49,20 @@ def test_an_answer_is_what_the_library_gives(client: ollama.Client, model: mlxr.
     assert other.message.content == generated(model, RENDERED, temperature=0, repetition_penalty=1, max_tokens=12)[1]
 
 
+def test_what_other_clients_send_is_read(server: RunningServer) -> None:
+    """`curl -d` calls JSON a form, and the client in Go sends each field, empty ones as well."""
+    fields: dict[str, Any] = {"model": "tiny", "options": None, "template": "", "system": ""}
+    for path, more in (
+        ("generate", {"prompt": "Once", "suffix": "", "stream": False}),
+        ("chat", {"messages": [{"role": "user", "content": "x"}], "stream": False}),
+        ("show", {"name": "", "verbose": False}),
+    ):
+        body = json.dumps({name: value for name, value in fields.items() if path != "chat" or name == "model"} | more)
+        for headers in ({"content-type": "application/x-www-form-urlencoded"}, {}):
+            answer = server.http.post(f"/api/{path}", content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+
+
 def test_streams_are_the_same_answer_in_lines(client: ollama.Client, server: RunningServer) -> None:
     options = {"seed": 3, "num_predict": 16}
     whole = client.chat("tiny", HELLO, options=options, logprobs=True, top_logprobs=2)

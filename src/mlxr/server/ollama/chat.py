@@ -13,11 +13,12 @@ from mlxr.server.documents.other_answers import OllamaChat
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
 from mlxr.server.ollama.answers import Ask, Part, answered, loaded_or_not
+from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive
 from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Think = bool | Literal["low", "medium", "high", "max"] | None
 Format = Literal["", "json"] | dict[str, Any] | None
 

@@ -13,6 +13,7 @@ from mlxr.server.documents.other_answers import OllamaEmbed, OllamaEmbedding
 from mlxr.server.embedding import embed, numbers_text, written
 from mlxr.server.embedding_prompts import Texts, check_texts, prompts_of
 from mlxr.server.fields import ApiModel
+from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.keep_alive import KeepAlive, seconds_of
 from mlxr.server.ollama.loading import loaded_or_unloaded
 from mlxr.server.ollama.names import own_name
@@ -21,7 +22,7 @@ from mlxr.server.openai.json_text import dumped
 from mlxr.server.sse import unless_gone
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class Common(ApiModel):

@@ -15,13 +15,14 @@ from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
+from mlxr.server.ollama.json_route import JsonRoute
 from mlxr.server.ollama.names import own_name
 from mlxr.server.ollama.times import NEVER, written
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
 from mlxr.server.pool.served_model import LoadedModel, ServedModel
 from mlxr.server.state import ServerState
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _API_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients look at it to know what they may ask."""
 _HOSTS_WITH_CARDS = ("metal", "cuda")
@@ -33,6 +34,9 @@ class ShowRequest(ApiModel):
     model: str | None = None
     name: str | None = None
     verbose: WithoutEffect = None
+    system: WithoutEffect = None
+    template: WithoutEffect = None
+    options: WithoutEffect = None
 
 
 @router.head("/", include_in_schema=False)
