@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mlxr.compiler.artifact import Artifact
     from mlxr.runtime.hosts.host import Host
 
 
@@ -27,6 +28,8 @@ class HostEntry:
         activations: the only element types of activations that it computes with; empty: any that the spec asks for.
         gpu_name: what the GPU calls itself that the launch geometry should suit; empty: no GPU that chips are known of.
         deterministic: whether what is compiled for this host is deterministic, because speed does not matter there.
+        prepare: compiles what the host needs of an artifact into its folder of the cache, as far as that can be done
+            without weights.
         cached: what the host keeps in its own folder of the cache, for `mlxr cache`; empty: nothing.
     """
 
@@ -41,6 +44,7 @@ class HostEntry:
     activations: tuple[str, ...] = ()
     gpu_name: Callable[[], str] = lambda: ""
     deterministic: bool = False
+    prepare: "Callable[[Artifact], None]" = lambda artifact: None
     cached: str = ""
 
     def runs(self, targets: Collection[str]) -> bool:

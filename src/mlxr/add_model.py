@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,19 +10,22 @@ from pathlib import Path
 
 from mlxr.artifact_cache import cache_entry, cached_artifact
 from mlxr.compare_spec import check_spec
-from mlxr.compiler.artifact import Chip, file_keys, is_artifact
+from mlxr.compiler.artifact import Artifact, Chip, file_keys, is_artifact
 from mlxr.compiler.artifact.manifest import MANIFEST
 from mlxr.compiler.errors import MlxrError, RegistryError, WeightsError
 from mlxr.compiler.spec.catalog import bundled_specs
+from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.version import VERSION
+from mlxr.engine import with_sequences
 from mlxr.imported_model import is_model_file
-from mlxr.model_source import chip_of, resolve_artifact, resolve_spec
+from mlxr.model_source import USUAL_SEQUENCES, chip_of, resolve_artifact, resolve_spec
 from mlxr.registry.file_status import HashProgress, recorded
 from mlxr.registry.names import check_name
 from mlxr.registry.records import NO_OPTIONS, ArtifactRecord, Kind, LoadOptions, ModelRecord
 from mlxr.registry.registry import Registry, taken
+from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr.runtime.weights.gguf_header import headers_read_once
@@ -40,7 +44,8 @@ def add_model(
 ) -> ModelRecord:
     """Registers a model, so that its name stands for it wherever MODEL is taken. Its files stay where they are.
 
-    What it compiles to, with these options and for one sequence, is in the cache afterwards.
+    What it compiles to with these options is in the cache afterwards: for one sequence, as `mlxr run` loads it, and for
+    as many as an engine computes at once, as `mlxr serve` does; with what the host itself compiles ahead.
 
     Args:
         source: a .gguf file, a Hugging Face or mlx-lm folder, a spec file or an artifact folder.
@@ -72,17 +77,19 @@ def add_model(
     compiled_for = replace(options.changes, deterministic=where.deterministic or options.changes.deterministic)
     with headers_read_once():
         if kind == "artifact":
-            artifact, own = resolve_artifact(os.fspath(path), options.changes)
+            compiled_for = options.changes
+            artifact, own = resolve_artifact(os.fspath(path), compiled_for)
             spec, chip = artifact.spec, artifact.chip
         else:
             spec, own = resolve_spec(os.fspath(path), compiled_for)
-            cached_artifact(spec, chip)
+            artifact = cached_artifact(spec, chip)
         weights = options.weights or own
         if weights is None:
             raise WeightsError(f"{source} comes without weights: name a file or folder of them (--weights W)")
         if options.weights is not None or kind in ("artifact", "spec"):
             check_spec(spec, weights, options.changes.accepted_keys, options.changes.force_context)
         paths = _files(path, kind, weights, options.tokenizer)
+        served = _served(path, compiled_for, chip)
     known = hashes or {}
     text = dump_spec(spec)
     model = ModelRecord(
@@ -94,8 +101,34 @@ def add_model(
         tuple(recorded(file, progress, known.get(file)) for file in paths),
         time.time(),
     )
-    registry.add(model, text, _in_cache(spec, chip, model.spec_hash), replace=replaces)
+    records = [_in_cache(spec, chip, model.spec_hash, 1)]
+    prepare(where, artifact)
+    if served is not None and served.spec != spec:
+        records.append(_in_cache(served.spec, chip, model.spec_hash, USUAL_SEQUENCES))
+        prepare(where, served)
+    registry.add(model, text, [record for record in records if record is not None], replace=replaces)
     return model
+
+
+def prepare(host: HostEntry, artifact: Artifact) -> None:
+    """Has a host compile ahead what it needs; where it cannot, the model's first run says so again."""
+    try:
+        if host.runs(artifact.plan.targets):
+            host.prepare(artifact)
+    except MlxrError as error:
+        print(f"note: not compiled ahead: {error}", file=sys.stderr)
+
+
+def _served(path: Path, changes: Changes, chip: Chip | None) -> Artifact | None:
+    """What an engine loads of a model if nobody says how many sequences it is for; None, and a note: it cannot."""
+    try:
+        return resolve_artifact(os.fspath(path), with_sequences(changes, USUAL_SEQUENCES), chip)[0]
+    except MlxrError as error:
+        print(
+            f"note: not compiled for mlxr serve, which needs --max-sequences less than {USUAL_SEQUENCES}: {error}",
+            file=sys.stderr,
+        )
+        return None
 
 
 def _default_name(path: Path) -> str:
@@ -132,7 +165,7 @@ def _describing(folder: Path) -> list[Path]:
     return [folder / name for name in file_keys.DESCRIBING_FILES if (folder / name).is_file()]
 
 
-def _in_cache(spec: ModelSpec, chip: Chip | None, spec_hash: str) -> ArtifactRecord | None:
+def _in_cache(spec: ModelSpec, chip: Chip | None, spec_hash: str, sequences: int) -> ArtifactRecord | None:
     """The record of what a spec compiles to, if it is in the cache."""
     try:
         folder = cache_entry(spec, chip)
@@ -140,4 +173,4 @@ def _in_cache(spec: ModelSpec, chip: Chip | None, spec_hash: str) -> ArtifactRec
         return None
     if not is_artifact(folder):
         return None
-    return ArtifactRecord(spec_hash, chip.name if chip else "", VERSION, folder)
+    return ArtifactRecord(spec_hash, chip.name if chip else "", VERSION, folder, sequences=sequences)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.compiler.spec.model import ModelSpec
-from mlxr.model_source import load
+from mlxr.model_source import USUAL_SEQUENCES, load
 from mlxr.runtime.argument_types import whole_number
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.engine.engine import Engine as RunningEngine
@@ -33,7 +33,7 @@ class Engine(RunningEngine):
         model: "Artifact | ModelSpec | str | os.PathLike[str]",
         weights: "str | Path | None" = None,
         *,
-        max_sequences: int = 16,
+        max_sequences: int = USUAL_SEQUENCES,
         max_waiting: int = 1024,
         host: str = "auto",
         tokenizer: "str | Path | None" = None,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODEL_HELP = (
     "an artifact folder, a spec file, a bundled or registered model's name, a .gguf file, or a Hugging Face folder"
 )
+USUAL_SEQUENCES = 16
+"""Sequences that an engine computes in a step, if nobody says otherwise."""
 
 
 def load(

@@ -12,9 +12,11 @@ import pytest
 import mlxr
 from mlxr.cli import main
 from mlxr.compiler import driver
+from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.errors import RegistryError
 from mlxr.named_model import named_model
 from mlxr.registry.registry import Registry
+from mlxr.server.pool.engine_source import EngineSource
 from mlxr_tests.storyteller import TINY
 
 RUN = ["--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
@@ -25,6 +27,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's file; registry and cache are empty, and so is the working folder."""
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return Path(shutil.copy(TINY, tmp_path / "tiny.gguf"))
@@ -54,6 +57,8 @@ def test_a_registered_model_runs_by_its_name_without_compiling(
     by_path = answer("run", tiny, *RUN, "--context", "64", "--compute", "exact")
     assert named["token_ids"] == by_path["token_ids"]
     assert answer("list", "--json")["models"][0]["last_used"] >= added["added"]
+    with mlxr.Engine("org/tiny:q8", host="reference") as served:
+        assert served.model.artifact.plan.arena.max_sequences == 16
     with mlxr.load("org/tiny:q8", host="reference") as model:
         assert (model.artifact.plan.arena.context, model.artifact.spec.compute) == (64, "exact")
     monkeypatch.setattr(driver, "compile_spec", compile_spec)
@@ -62,6 +67,22 @@ def test_a_registered_model_runs_by_its_name_without_compiling(
     assert mlxr.compile("org/tiny:q8").spec.model.context == 64
     for command in (["inspect"], ["import"], ["tokenize", "--prompt", "A"], ["show"]):
         assert main([command[0], "org/tiny:q8", *command[1:]]) == 0
+
+
+def test_what_run_and_serve_load_is_compiled_ahead(
+    tiny: Path, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = []
+    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: prepared.append((host.name, artifact)))
+    assert main(["add", str(tiny), "--host", "cpu"]) == 0
+    assert [(name, artifact.plan.arena.max_sequences) for name, artifact in prepared] == [("cpu", 1), ("cpu", 16)]
+    folders = [Path(row["folder"]) for row in answer("show", "tiny", "--json")["artifacts"]]
+    assert [load_artifact(folder).spec for folder in folders] == [artifact.spec for _, artifact in prepared]
+    monkeypatch.setattr(driver, "compile_spec", None)
+    for source in (EngineSource("tiny", "tiny"), EngineSource("tiny", str(tiny), host="cpu")):
+        source.planned_memory()
+    assert main(["remove", "tiny"]) == 0
+    assert "2 artifacts from the cache" in capsys.readouterr().out and not any(map(Path.exists, folders))
 
 
 def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

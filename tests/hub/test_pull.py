@@ -36,6 +36,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("mlxr.add_model.prepare", lambda host, artifact: None)  # it takes seconds
     monkeypatch.chdir(tmp_path)
     with serving(hub):
         # Read from the environment when huggingface_hub is imported.
@@ -231,7 +232,7 @@ def test_the_environment_names_hub_cache_and_token(hub: StandInHub, tmp_path: Pa
     hub.gated.add("org/tiny")
     ours = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
     environment = os.environ | ours | {"PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "mlxr.cli", "pull", "org/tiny:Q8", "--json"]
+    command = [sys.executable, "-m", "mlxr.cli", "pull", "org/tiny:Q8", "--json", "--host", "reference"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["name"] == "org/tiny:Q8"

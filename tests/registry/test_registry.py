@@ -30,15 +30,15 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path / "data" / "registry.db")
 
 
-def artifact(folder: str, spec_hash: str = "hash", chip: str = "") -> ArtifactRecord:
-    return ArtifactRecord(spec_hash, chip, "1", Path(folder), 2.5)
+def artifact(folder: str, spec_hash: str = "hash", chip: str = "", sequences: int = 1) -> ArtifactRecord:
+    return ArtifactRecord(spec_hash, chip, "1", Path(folder), 2.5, sequences)
 
 
 def test_a_model_comes_back_as_it_was(registry: Registry) -> None:
     assert (registry.get("qwen"), registry.models(), registry.names()) == (None, (), ())
     assert not registry.path.parent.exists(), "questions create nothing"
     odd = replace(MODEL, name="odd", source=Path(os.fsdecode(b"/m/\xff")), options=LoadOptions(), files=())
-    registry.add(MODEL, "the spec", artifact("/cache/x"))
+    registry.add(MODEL, "the spec", [artifact("/cache/x")])
     registry.add(odd, "the spec")
     assert registry.models() == (odd, MODEL)
     assert registry.get("qwen") == MODEL and MODEL.size_bytes == 7
@@ -55,12 +55,13 @@ def test_a_model_comes_back_as_it_was(registry: Registry) -> None:
 
 
 def test_an_artifact_goes_with_the_last_model_of_its_spec(registry: Registry) -> None:
-    registry.add(MODEL, "spec", artifact("/cache/x"))
+    registry.add(MODEL, "spec", [artifact("/cache/x"), artifact("/cache/z", sequences=16)])
     registry.add(replace(MODEL, name="twin"), "spec")
     registry.add_artifact(artifact("/cache/y", chip="m4"))
-    assert [record.folder.name for record in registry.artifacts("hash")] == ["x", "y"]
+    assert [record.folder.name for record in registry.artifacts("hash")] == ["x", "z", "y"]
     assert registry.remove("qwen") == ()
-    assert registry.remove("twin") == (artifact("/cache/x"), artifact("/cache/y", chip="m4"))
+    all_three = (artifact("/cache/x"), artifact("/cache/z", sequences=16), artifact("/cache/y", chip="m4"))
+    assert registry.remove("twin") == all_three
     assert registry.artifacts() == () and registry.spec("hash") is None
     with pytest.raises(RegistryError, match="no model is registered as 'twin'"):
         registry.remove("twin")
@@ -114,13 +115,22 @@ def test_older_tables_are_brought_up_to_date(registry: Registry, monkeypatch: py
     assert registry.get("qwen") == MODEL
     with sqlite3.connect(registry.path) as db:
         assert db.execute("SELECT note FROM models").fetchone() == ("kept",)
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
     monkeypatch.undo()
     for use in (registry.names, lambda: registry.touch("qwen")):
         with pytest.raises(
-            RegistryError, match=r"registry\.db: a newer MLXR wrote this registry \(version 2; .* up to 1"
+            RegistryError, match=r"registry\.db: a newer MLXR wrote this registry \(version 3; .* up to 2"
         ):
             use()
+
+
+def test_artifacts_of_the_first_version_stay(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "MIGRATIONS", database.MIGRATIONS[:1])
+    registry.add(MODEL, "spec")
+    with sqlite3.connect(registry.path) as db:
+        db.execute("INSERT INTO artifacts VALUES ('hash', 'm4', '1', ?, 2.5)", (b"/cache/y",))
+    monkeypatch.undo()
+    assert registry.artifacts("hash") == (artifact("/cache/y", chip="m4"),)
 
 
 def test_a_step_that_fails_leaves_the_tables_as_they_were(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mlxr.runtime.hosts.entry import HostEntry
 
 if TYPE_CHECKING:
+    from mlxr.compiler.artifact import Artifact
     from mlxr.runtime.hosts.host import Host
 
 
@@ -33,6 +34,12 @@ def _load() -> "type[Host]":
     return CpuHost
 
 
+def _prepare(artifact: "Artifact") -> None:
+    from mlxr.runtime.hosts.cpu.host import open_library  # noqa: PLC0415
+
+    open_library(artifact, shows_progress=True)
+
+
 HOST = HostEntry(
     name="cpu",
     summary="C made for this CPU",
@@ -43,5 +50,6 @@ HOST = HostEntry(
     auto=True,
     takes_threads=True,
     activations=("f32",),
+    prepare=_prepare,
     cached="libraries of host cpu",
 )

@@ -72,8 +72,7 @@ class CpuHost(Host):
         self.threads = count = num_threads(threads)
         planned = self.program.library
         assert planned is not None, "a program in C has a library"
-        with _CompilingLine(artifact.spec.name, shown=progress is not None) as line:
-            library = Library(load_library(artifact.source(self.target), artifact.spec.name, line))
+        library = open_library(artifact, shows_progress=progress is not None)
         if (abi := library.abi()) != planned.abi:
             raise HostError(
                 f"cpu: the library's interface is {abi:#x}, the plan's {planned.abi:#x}; compile the spec again"
@@ -181,6 +180,17 @@ class CpuHost(Host):
 
 def _address(array: npt.NDArray[Any]) -> int:
     return array.ctypes.data
+
+
+def open_library(artifact: Artifact, *, shows_progress: bool) -> Library:
+    """The library of an artifact's program, from the cache or compiled now.
+
+    Raises:
+        HostError: there is no compiler, or none can build the program.
+        ArtifactError: the artifact has no target cpu.
+    """
+    with _CompilingLine(artifact.spec.name, shown=shows_progress) as line:
+        return Library(load_library(artifact.source(CpuHost.target), artifact.spec.name, line))
 
 
 class _CompilingLine:

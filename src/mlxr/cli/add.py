@@ -16,8 +16,8 @@ from mlxr.runtime.hosts.registry import AUTO
 
 _ABOUT = (
     "Give a model a name that works wherever MODEL is taken. Its files stay where they are; their sizes and hashes are "
-    "noted, so that a change is told. What it compiles to is put into the cache. The other options are noted too, and "
-    "hold whenever the name is used, unless that use says otherwise."
+    "noted, so that a change is told. What it compiles to, for mlxr run and for mlxr serve, is put into the cache. The "
+    "other options are noted too, and hold whenever the name is used, unless that use says otherwise."
 )
 
 
@@ -81,4 +81,4 @@ def print_added(model: ModelRecord, *, as_object: bool) -> None:
         print(json.dumps(as_json(model, OK) | {"files": files_as_json(model)}, indent=1))
     else:
         files = f"{counted(len(model.files), 'file')}, {size(model.size_bytes)}"
-        print(f"added {model.name}: {model.source} ({files}); mlxr run {model.name}")
+        print(f"added {model.name}: {model.source} ({files}); mlxr run {model.name}, or mlxr serve {model.name}")

@@ -11,7 +11,7 @@ from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
-from mlxr.model_source import MODEL_HELP
+from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,7 +50,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="unload a model that nobody asked for so long, such as 90s, 10m, 2h or forever (default: 5m)",
     )
     parser.add_argument(
-        "--max-sequences", type=int, default=16, metavar="N", help="answers that a step computes (default: 16)"
+        "--max-sequences",
+        type=int,
+        default=USUAL_SEQUENCES,
+        metavar="N",
+        help=f"answers that a step computes (default: {USUAL_SEQUENCES})",
     )
     parser.add_argument(
         "--max-waiting", type=int, default=1024, metavar="N", help="requests of a model that may wait (default: 1024)"

@@ -77,4 +77,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _place(artifact: ArtifactRecord) -> str:
     gone = "" if artifact.folder.is_dir() else "; not in the cache any more: the next run compiles it again"
-    return f"{artifact.folder} ({artifact.chip or 'for no chip in particular'}{gone})"
+    use = f"for up to {artifact.sequences} sequences, " if artifact.sequences > 1 else ""
+    return f"{artifact.folder} ({use}{artifact.chip or 'for no chip in particular'}{gone})"

@@ -46,7 +46,7 @@ def bytes_here(repo: str, file: HubFile) -> int:
     """How many bytes of a file an earlier attempt, or another program, has fetched."""
     blob = blob_path(repo, file)
     for path in (blob, partial_path(blob)):
-        if path.is_file():
+        with suppress(FileNotFoundError):  # another process may be about to give it its name
             return min(path.stat().st_size, file.size_bytes)
     return 0
 
@@ -118,10 +118,18 @@ def _alone(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):  # some network file systems have no locks; the hash is checked in any case
                 fcntl.flock(stream, fcntl.LOCK_EX)
             # Whoever had the lock may have removed the file, or given it its name.
-            if path.exists() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+            if _is_at(stream, path):
                 stream.seek(0, os.SEEK_END)  # it may have grown meanwhile
                 yield stream
                 return
+
+
+def _is_at(stream: BinaryIO, path: Path) -> bool:
+    """Whether an open file is the one that is at a path now."""
+    try:
+        return path.stat().st_ino == os.fstat(stream.fileno()).st_ino
+    except FileNotFoundError:
+        return False
 
 
 class _Bar:

@@ -92,6 +92,7 @@ class ArtifactRecord:
         version: the version of MLXR that compiled it.
         folder: where it is.
         created: when it was registered, in seconds since 1970.
+        sequences: sequences that it was compiled for at least, where the spec says less.
     """
 
     spec_hash: str
@@ -99,6 +100,7 @@ class ArtifactRecord:
     version: str
     folder: Path
     created: float = 0.0
+    sequences: int = 1
 
 
 def merged(registered: Changes, given: Changes) -> Changes:

@@ -33,9 +33,9 @@ class Registry:
         self.path = path or data_folder() / FILE_NAME
 
     def add(
-        self, model: ModelRecord, spec: str, artifact: ArtifactRecord | None = None, *, replace: bool = False
+        self, model: ModelRecord, spec: str, artifacts: Iterable[ArtifactRecord] = (), *, replace: bool = False
     ) -> None:
-        """Registers a model, with the text of its spec, and the artifact that the cache has of it.
+        """Registers a model, with the text of its spec, and the artifacts that the cache has of it.
 
         Raises:
             RegistryError: the name is taken, and `replace` is False.
@@ -68,7 +68,7 @@ class Registry:
                 (model.name, _bytes(file.path), file.size_bytes, file.mtime_ns, file.sha256) for file in model.files
             ]
             db.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?)", rows)
-            if artifact is not None:
+            for artifact in artifacts:
                 _put_artifact(db, artifact)
             _drop_unused(db)
 
@@ -112,7 +112,7 @@ class Registry:
         return None if row is None else str(row[0])
 
     def add_artifact(self, artifact: ArtifactRecord) -> None:
-        """Registers an artifact in the cache; it takes the place of one of the same spec, chip and version.
+        """Registers an artifact in the cache; it takes the place of one of the same spec, chip, version and sequences.
 
         Raises:
             RegistryError: no registered model has that spec.
@@ -128,7 +128,7 @@ class Registry:
         with reading(self.path) as db:
             if db is None:
                 return ()
-            rows = db.execute(f"SELECT * FROM artifacts {where} ORDER BY spec_hash, chip, version", values)
+            rows = db.execute(f"SELECT * FROM artifacts {where} ORDER BY spec_hash, chip, version, sequences", values)
             return tuple(map(_artifact, rows))
 
     def _models(self, clause: str, values: tuple[str, ...]) -> tuple[ModelRecord, ...]:
@@ -171,8 +171,8 @@ def taken(name: str, source: Path) -> str:
 def _put_artifact(db: sqlite3.Connection, artifact: ArtifactRecord) -> None:
     created = artifact.created or time.time()
     db.execute(
-        "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?)",
-        (artifact.spec_hash, artifact.chip, artifact.version, _bytes(artifact.folder), created),
+        "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?)",
+        (artifact.spec_hash, artifact.chip, artifact.version, artifact.sequences, _bytes(artifact.folder), created),
     )
 
 
@@ -193,7 +193,9 @@ def _files(db: sqlite3.Connection, name: str) -> tuple[FileRecord, ...]:
 
 
 def _artifact(row: sqlite3.Row) -> ArtifactRecord:
-    return ArtifactRecord(row["spec_hash"], row["chip"], row["version"], _path(row["folder"]), row["created"])
+    return ArtifactRecord(
+        row["spec_hash"], row["chip"], row["version"], _path(row["folder"]), row["created"], row["sequences"]
+    )
 
 
 def _options_text(options: LoadOptions) -> str:

@@ -44,5 +44,19 @@ MIGRATIONS = (
         PRIMARY KEY (model, name)
     ) STRICT;
     """,
+    """
+    CREATE TABLE new_artifacts (
+        spec_hash TEXT NOT NULL REFERENCES specs ON DELETE CASCADE,
+        chip TEXT NOT NULL,
+        version TEXT NOT NULL,
+        sequences INTEGER NOT NULL,
+        folder BLOB NOT NULL,
+        created REAL NOT NULL,
+        PRIMARY KEY (spec_hash, chip, version, sequences)
+    ) STRICT;
+    INSERT INTO new_artifacts SELECT spec_hash, chip, version, 1, folder, created FROM artifacts;
+    DROP TABLE artifacts;
+    ALTER TABLE new_artifacts RENAME TO artifacts;
+    """,
 )
 """Step N leads from version N to N + 1; version 0 is an empty file. A step that was released never changes."""

@@ -14,7 +14,7 @@ def add_and_remove(path: Path, model: ModelRecord, number: int, rounds: int) -> 
     for index in range(rounds):
         name = f"model-{number}-{index}"
         artifact = ArtifactRecord(model.spec_hash, "", "1", Path(f"/cache/{number}"))
-        registry.add(replace(model, name=name), "spec", artifact)
+        registry.add(replace(model, name=name), "spec", [artifact])
         registry.touch(name)
         assert registry.get(name) is not None
         if index % 2:

@@ -9,6 +9,7 @@ from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.engine import with_sequences
 from mlxr.model_facts import ModelFacts, model_facts
+from mlxr.model_source import USUAL_SEQUENCES
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.tokenizer.hub_files import read_template_file
@@ -37,7 +38,7 @@ class EngineSource:
 
     name: str
     model: str
-    max_sequences: int = 16
+    max_sequences: int = USUAL_SEQUENCES
     max_waiting: int = 1024
     host: str = "auto"
     threads: int | None = None
