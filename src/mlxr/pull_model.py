@@ -42,7 +42,8 @@ def pull_model(
     """Fetches a model that is not here yet, or newer files of one that is, and registers it.
 
     Args:
-        model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name.
+        model: ORG/REPO, or ORG/REPO:FILE for one GGUF model of several, by any part of its name; ORG/REPO@REVISION is
+            that of a branch, a tag or a commit.
         name: its name in the registry; None: `model` itself.
         options: how it is loaded; where none are given and it was pulled before, those of then hold.
         replaces: whether the name may be that of another model, which then leaves the registry.
@@ -55,7 +56,7 @@ def pull_model(
     """
     reference = hub_reference(model)
     if reference is None:
-        raise HubError(f"{model!r} is not a model on the hub; expected ORG/REPO or ORG/REPO:FILE")
+        raise HubError(f"{model!r} is not a model on the hub; expected ORG/REPO, ORG/REPO:FILE or ORG/REPO@REVISION")
     name = str(reference) if name is None else name
     check_name(name)
     other = Registry().get(name)

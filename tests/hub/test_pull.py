@@ -142,6 +142,23 @@ def test_a_hub_that_sends_no_parts(hub: StandInHub) -> None:
     assert main(["show", "org/tiny", "--verify"]) == 0
 
 
+def test_a_revision(hub: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+    old = (ROOT / "tests/data/golden/tiny-Q4_0.gguf").read_bytes()
+    hub.revisions["org/tiny", "v1"] = {"tiny-Q8_0.gguf": old, "tiny-Q4_0.gguf": old}
+    (newest, first) = hub.commits("org/tiny")
+    contents = {"org/tiny": TINY.read_bytes(), "org/tiny@v1:Q8": old, f"org/tiny@{first}:Q8": old}
+    for name, content in contents.items():
+        assert main(["pull", name]) == 0
+        model = Registry().get(name)
+        assert model is not None and model.source.read_bytes() == content, name
+        assert (newest if name == "org/tiny" else first) in model.source.parts
+    assert main(["run", "org/tiny@v1:Q8", *RUN]) == 0
+    assert hub.fetched() == ["tiny-Q8_0.gguf"] * 4, "two contents, each from where a redirection leads"
+    capsys.readouterr()
+    assert main(["run", "org/tiny@v9", *RUN]) == 1
+    assert "org/tiny has no revision 'v9': after @ stands a branch, a tag or a commit" in capsys.readouterr().err
+
+
 def test_two_that_fetch_the_same(hub: StandInHub) -> None:
     reference = HubReference("org/tiny")
 
@@ -209,7 +226,7 @@ def test_what_is_said_without_a_hub(
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be reached" in refused("pull org/tiny", capsys)
-    assert "'tiny' is not a model on the hub; expected ORG/REPO or" in refused("pull tiny", capsys)
+    assert "'tiny' is not a model on the hub; expected ORG/REPO, " in refused("pull tiny", capsys)
     (tmp_path / "build").mkdir()
     told = refused("run build/tiny --prompt A", capsys)
     assert "build/tiny: no such file" in told and "mlxr pull" not in told

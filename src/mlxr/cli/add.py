@@ -28,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "model", metavar="PATH", help="a .gguf file, a Hugging Face folder, a spec file, or an artifact folder"
     )
     parser.add_argument(
-        "--name", metavar="NAME", help="its name: letters, digits and . _ : - / (default: that of the file or folder)"
+        "--name", metavar="NAME", help="its name: letters, digits and . _ : @ - / (default: that of the file or folder)"
     )
     parser.add_argument("--replace", action="store_true", help="take the name from the model that has it")
     parser.add_argument(

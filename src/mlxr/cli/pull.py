@@ -19,8 +19,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("pull", help="fetch a model from the hub", description=_ABOUT)
     parser.add_argument(
         "model",
-        metavar="ORG/REPO[:FILE]",
-        help="a repository, and which of its GGUF models, by any part of its name, where it has several",
+        metavar="ORG/REPO[@REVISION][:FILE]",
+        help="a repository; a branch, a tag or a commit of it (default: main); and which of its GGUF models, by any "
+        "part of its name, where it has several",
     )
     parser.add_argument("--name", metavar="NAME", help="its name here (default: what was given for it)")
     parser.add_argument("--replace", action="store_true", help="take the name from the model that has it")

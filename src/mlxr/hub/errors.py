@@ -8,11 +8,12 @@ from mlxr.compiler.errors import HubError
 
 
 @contextmanager
-def worded(repo: str) -> Iterator[None]:
+def worded(repo: str, revision: str | None = None) -> Iterator[None]:
     """Turns what huggingface_hub raises into HubErrors.
 
     Raises:
-        HubError: the repository is missing, gated or private, the hub cannot be reached, or the disk is full.
+        HubError: the repository or its revision is missing, gated or private, the hub cannot be reached, or the disk is
+            full.
     """
     from huggingface_hub import constants  # noqa: PLC0415 (an optional package)
     from huggingface_hub.errors import (  # noqa: PLC0415
@@ -21,6 +22,7 @@ def worded(repo: str) -> Iterator[None]:
         HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     hub = constants.ENDPOINT
@@ -39,6 +41,10 @@ def worded(repo: str) -> Iterator[None]:
         raise HubError(
             f"{hub} has no model {repo}, or does not show it to you: check the name; for a private model log in with "
             "`hf auth login`, or put a token into HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise HubError(
+            f"{repo} has no revision {revision!r}: after @ stands a branch, a tag or a commit; see {hub}/{repo}/commits"
         ) from error
     except EntryNotFoundError as error:
         raise HubError(f"{repo}: a file went from {hub} meanwhile; try again") from error

@@ -53,8 +53,8 @@ def fetch(reference: HubReference, *, announce: Callable[[str], None], progress:
         raise HubError(
             f"huggingface_hub is not installed, which is needed to fetch {reference}: pip install 'mlxr[hub]'"
         )
-    with worded(reference.repo):
-        commit, files = _list_files(reference.repo)
+    with worded(reference.repo, reference.revision):
+        commit, files = _list_files(reference)
         choice = choose_files(reference, files)
         paths: dict[HubFile, Path] = {}
 
@@ -81,12 +81,12 @@ def fetch(reference: HubReference, *, announce: Callable[[str], None], progress:
     return FetchedModel(own if choice.entry else own.parent, hashes)
 
 
-def _list_files(repo: str) -> tuple[str, tuple[HubFile, ...]]:
-    """The newest commit of a repository, and its files."""
+def _list_files(reference: HubReference) -> tuple[str, tuple[HubFile, ...]]:
+    """The commit of a repository that is meant, and its files."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415 (an optional package)
 
     info = HfApi(endpoint=constants.ENDPOINT).model_info(
-        repo, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        reference.repo, revision=reference.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
     )
     files = []
     for sibling in info.siblings or ():
@@ -95,7 +95,7 @@ def _list_files(repo: str) -> tuple[str, tuple[HubFile, ...]]:
         if size_bytes is not None and size_bytes >= 0 and digest and _DIGEST.fullmatch(digest):
             files.append(HubFile(sibling.rfilename, size_bytes, digest))
     if info.sha is None or not _COMMIT.fullmatch(info.sha):
-        raise HubError(f"{repo}: {constants.ENDPOINT} does not say what its newest commit is; is this a hub?")
+        raise HubError(f"{reference}: {constants.ENDPOINT} does not say which commit that is; is this a hub?")
     return info.sha, tuple(files)
 
 

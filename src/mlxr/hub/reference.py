@@ -1,10 +1,12 @@
-"""What people write for a model on the hub: ORG/REPO, or ORG/REPO:FILE."""
+"""What people write for a model on the hub: ORG/REPO, ORG/REPO:FILE, and both with a revision: ORG/REPO@REVISION."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_REFERENCE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:\s]+))?", re.ASCII)
+_REFERENCE = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?(?::(?P<file>[^:\s]+))?", re.ASCII
+)
 _FILES = (".gguf", ".yaml", ".yml", ".safetensors", ".json")
 
 
@@ -15,21 +17,28 @@ class HubReference:
     Attributes:
         repo: its repository, ORG/REPO.
         file: part of the name of one of its GGUF files; None: nothing was said.
+        revision: a branch, a tag or a commit; None: the newest commit of the main branch.
     """
 
     repo: str
     file: str | None = None
+    revision: str | None = None
 
     def __str__(self) -> str:
-        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+        return self.repo_at_revision if self.file is None else f"{self.repo_at_revision}:{self.file}"
+
+    @property
+    def repo_at_revision(self) -> str:
+        """Without the file."""
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
 
 def hub_reference(text: str) -> HubReference | None:
     """The model on the hub that a text means; None for a text that rather is a path."""
     match = _REFERENCE.fullmatch(text)
-    if match is None or match["repo"].lower().endswith(_FILES):
+    if match is None or any((match[part] or "").lower().endswith(_FILES) for part in ("repo", "revision")):
         return None
-    return HubReference(match["repo"], match["file"])
+    return HubReference(match["repo"], match["file"], match["revision"])
 
 
 def is_in_a_folder(text: str) -> bool:

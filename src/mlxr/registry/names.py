@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from mlxr.compiler.errors import RegistryError
 from mlxr.compiler.spec.catalog import bundled_specs
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9._-])?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:@/-]*[A-Za-z0-9._-])?", re.ASCII)
 _LONGEST = 200
 
 
@@ -15,7 +15,7 @@ def check_name(name: str) -> None:
     """Refuses names that no model may have.
 
     Raises:
-        RegistryError: it has other characters than letters, digits and `. _ : - /`, begins with another one than a
+        RegistryError: it has other characters than letters, digits and `. _ : @ - /`, begins with another one than a
             letter or digit, ends with a separator, could be a path out of a folder, is too long, or is a bundled
             model's.
     """
@@ -24,7 +24,7 @@ def check_name(name: str) -> None:
     parts = re.split("[/:]", name)
     if not _NAME.fullmatch(name) or len(name) > _LONGEST or any(part in ("", ".", "..") for part in parts):
         raise RegistryError(
-            f"{name!r} cannot be the name of a model; expected letters, digits and . _ : - / within, the first one a "
+            f"{name!r} cannot be the name of a model; expected letters, digits and . _ : @ - / within, the first one a "
             f"letter or digit, at most {_LONGEST}"
         )
 

@@ -25,6 +25,7 @@ class StandInHub:
 
     Attributes:
         repos: the files of each repository.
+        revisions: the files of a repository at a revision, by both.
         gated: repositories that only `TOKEN` opens.
         breaks: by path, after how many bytes the connection ends; each once for each number.
         content: by path, what is sent instead of the file.
@@ -34,6 +35,7 @@ class StandInHub:
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     breaks: dict[str, list[int]] = field(default_factory=dict)
     content: dict[str, bytes] = field(default_factory=dict)
@@ -50,9 +52,10 @@ class StandInHub:
             if method == "GET" and "/api/" not in path and "/resolve/" in path
         ]
 
-    def commit(self, repo: str) -> str:
-        """The newest commit: it changes with the files."""
-        return hashlib.sha1(repr(sorted(self.repos[repo].items())).encode()).hexdigest()
+    def commits(self, repo: str) -> dict[str, dict[str, bytes]]:
+        """The files of each commit, the newest one first; a commit's name changes with the files."""
+        trees = [self.repos[repo], *(tree for (other, _), tree in self.revisions.items() if other == repo)]
+        return {hashlib.sha1(repr(sorted(tree.items())).encode()).hexdigest(): tree for tree in trees}
 
 
 @contextmanager
@@ -87,8 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
-            self._describe(match[1])
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            self._describe(match[1], match[2])
         elif match := re.fullmatch(r"/(?:large/)?([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
             self._resolve(match[1], match[2], match[3], moved=path.startswith("/large/"))
         else:
@@ -106,23 +109,30 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _describe(self, repo: str) -> None:
+    def _describe(self, repo: str, revision: str | None) -> None:
         if self._refused(repo, content=False):
             return
+        commits = self.hub.commits(repo)
+        tree = self.hub.repos[repo] if revision is None else self.hub.revisions.get((repo, revision))
+        tree = commits.get(revision or "") if tree is None else tree
+        if tree is None:
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"})
+            return
+        sha = next(commit for commit, files in commits.items() if files == tree)
         siblings = []
-        for path, content in self.hub.repos[repo].items():
+        for path, content in tree.items():
             entry: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": _git_hash(content)}
             if len(content) >= LARGE:
                 entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
             siblings.append(entry)
-        body = {"id": repo, "sha": self.hub.commit(repo), "siblings": siblings, "private": False, "tags": []}
+        body = {"id": repo, "sha": sha, "siblings": siblings, "private": False, "tags": []}
         self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo: str, commit: str, path: str, *, moved: bool) -> None:
         if self._refused(repo, content=True):
             return
-        content = self.hub.repos[repo].get(path)
-        if content is None or commit != self.hub.commit(repo):
+        content = self.hub.commits(repo).get(commit, {}).get(path)
+        if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         digest = _sha256(content) if len(content) >= LARGE else _git_hash(content)
