@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.names_pattern import names_pattern
 from mlxr.runtime.tokenizer.sentencepiece_span import sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
 from mlxr.runtime.tokenizer.token_span import TokenSpan
@@ -95,8 +96,7 @@ class SentencepieceTokenizer(Tokenizer):
     @functools.cached_property
     def _control_pattern(self) -> re.Pattern[str]:
         """Finds control tokens in a text, of several at one place the longest."""
-        longest_first = sorted(self.control_tokens, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        return names_pattern(self.control_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, by sentencepiece itself; see `Tokenizer.decode`."""

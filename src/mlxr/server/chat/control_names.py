@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from mlxr.runtime.tokenizer.names_pattern import names_pattern
+
 
 class ControlNames:
     """The names of a model's control tokens, and a mark that no template and no user writes.
@@ -25,8 +27,8 @@ class ControlNames:
             spoken: those that mean their tokens also in the content of the assistant's messages.
         """
         names = [name for name in names if len(name) > 1]
-        self._all = _pattern(names)
-        self._unspoken = _pattern([name for name in names if name not in spoken])
+        self._all = names_pattern(names)
+        self._unspoken = names_pattern([name for name in names if name not in spoken])
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._ends = {name[start:] for name in names for start in range(1, len(name))}
@@ -78,9 +80,3 @@ class ControlNames:
 def _sizes(text: str, signs: Collection[str]) -> Sequence[int]:
     """Sizes of what a name might end or begin with; none if none of the signs is there, as in most texts."""
     return range(1, len(text) + 1) if any(sign in text for sign in signs) else ()
-
-
-def _pattern(names: Collection[str]) -> re.Pattern[str]:
-    """Finds the names in a text, of several at one place the longest."""
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
