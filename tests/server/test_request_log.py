@@ -74,6 +74,11 @@ def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> 
     server.http.post("/v1/completions", json={"model": "tiny", "prompt": SECRET, SECRET: 1})
     (line,) = lines.take()
     assert (line["status"], line["level"], "model" in line) == (400, "warning", False)
+    assert line["error"] == "unknown_field" and SECRET not in json.dumps(line)
+    long = {"model": "tiny", "prompt": [5] * 600, "stream": True}
+    server.http.post("/v1/completions", json=long)
+    (line,) = lines.take()
+    assert (line["status"], line["error"]) == (400, "context_length_exceeded")
     body = {"model": "tiny", "prompt": SECRET, "max_tokens": 400, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
         next(stream.iter_bytes())
@@ -85,5 +90,7 @@ def test_texts_are_logged_if_asked_for(lines: Lines) -> None:
     with running_server(lambda: ModelPool([tiny_source()]), ServerSettings(log_text=True)) as own:
         body = {"model": "tiny", "prompt": SECRET, "max_tokens": 4}
         text = own.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    (line,) = lines.take()
+        wrong = own.http.post("/v1/completions", json=body | {SECRET: 1}).json()["error"]["message"]
+    line, refused = lines.take(2)
     assert json.loads(line["body"]) == body and line["answers"] == [text]
+    assert refused["message"] == wrong and SECRET in wrong

@@ -109,12 +109,16 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
             "first_token_ms": None if record.first_token is None else _ms(record.first_token),
             "finish_reasons": record.finish_reasons,
         }
+    if record.error:
+        fields["error"] = record.error
     if record.client_gone:
         fields["client_gone"] = True
     if record.trace_id:
         fields["trace_id"] = record.trace_id
     if record.keeps_text:
         fields |= {"body": record.body.decode(errors="replace"), "answers": record.answers}
+        if record.error:
+            fields["message"] = record.error_message
     return fields
 
 

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from mlxr.runtime.engine.completion import Completion
+from mlxr.server.errors import ApiError
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class RequestRecord:
         completion_tokens: of all answers.
         first_token: seconds until the first token; None: there was none.
         finish_reasons: of the answers that ended.
+        error: the code of the error that the client was told, in a stream too; empty: none.
+        error_message: what it was told, which may quote the request.
         client_gone: whether the client went before the end.
         body: of the request, if texts are kept.
         answers: their texts, if texts are kept.
@@ -41,6 +44,8 @@ class RequestRecord:
     completion_tokens: int = 0
     first_token: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    error: str = ""
+    error_message: str = ""
     client_gone: bool = False
     body: bytearray = field(default_factory=bytearray)
     answers: list[str] = field(default_factory=list)
@@ -59,6 +64,12 @@ class RequestRecord:
         self.finish_reasons.append(str(completion.finish_reason))
         if self.keeps_text:
             self.answers.append(completion.text)
+
+
+def note_error(error: ApiError) -> None:
+    """Adds an error to the record of the request that the current task works on."""
+    if (record := RECORD.get()) is not None:
+        record.error, record.error_message = error.code or error.kind, error.message
 
 
 RECORD: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

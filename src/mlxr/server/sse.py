@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlxr.server.errors import ApiError, api_error, error_body
 from mlxr.server.escaped_json import EscapedJson
+from mlxr.server.request_record import note_error
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger("mlxr.server")
@@ -104,6 +105,7 @@ class Stream(Response):
                 if not has_begun and not pieces:
                     await error_response(scope["path"], self._error)(scope, _nothing, send)
                     return
+                note_error(self._error)
                 pieces.append(self._failed(self._error))
             if not has_begun:
                 has_begun = True
@@ -161,6 +163,7 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, _T]) -> _T:
 
 def error_response(path: str, error: ApiError) -> Response:
     """An error in the form of the API that a path belongs to."""
+    note_error(error)
     return EscapedJson(error_body(path, error), error.status, error.headers)
 
 
