@@ -101,6 +101,16 @@ def test_null_is_nothing_given_in_parts(path: str, more: dict[str, Any]) -> None
 
 
 @each_api
+def test_a_nucleus_of_nothing_is_the_most_probable_token(server: RunningServer, api: Api) -> None:
+    greedy, question = Question("The fox"), Question("The fox", temperature=1.0, seed=2)
+    body = api.body(question)
+    body.get("options", body)["top_p"] = 0
+    told = server.http.post(api.path, json=body)
+    assert told.status_code == 200, told.text
+    assert api.answer(told.text.splitlines(), stream=False).text == ask(server, api, greedy).text
+
+
+@each_api
 def test_why_an_answer_ended_is_always_told_and_once(server: RunningServer, api: Api, model: mlxr.Model) -> None:
     ends = dataclasses.replace(ENDLESS, seed=3, stream=True)  # with the end-of-sequence token
     for question, reason in ((Question("Hi"), "length"), (Question("Hi", stream=True), "length"), (ends, "stop")):

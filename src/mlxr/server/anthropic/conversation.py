@@ -22,7 +22,7 @@ from mlxr.server.anthropic.messages_request import (
 )
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
-from mlxr.server.openai.sampling_fields import check_schema
+from mlxr.server.openai.sampling_fields import check_schema, share_of
 
 _BILLING = "x-anthropic-billing-header:"
 
@@ -74,7 +74,7 @@ def _sampling(request: Conversation) -> Sampling:
         return Sampling(json_schema=schema)
     given = {
         "top_k": request.top_k,
-        "top_p": request.top_p,
+        "top_p": share_of(request.top_p),
         "seed": None if request.seed is None else request.seed % 2**64,
         "stop": request.stop_sequences,
         "json_schema": schema,

@@ -7,7 +7,7 @@ from pydantic import Field
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
-from mlxr.server.openai.sampling_fields import check_schema
+from mlxr.server.openai.sampling_fields import check_schema, share_of
 
 _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
@@ -137,7 +137,7 @@ def sampling_of(
         "max_tokens": _most(options.num_predict),
         "temperature": 0.8 if options.temperature is None else options.temperature,
         "top_k": 40 if options.top_k is None else max(0, options.top_k),
-        "top_p": 0.9 if options.top_p is None else options.top_p,
+        "top_p": 0.9 if options.top_p is None else share_of(options.top_p),
         "repetition_penalty": 1.1 if options.repeat_penalty is None else options.repeat_penalty,
         "logprobs": (top_logprobs or 0) if logprobs else None,
     }

@@ -9,7 +9,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.responses_items import Item, told_items
-from mlxr.server.openai.sampling_fields import check_schema
+from mlxr.server.openai.sampling_fields import check_schema, share_of
 
 _INCLUDED = frozenset({"reasoning.encrypted_content"})
 """Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
@@ -173,7 +173,7 @@ def job_of(request: ResponsesRequest) -> ChatJob:
 def _sampling(request: ResponsesRequest) -> Sampling:
     given = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": request.top_p,
+        "top_p": share_of(request.top_p),
         "top_k": request.top_k,
         "seed": None if request.seed is None else request.seed % 2**64,
         "ignore_eos": request.ignore_eos,

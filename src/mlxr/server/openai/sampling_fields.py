@@ -11,6 +11,7 @@ from mlxr.server.fields import ApiModel, WithoutEffect
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
 _MOST_SCHEMA = 1 << 20
+_LEAST_SHARE = 1e-9
 _STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
 
@@ -122,7 +123,8 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
         "include_stop": fields.include_stop_str_in_output,
         "logit_bias": None if fields.logit_bias is None else _biases(fields.logit_bias),
     }
-    for name in ("frequency_penalty", "presence_penalty", "top_p", "min_p", "typical_p", "repetition_penalty"):
+    given["top_p"] = share_of(fields.top_p)
+    for name in ("frequency_penalty", "presence_penalty", "min_p", "typical_p", "repetition_penalty"):
         given[name] = getattr(fields, name)
     for name in ("min_tokens", "ignore_eos", "dry_multiplier", "dry_base", "dry_allowed_length"):
         given[name] = getattr(fields, name)
@@ -135,6 +137,11 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
         raise ApiError(400, "the answer can follow one of response_format, guided_* and structured_outputs only")
     options = {name: value for name, value in (given | constraints).items() if value is not None}
     return Sampling(**({"max_tokens": None} | options))
+
+
+def share_of(top_p: float | None) -> float | None:
+    """`Sampling.top_p` of a request: the APIs take 0, which leaves the most probable token alone."""
+    return _LEAST_SHARE if top_p == 0 else top_p
 
 
 def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] | bool | None:
