@@ -93,6 +93,7 @@ def test_a_path_wins_over_a_name(tiny: Path, answer: Callable[..., Any], capsys:
     assert named_model("tiny") is None
     assert main(["run", "tinny", "--prompt", "A"]) == 1
     told = capsys.readouterr().err
+    assert main(["serve", "tinny"]) == 1 and capsys.readouterr().err == told, "before it listens"
     assert "tinny: no such file, and no bundled or registered model of that name" in told
     assert '; registered are tiny\n  fix: did you mean "tiny"?' in told
 

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     for module in ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
+    from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (needs the packages above)
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
@@ -105,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
         log_text=args.log_text,
     )
     named = _all_names(args)
-    for model in named.values():
+    for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
+        named_model(model)  # so that a wrong name is told now, not to the first client
     if args.detach:
         return _detach(args)
     changes, tiers = changes_of(args), tier_sizes(args)

@@ -342,6 +342,14 @@ def test_layout_and_names(browser: Any, server: RunningServer, width: int, schem
             page.keyboard.press("Escape")
             assert not page.get_by_label("temperature").is_visible()
             assert page.evaluate("document.activeElement.textContent") == "Settings"
+            for close in (  # phones have no Escape
+                page.get_by_role("button", name="Close settings").click,
+                lambda: page.mouse.click(10, 400),
+            ):
+                page.get_by_role("button", name="Settings", exact=True).click()
+                page.get_by_label("temperature").wait_for()
+                close()
+                page.get_by_label("temperature").wait_for(state="hidden")
 
 
 @pytest.mark.long

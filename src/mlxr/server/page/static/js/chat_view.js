@@ -37,6 +37,7 @@ export class ChatView {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !node.hidden && !document.querySelector("dialog[open]")) this.#escape();
     });
+    document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".side, .drawer")) this.#close(); });
     onChange(() => { if (this.current) this.#modelChanged(); });
   }
 
@@ -196,13 +197,13 @@ export class ChatView {
     const conversation = this.current;
     if (this.settingsOf === conversation) return;
     this.settingsOf = conversation;
-    this.settings.replaceChildren(element("h2", { text: "Settings" }), settingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); }));
+    this.settings.replaceChildren(this.#head("Settings"), settingsView(conversation, () => { this.#changed(conversation); this.#modelChanged(); }));
   }
 
   #showList() {
     this.title.textContent = this.current.title || "New conversation";
     const hadFocus = this.list.contains(document.activeElement);
-    this.list.replaceChildren(element("h2", { text: "Conversations" }), conversationList(this));
+    this.list.replaceChildren(this.#head("Conversations"), conversationList(this));
     if (hadFocus) this.list.querySelector("[aria-current]")?.focus();
   }
 
@@ -245,6 +246,11 @@ export class ChatView {
       this.drawers[side === this.list ? 0 : 1].setAttribute("aria-expanded", String(!wasOpen));
       if (!wasOpen) side.querySelector("button, input, textarea, select")?.focus();
     }, { class: "quiet drawer", "aria-controls": side.id, "aria-expanded": "false" });
+  }
+
+  /** The head of a side; its button closes what covers the chat on small screens. */
+  #head(text) {
+    return element("div", { class: "side-head" }, element("h2", { text }), button(`Close ${text.toLowerCase()}`, () => this.#close(), { text: "×", class: "quiet close" }));
   }
 
   #close() {
