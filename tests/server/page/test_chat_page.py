@@ -136,7 +136,8 @@ def test_a_chat_goes_on(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("tiny")
     greedy(page, 6)
-    ask(page, "Tell me a story.")
+    ask(page, "Tell me\na story.")
+    assert page.locator(".message.user .content").inner_text() == "Tell me\na story.", "lines stay lines"
     first = answered(page).locator(".content").inner_text()
     page.get_by_role("button", name="Continue", exact=True).click()
     page.wait_for_function(

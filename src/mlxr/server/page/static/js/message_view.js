@@ -19,7 +19,8 @@ export class MessageView {
    */
   constructor(chat, conversation, message) {
     Object.assign(this, { chat, conversation, message });
-    this.body = element("div", { class: chat.isText ? "content plain" : "content" });
+    const isMarkdown = message.role === "assistant" && !chat.isText;
+    this.body = element("div", { class: isMarkdown ? "content" : "content plain" });
     this.reasoning = element("details", { class: "fold", hidden: true }, element("summary"), element("div", { class: "plain" }));
     this.calls = element("div");
     this.problem = element("div", { class: "error", role: "alert", hidden: true });
@@ -27,7 +28,7 @@ export class MessageView {
     this.node = element("article", { class: `message ${message.role}`, "aria-label": NAMES[message.role] },
       element("h3", { text: message.role === "assistant" && message.model ? message.model : NAMES[message.role] }),
       this.reasoning, this.body, this.calls, this.problem, this.foot);
-    this.markdown = message.role === "assistant" && !chat.isText ? new Markdown(this.body) : null;
+    this.markdown = isMarkdown ? new Markdown(this.body) : null;
     this.show(false);
   }
 

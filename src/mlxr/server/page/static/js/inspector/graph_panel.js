@@ -138,7 +138,9 @@ export class GraphPanel {
     for (const { edge, graph, shape } of this.edges) {
       shape.classList.toggle("near", graph === place?.graph && [edge.source, edge.target].includes(place.node.id));
     }
+    const width = this.stage.clientWidth;
     this.side.hidden = !place;
+    this.view.pan((this.stage.clientWidth - width) / 2, 0); // what was in the middle stays there
     if (!place) return void before?.shape.focus();
     this.op.show(place.graph.name, place.node.id);
     if (moves) this.side.focus();
