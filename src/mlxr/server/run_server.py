@@ -54,11 +54,8 @@ async def _serve(make_pool: Callable[[], ModelPool], settings: ServerSettings, l
 
     def started() -> None:
         names = ", ".join(model.name for model in pool.models)
-        print(
-            f"serving {names} at {state.url}: a page for browsers, and /v1 for OpenAI's clients",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"serving {names} at {state.url}", file=sys.stderr)
+        print(f"open that in a browser, or point OpenAI's clients at {state.url}/v1", file=sys.stderr, flush=True)
         state.write()
 
     server = GracefulServer(make_app(pool, settings), pool, settings, started=started)
