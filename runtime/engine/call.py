@@ -3,79 +3,118 @@
 import asyncio
 import queue
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.request import Request
 
 News = Event | BaseException
-Outbox = defaultdict[asyncio.AbstractEventLoop, list[tuple["Call", Event | BaseException]]]
+Outbox = defaultdict[asyncio.AbstractEventLoop, list["Call"]]
+"""The calls of each loop whose tasks have news that they wait for."""
 
 
 class Call:
     """One call of an engine: its requests, the queue that their events go to, and whether it was left.
 
-    A thread waits at a `SimpleQueue`. A task has a deque, which only its loop's thread changes: an `asyncio.Queue`
-    costs twice as much for each token.
+    A thread waits at a `SimpleQueue`. A task has a deque, to which the engine's thread adds events at once; the loop is
+    woken only if the task waits for them, because that costs more than all else.
     """
 
     __slots__ = (
         "_calls",
         "_outbox",
+        "_pause",
+        "_waiter",
+        "_waits",
+        "_woken",
         "events",
         "events_of_task",
         "loop",
         "num_untold",
         "requests",
-        "waiter",
         "was_left",
     )
 
-    def __init__(self, calls: "set[Call]", outbox: Outbox, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        calls: "set[Call]",
+        outbox: Outbox,
+        loop: asyncio.AbstractEventLoop | None = None,
+        pause: Callable[[], float] | None = None,
+    ) -> None:
         """Makes a call without requests.
 
         Args:
             calls: those with an end that has not been told; this one leaves it at its last end.
             outbox: what the engine sends to loops.
             loop: the task's; None: a thread calls.
+            pause: as for `Engine.generate`.
         """
-        self._calls, self._outbox = calls, outbox
+        self._calls, self._outbox, self._pause = calls, outbox, pause
         self.requests: list[Request] = []
         self.loop = loop
         self.events: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.events_of_task: deque[News] = deque()
-        self.waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits = False
+        self._woken = float("-inf")
         self.num_untold = 0  # requests whose end has not been told
         self.was_left = False
 
     def listen(self, news: News) -> None:
         """Puts news where the caller waits; runs in the engine's thread.
 
-        Tasks get all events of a step at once: waking a loop is slow.
+        Tasks are told of all events of a step at once: waking a loop is slow.
         """
+        is_end = isinstance(news, BaseException) or news.finish_reason is not None
         if self.loop is None:
             self.events.put(news)
         else:
-            self._outbox[self.loop].append((self, news))
-        if isinstance(news, BaseException) or news.finish_reason:
+            self.events_of_task.append(news)
+            if self._waits or is_end:
+                self._waits = False
+                self._outbox[self.loop].append(self)
+        if is_end:
             self.num_untold -= 1
             if not self.num_untold:
                 self._calls.discard(self)
 
     async def next(self) -> News:
         """The next event, for a task."""
-        while not self.events_of_task:
-            assert self.loop is not None, "the call of a task"
-            self.waiter = self.loop.create_future()
-            await self.waiter
+        if not self.events_of_task:
+            await self._more()
         return self.events_of_task.popleft()
 
-    def put(self, news: News) -> None:
-        """Adds an event for the task; runs in its loop."""
-        self.events_of_task.append(news)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+    async def _more(self) -> None:
+        """Waits for events: at least until the pause is over, unless an answer ends."""
+        assert self.loop is not None, "the call of a task"
+        if self._pause is not None and self.loop.time() < (soon := self._woken + self._pause()):
+            waiter = self._waiter = self.loop.create_future()
+            if not self.events_of_task:  # an end that came before there was a waiter would wake nobody
+                timer = self.loop.call_at(soon, _wake, waiter)
+                try:
+                    await waiter
+                finally:
+                    timer.cancel()
+        while not self.events_of_task:
+            self._waiter = self.loop.create_future()
+            self._waits = True
+            if not self.events_of_task:  # what came before `_waits` was set would wake nobody
+                await self._waiter
+        self._waits = False
+        self._woken = self.loop.time()
+
+    def wake(self) -> None:
+        """Lets the task take its events; runs in its loop."""
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     @property
     def num_open(self) -> int:
         """Answers that have not ended."""
         return sum(request.completion.finish_reason is None for request in self.requests)
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -79,6 +79,7 @@ class Event:
         logprob: the token's log probability and those of the most probable tokens, if the request asks for them.
         completion: the whole answer, with its usage, on the event that ends it.
         cached_tokens: how many tokens of the prompt were not computed; the same in each event of an answer.
+        time: when the step ended that gave it, in seconds of `time.perf_counter`; 0 for an event of no step.
     """
 
     index: int
@@ -88,3 +89,4 @@ class Event:
     logprob: TokenLogprob | None = None
     completion: Completion | None = field(default=None, compare=False, repr=False)
     cached_tokens: int = field(default=0, compare=False, repr=False, kw_only=True)
+    time: float = field(default=0.0, compare=False, repr=False, kw_only=True)

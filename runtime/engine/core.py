@@ -321,7 +321,7 @@ class EngineCore:
 
     def _complete_decode(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
         """`_complete` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
-        size, pager = self._pager.block_size, self._pager
+        size, pager, now = self._pager.block_size, self._pager, self._last_end
         for request, end, sampled in zip(step.requests, step.ends, samples, strict=True):
             if request.is_done:  # a listener has ended it
                 continue
@@ -341,6 +341,7 @@ class EngineCore:
             except Exception as error:
                 self._fail(request, error)
                 continue
+            event.time = now
             if event.finish_reason:
                 self._remove(request)
             try:
@@ -426,12 +427,10 @@ class EngineCore:
         except Exception as error:
             self._fail(request, error)
             return
+        event.time = self._last_end
         if event.finish_reason:
             self._remove(request)
-        try:
-            request.listener(event)
-        except Exception:
-            self._end_unheard(request)
+        self._tell(request, event)
 
     def _masks(self, request: Request) -> Sequence[Mask | None]:
         """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.

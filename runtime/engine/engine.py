@@ -17,7 +17,7 @@ from typing import TypeVar
 from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
 from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
-from mlxr.runtime.engine.call import Call, News, Outbox
+from mlxr.runtime.engine.call import Call, Outbox
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.events import Events
@@ -110,6 +110,7 @@ class Engine:
         deadline: float | None = None,
         adapter: str | None = None,
         salt: str = "",
+        pause: Callable[[], float] | None = None,
     ) -> AsyncGenerator[Event]:
         """The events of one prompt's answers, as they come. Leaving the loop, or cancelling the task, cancels them.
 
@@ -120,6 +121,9 @@ class Engine:
             deadline: seconds from now after which an answer ends with the finish reason `deadline`.
             adapter: a LoRA adapter; there are none yet, so it must be None.
             salt: prompts share cached blocks only with prompts of the same salt.
+            pause: says for how many seconds events are collected after the task got some; then it gets them one after
+                the other. To wake a task costs more than an event does. The first event and the end of an answer do
+                not wait. None: events come as soon as they can.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -128,7 +132,7 @@ class Engine:
             HostError: a step of the request failed.
             EngineError: the engine was closed, or has failed.
         """
-        call = Call(self._calls, self._outbox, asyncio.get_running_loop())
+        call = Call(self._calls, self._outbox, asyncio.get_running_loop(), pause)
         terms = Terms(priority, deadline, adapter, salt)
         try:
             await asyncio.to_thread(self._submit, call, [prompt], params, terms)
@@ -371,9 +375,9 @@ class Engine:
     def _flush(self) -> None:
         outbox = dict(self._outbox)
         self._outbox.clear()
-        for loop, news in outbox.items():
+        for loop, calls in outbox.items():
             try:
-                loop.call_soon_threadsafe(_put_all, news)
+                loop.call_soon_threadsafe(_wake_all, calls)
             except RuntimeError:  # the loop is closed: its callers have gone
                 for call in [call for call in self._calls if call.loop is loop]:
                     self._drop(call)
@@ -408,7 +412,7 @@ def _close_all() -> None:
         engine.close()
 
 
-def _put_all(news: list[tuple[Call, News]]) -> None:
+def _wake_all(calls: list[Call]) -> None:
     """Runs in an event loop."""
-    for call, event in news:
-        call.put(event)
+    for call in calls:
+        call.wake()

@@ -20,14 +20,12 @@ from mlxr.server.request_record import note_error
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger("mlxr.server")
-_PAUSE_SECONDS = 0.02
-"""Pieces that come within this time of the ones before are sent together: to send costs ten times what a piece does."""
 GONE = 499
 """The status that the log gets for a client that went before its answer; no client sees it."""
 
 
 class Stream(Response):
-    """An answer in pieces, each of which is sent as it comes.
+    """An answer in pieces. Those that come without a wait between them are sent together.
 
     The pieces' iterator is closed when the client goes, which cancels what is behind it.
     """
@@ -128,16 +126,10 @@ class Stream(Response):
                 self._wake()
 
     def _wake(self) -> None:
-        """Lets the sender send what is ready: now, or soon if it has just sent something."""
+        """Lets the sender send what is ready, once the reader waits."""
         waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            return
-        loop = asyncio.get_running_loop()
-        soon = self._last_sent + _PAUSE_SECONDS
-        if self._has_ended or loop.time() >= soon:
-            _set(waiter)
-        else:
-            loop.call_at(soon, _set, waiter)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 async def unless_gone(request: Request, answer: Coroutine[Any, Any, _T]) -> _T:
@@ -182,8 +174,3 @@ async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
 
 async def _nothing() -> Any:
     return {"type": "http.disconnect"}
-
-
-def _set(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -66,6 +66,28 @@ async def read(engine: Engine, prompt: list[int], sampling: mlxr.Sampling, **ter
 
 def tokens(events: list[Event], index: int = 0) -> list[int | None]:
     return [event.token_id for event in events if event.index == index and event.token_id is not None]
+
+
+def test_a_task_that_pauses_is_woken_by_its_first_event_and_by_ends(setup: Setup) -> None:
+    sampling = mlxr.Sampling(n=2, max_tokens=200)
+
+    async def ask(**terms: Any) -> tuple[list[Event], int]:
+        loop, wakings = asyncio.get_running_loop(), 0
+        send = loop.call_soon_threadsafe
+
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal wakings
+            wakings += getattr(args[0], "__name__", "") == "_wake_all"
+            return send(*args, **options)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            return await read(setup.engine, PROMPTS[0], sampling, **terms), wakings
+
+    events, wakings = asyncio.run(ask(pause=lambda: 1000.0))
+    assert [tokens(events, i) for i in (0, 1)] == [answer_alone(PROMPTS[0], sampling)] * 2
+    assert all(before.time <= after.time for before, after in pairwise(events))
+    assert wakings <= 3, "the first event, and two ends"
 
 
 def test_tasks_of_several_loops_and_threads_get_what_they_get_alone(setup: Setup) -> None:

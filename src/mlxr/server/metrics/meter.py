@@ -43,6 +43,7 @@ class Meter:
 
     Attributes:
         loads: how often the model was loaded.
+        streams: prompts that are being answered now.
         first_token: seconds from a request to an answer's first token.
         next_token: seconds between two tokens of an answer.
         request: seconds from a request to an answer's end.
@@ -53,7 +54,7 @@ class Meter:
 
     def __init__(self) -> None:
         """Has measured nothing yet."""
-        self.loads = 0
+        self.loads = self.streams = 0
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.next_token = Histogram((*FAST_TOKEN_BOUNDS, *NEXT_TOKEN_BOUNDS))
         self.request = Histogram(REQUEST_BOUNDS)
@@ -68,15 +69,16 @@ class Meter:
             events: of the engine.
             num_answers: how many answers there are.
         """
-        begin, now, record = time.perf_counter(), time.perf_counter, RECORD.get()
+        begin, record = time.perf_counter(), RECORD.get()
         last: dict[int, float] = {}  # when each answer's newest token came
         left, next_token = num_answers, self.next_token.observe
         reason = "abort"  # if the loop is left before the end
+        self.streams += 1
         try:
             async with aclosing(events):
                 async for event in events:
                     if event.token_id is not None:
-                        at, before = now(), last.get(event.index)
+                        at, before = event.time, last.get(event.index)
                         last[event.index] = at
                         if before is not None:
                             next_token(at - before)
@@ -85,7 +87,7 @@ class Meter:
                             if record is not None and record.first_token is None:
                                 record.first_token = at - record.begin
                     if event.finish_reason is not None:
-                        self.request.observe(now() - begin)
+                        self.request.observe(time.perf_counter() - begin)
                         self.finished[_REASON_OF[event.finish_reason]] += 1
                         if record is not None and event.completion is not None:
                             record.add(event.completion, is_first=left == num_answers)
@@ -95,6 +97,7 @@ class Meter:
             reason = "error"
             raise
         finally:
+            self.streams -= 1
             if left:
                 self.finished[reason] += left
 

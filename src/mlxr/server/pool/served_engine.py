@@ -9,6 +9,11 @@ from mlxr.runtime.engine.model import Prompt
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.metrics.meter import Meter
 
+_PAUSE_SECONDS = 0.02
+"""Tokens that come within this time of the ones before are sent together: to send costs ten times what a token does."""
+_PAUSE_OF_EACH = 0.00125
+"""So much for each stream, if that is longer: then no more than 800 pieces a second are sent."""
+
 
 class ServedEngine(Engine):
     """An engine whose answers a meter measures, whichever API asks for them."""
@@ -26,7 +31,11 @@ class ServedEngine(Engine):
 
     def generate(self, prompt: Prompt, params: Sampling | None = None, **terms: Any) -> AsyncGenerator[Event]:
         """See `mlxr.Engine`."""
-        return self._meter.observe(super().generate(prompt, params, **terms), params.n if params else 1)
+        events = super().generate(prompt, params, pause=self._pause, **terms)
+        return self._meter.observe(events, params.n if params else 1)
+
+    def _pause(self) -> float:
+        return max(_PAUSE_SECONDS, _PAUSE_OF_EACH * self._meter.streams)
 
     def close(self) -> None:
         """See `mlxr.Engine`."""
