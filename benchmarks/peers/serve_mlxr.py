@@ -51,15 +51,11 @@ class MlxrEngine(Server):
         return await asyncio.gather(*map(answer, arrivals))
 
     def reply(self, what: str, details: dict[str, Any]) -> dict[str, Any]:
-        """See Server.
-
-        `profile` answers prompts together and gives median seconds of the engine's turns, with the host's work or
-        without it (`skips_host`).
-        """
+        """See Server; `profile` answers prompts together and gives median seconds of the engine's turns."""
         if what != "profile":
             return super().reply(what, details)
         assert self._times is not None, "loaded with `profile`"
-        self._times.restart(skips_host=details["skips_host"])
+        self._times.restart()
         self.answer([Arrival(0.0, prompt, details["tokens"]) for prompt in details["prompts"]])
         return self._times.medians(len(details["prompts"]))
 

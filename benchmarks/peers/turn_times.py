@@ -1,9 +1,7 @@
 """Where the time of the engine's turns goes: functions are wrapped, and their seconds added up turn by turn.
 
 Seconds are those that the engine's thread had the CPU: waiting for the interpreter's lock, which callers' threads take
-now and then, and for a CPU, which the C program's own threads use, does not count. Waiting for memory does: a step
-reads all weights, after which the CPU's caches have lost the requests. To tell Python's own work from that, steps can
-be skipped.
+now and then, and for a CPU, which the C program's own threads use, does not count.
 """
 
 import statistics
@@ -15,7 +13,7 @@ from mlxr.runtime.engine import engine, samples
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.scheduler import Scheduler
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.cpu.library import CBatch, OpenProgram
+from mlxr.runtime.hosts.cpu.library import OpenProgram
 
 
 class TurnTimes:
@@ -29,17 +27,8 @@ class TurnTimes:
         """Wraps the functions; engines that are made later are measured."""
         self._turns: list[dict[str, float]] = []
         self._turn: dict[str, float] = {}
-        self._skips_host = False
+        self._rows = 0.0
         self._time(OpenProgram, "step", "host")
-        run = OpenProgram.step
-
-        def run_or_skip(program: OpenProgram, batch: CBatch) -> None:
-            if self._skips_host:
-                self._turn["host"] = 0.0
-            else:
-                run(program, batch)
-
-        OpenProgram.step = run_or_skip  # type: ignore[method-assign]
         self._time(samples, "sample_rows", "sampling")
         self._time(Scheduler, "schedule", "schedule")
         self._time(EngineCore, "step", "step")
@@ -71,14 +60,9 @@ class TurnTimes:
 
         return timed
 
-    def restart(self, *, skips_host: bool = False) -> None:
-        """Forgets all turns.
-
-        Args:
-            skips_host: whether steps from now on compute nothing, so that tokens are of no use.
-        """
+    def restart(self) -> None:
+        """Forgets all turns."""
         self._turns.clear()
-        self._skips_host = skips_host
 
     def medians(self, rows: int) -> dict[str, float]:
         """Median seconds over the turns that sampled so many tokens.

@@ -14,19 +14,16 @@ def measure(bench: Bench, batch: int = 64) -> None:
         "schedule": Row(f"{name}of that, scheduling", "us", "schedule"),
         "batch": Row(f"{name}of that, the batch's arrays", "us", "batch"),
         "events": Row(f"{name}of that, messages and events", "us", "events"),
-        "alone": Row(f"{name}the engine's own time while no weights are read", "us", "alone"),
         "sampling": Row(f"{name}sampling", "us", "sampling"),
         "wall": Row(f"{name}the whole step by the clock on the wall", "us", "wall"),
     }
     bench.say(name.removesuffix(": "))
     with bench.workers({"mlxr": (OURS, {"batch": batch, "profile": True})}) as workers:
         for worker in workers.values():
-            for skips_host in (False, True):  # the scheduler learns how long steps take: those without work come last
-                for number in range(bench.rounds + 1):
-                    seeds = range(70_000 + 100 * number, 70_000 + 100 * number + batch)
-                    prompts = [random_tokens(40 + seed % 16, bench.vocab, seed) for seed in seeds]
-                    medians = worker.ask("profile", prompts=prompts, tokens=200, skips_host=skips_host)
-                    if number:
-                        medians = {"alone": medians["overhead"]} if skips_host else medians
-                        for series in [name for name in rows if name in medians]:
-                            bench.figures.add(rows[series], series, 1e6 * medians[series])
+            for number in range(bench.rounds + 1):
+                seeds = range(70_000 + 100 * number, 70_000 + 100 * number + batch)
+                prompts = [random_tokens(40 + seed % 16, bench.vocab, seed) for seed in seeds]
+                medians = worker.ask("profile", prompts=prompts, tokens=120)
+                if number:
+                    for series, row in rows.items():
+                        bench.figures.add(row, series, 1e6 * medians[series])
