@@ -38,25 +38,31 @@ class MlxrEngine(Server):
         """See Server."""
         return asyncio.run(self._answer_all(arrivals))
 
-    async def _answer_all(self, arrivals: Sequence[Arrival]) -> list[Answer]:
+    async def _answer_all(self, arrivals: Sequence[Arrival], pause: float = 0.0) -> list[Answer]:
         engine, start = self._engine, time.perf_counter()
         assert engine is not None, "loaded"
 
         async def answer(arrival: Arrival) -> Answer:
             await asyncio.sleep(max(0.0, arrival.at - (time.perf_counter() - start)))
             params = mlxr.Sampling(max_tokens=arrival.tokens, ignore_eos=True)
-            times = [time.perf_counter() - start async for _ in engine.generate(arrival.prompt, params)]
+            events = engine.generate(arrival.prompt, params, pause=(lambda: pause) if pause else None)
+            times = [time.perf_counter() - start async for _ in events]
             return Answer(times, len(times))
 
         return await asyncio.gather(*map(answer, arrivals))
 
     def reply(self, what: str, details: dict[str, Any]) -> dict[str, Any]:
-        """See Server; `profile` answers prompts together and gives median seconds of the engine's turns."""
+        """See Server.
+
+        `profile` answers prompts together, with a `pause` (see `Engine.generate`) or 0, and gives median seconds of the
+        engine's turns.
+        """
         if what != "profile":
             return super().reply(what, details)
         assert self._times is not None, "loaded with `profile`"
         self._times.restart()
-        self.answer([Arrival(0.0, prompt, details["tokens"]) for prompt in details["prompts"]])
+        arrivals = [Arrival(0.0, prompt, details["tokens"]) for prompt in details["prompts"]]
+        asyncio.run(self._answer_all(arrivals, details["pause"]))
         return self._times.medians(len(details["prompts"]))
 
     def close(self) -> None:

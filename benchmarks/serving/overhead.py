@@ -5,6 +5,9 @@ from peers.worker import random_tokens
 from serving.bench import OURS, Bench
 from serving.figures import Row
 
+_SERVER_PAUSE = 0.08
+"""Seconds for which the server collects the events of each of 64 streams."""
+
 
 def measure(bench: Bench, batch: int = 64) -> None:
     """Medians over steps of a fixed batch."""
@@ -14,6 +17,7 @@ def measure(bench: Bench, batch: int = 64) -> None:
         "schedule": Row(f"{name}of that, scheduling", "us", "schedule"),
         "batch": Row(f"{name}of that, the batch's arrays", "us", "batch"),
         "events": Row(f"{name}of that, messages and events", "us", "events"),
+        "paused": Row(f"{name}the engine's own time, asked as the server asks", "us", "paused", must=("<=", 300)),
         "sampling": Row(f"{name}sampling", "us", "sampling"),
         "wall": Row(f"{name}the whole step by the clock on the wall", "us", "wall"),
     }
@@ -23,7 +27,9 @@ def measure(bench: Bench, batch: int = 64) -> None:
             for number in range(bench.rounds + 1):
                 seeds = range(70_000 + 100 * number, 70_000 + 100 * number + batch)
                 prompts = [random_tokens(40 + seed % 16, bench.vocab, seed) for seed in seeds]
-                medians = worker.ask("profile", prompts=prompts, tokens=120)
+                medians = worker.ask("profile", prompts=prompts, tokens=120, pause=0.0)
+                paused = worker.ask("profile", prompts=prompts, tokens=120, pause=_SERVER_PAUSE)
                 if number:
                     for series, row in rows.items():
-                        bench.figures.add(row, series, 1e6 * medians[series])
+                        figure = paused["overhead"] if series == "paused" else medians[series]
+                        bench.figures.add(row, series, 1e6 * figure)
