@@ -20,6 +20,7 @@ from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.schema import spec_schema
+from mlxr.compiler.targets.refused_activations import refused_activations
 from mlxr.compiler.targets.registry import TARGETS
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
@@ -69,8 +70,8 @@ def run(argv: Sequence[str] | None) -> int:
         return 0
     if args.spec is None:
         parser.error("give a SPEC, or --schema")
-    if args.target == ("cpu",) and args.activations not in (None, "f32"):
-        parser.error(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
+    if (reason := refused_activations(args.activations, args.target or TARGETS)) is not None:
+        parser.error(reason)
     spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
     compilation = compile_spec(spec, targets=args.target, chip=find_chip(args.chip))
     if args.output is not None:

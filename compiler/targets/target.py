@@ -24,6 +24,11 @@ class Target(Protocol):
         """Its name in commands and plans."""
         ...
 
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """The only element types of activations that it computes with; empty: any that a spec may name."""
+        ...
+
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
         """The types of activations and cache: those of the spec, or the target's choice if the spec leaves them open.
 

@@ -37,6 +37,7 @@ class CpuTarget:
     """See `Target`."""
 
     name: str = "cpu"
+    activations: tuple[str, ...] = ("f32",)
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
         """Activations are f32 whatever the spec says."""

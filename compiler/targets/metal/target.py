@@ -31,6 +31,7 @@ class MetalTarget:
     """See `Target`."""
 
     name: str = "metal"
+    activations: tuple[str, ...] = ()
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
         """16-bit types, unless the spec names others or all weights are f32."""

@@ -11,6 +11,7 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
+from mlxr.compiler.targets.refused_activations import refused_activations
 from mlxr.inspect.c_report import c_function, c_json, c_report
 from mlxr.inspect.highlight import highlight
 from mlxr.inspect.picture.draw import draw_graphs, write_picture
@@ -40,8 +41,8 @@ def show(args: argparse.Namespace) -> int:
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
-    if target == "cpu" and args.activations not in (None, "f32"):
-        raise RequestError(f"--activations {args.activations} is for target metal: target cpu computes with f32 ones")
+    if (reason := refused_activations(args.activations, [target])) is not None:
+        raise RequestError(reason)
     in_c = artifact.plan.program(target).library is not None
     if args.chip or args.measure:
         _show_roofline(artifact, args, target)

@@ -30,6 +30,7 @@ class ToyTarget:
     """See `mlxr.compiler.targets.target.Target`."""
 
     name = "toy"
+    activations = ("f32",)
 
     def types(self, spec: ModelSpec, half: HalfType | None) -> TargetTypes:
         why = "the toy target has no other"
