@@ -276,7 +276,7 @@ class Engine:
         if bounded and waiting + params.n > self._max_waiting:
             raise QueueFullError(
                 f"{waiting} requests wait already, and at most {self._max_waiting} may: try again later, or make the "
-                "engine with a larger max_waiting"
+                "engine with a larger max_waiting (mlxr serve --max-waiting N)"
             )
         if bounded and waiting and model.core.is_memory_low:
             raise QueueFullError(

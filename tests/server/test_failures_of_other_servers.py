@@ -20,7 +20,7 @@ from mlxr.runtime.engine.engine import Engine
 from mlxr.server.field_tables import request_models
 from mlxr.server.fields import classes
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Answer, Api, Question
+from mlxr_tests.api_calls import APIS, CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, RESPONSES, Answer, Api, Question
 from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_server, tiny_source
 from mlxr_tests.storyteller import TINY
 
@@ -126,6 +126,25 @@ def test_a_schema_is_kept(server: RunningServer, api: Api) -> None:
         told = ask(server, api, Question("What?", max_tokens=300, temperature=1.5, seed=seed, schema=SCHEMA))
         assert told.finish == "stop"
         jsonschema.validate(json.loads(told.text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (COMPLETIONS, {"structured_outputs": {"json_object": True}}),
+        (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+        (OLLAMA_CHAT, {"format": "json"}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_json_is_an_object(server: RunningServer, api: Api, fields: dict[str, Any]) -> None:
+    """Clients take values out of it by their keys."""
+    for seed in range(4):
+        body = api.body(Question("What?", max_tokens=8, temperature=1.5, seed=seed)) | fields
+        told = server.http.post(api.path, json=body)
+        assert told.status_code == 200, told.text
+        assert api.answer(told.text.splitlines(), stream=False).text.lstrip().startswith("{")
 
 
 @each_api

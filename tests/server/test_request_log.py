@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from mlxr.server.pool.model_pool import ModelPool
@@ -61,6 +63,7 @@ def test_a_line_tells_of_a_request_without_its_text(server: RunningServer, lines
         "method": "POST",
         "path": "/v1/completions",
         "status": 200,
+        "request_id": line["request_id"],
         "model": "tiny",
         "prompt_tokens": usage["prompt_tokens"],
         "cached_tokens": line["cached_tokens"],
@@ -68,6 +71,26 @@ def test_a_line_tells_of_a_request_without_its_text(server: RunningServer, lines
         "finish_reasons": ["length", "length"],
         "trace_id": trace,
     }
+
+
+def test_clients_find_the_line_of_a_request_by_its_name(server: RunningServer, lines: Lines) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    for client in (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0).chat.completions,
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0).messages,
+    ):
+        told = client.create(model="tiny", messages=messages, max_tokens=1)
+        (line,) = lines.take()
+        assert told._request_id == line["request_id"]
+        with pytest.raises((openai.NotFoundError, anthropic.NotFoundError)) as raised:
+            client.create(model="none", messages=messages, max_tokens=1)
+        (line,) = lines.take()
+        assert raised.value.request_id == line["request_id"] != told._request_id
+    for given, taken in (("from-a-proxy:7", True), ("two words", False), ("x" * 200, False)):
+        answer = server.http.get("/v1/models", headers={"x-request-id": given})
+        (line,) = lines.take()
+        assert answer.headers["x-request-id"] == answer.headers["request-id"] == line["request_id"]
+        assert (line["request_id"] == given) == taken
 
 
 def test_what_is_refused_and_who_leaves(server: RunningServer, lines: Lines) -> None:

@@ -29,7 +29,7 @@ from mlxr.server.ollama import routers as ollama
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
-from mlxr.server.request_log import RequestLog
+from mlxr.server.request_log import REQUEST_ID_HEADERS, RequestLog
 from mlxr.server.security import Guard
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
@@ -88,6 +88,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         allow_origins=list(settings.origins),
         allow_methods=["*"],
         allow_headers=["*"],
+        expose_headers=[*REQUEST_ID_HEADERS, "retry-after"],
     )
     app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text)
     return app

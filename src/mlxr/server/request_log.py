@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import time
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,10 @@ _POLLED = ("/inspector/", "/page/")
 """So does the page."""
 _GONE = 499
 _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 _MOST_PATH = 200
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+"""Where clients look for the name of a request, which they tell with errors: OpenAI's, and Anthropic's."""
 
 
 class RequestLog:
@@ -41,13 +45,21 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(scope["method"], scope["path"], _trace_id(scope["headers"]), self._keeps_text)
+        record = RequestRecord(
+            scope["method"],
+            scope["path"],
+            request_id=_request_id(scope["headers"]),
+            trace_id=_trace_id(scope["headers"]),
+            keeps_text=self._keeps_text,
+        )
+        request_id = [(name.encode(), record.request_id.encode()) for name in REQUEST_ID_HEADERS]
         has_ended = False
 
         async def watch(message: Message) -> None:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *request_id]}
             elif not message.get("more_body"):
                 has_ended = True
             await send(message)
@@ -75,6 +87,12 @@ def _route(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", None) or "other"
 
 
+def _request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The name that the client, or a proxy before this server, has given to the request; else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return given.decode() if _ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
 def _trace_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
     parent = next((value for name, value in headers if name == b"traceparent"), b"")
     match = _TRACE.fullmatch(parent)
@@ -98,6 +116,7 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
         "method": record.method,
         "path": record.path[:_MOST_PATH],
         "status": record.status,
+        "request_id": record.request_id,
         "ms": _ms(time.perf_counter() - record.begin),
     }
     if record.model:

@@ -15,6 +15,7 @@ class RequestRecord:
     Attributes:
         method: of HTTP.
         path: without the query.
+        request_id: its name, which the answer's headers have, too.
         trace_id: of the `traceparent` header, so that the line can be found from other programs' traces; empty: none.
         keeps_text: whether texts of users may be kept.
         begin: when it came, by `time.perf_counter`.
@@ -34,6 +35,7 @@ class RequestRecord:
 
     method: str
     path: str
+    request_id: str = ""
     trace_id: str = ""
     keeps_text: bool = False
     begin: float = field(default_factory=time.perf_counter)

@@ -161,6 +161,21 @@ def test_instructions_get_the_role_that_the_template_knows() -> None:
     )
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_line_that_changes_with_each_request_is_no_part_of_the_prompt(role: str) -> None:
+    line, user = "x-anthropic-billing-header: cc_version=2; cch=7f;", {"role": "user", "content": "Hi"}
+
+    def written(*messages: dict[str, Any]) -> str:
+        return prompt(QWEN, a_job(messages=messages, tools=()))
+
+    rules = {"role": role, "content": "Be brief.\nBe kind."}
+    parts = [{"type": "text", "text": text} for text in (line, "Be brief.", "Be kind.")]
+    for content in (f"{line}\nBe brief.\nBe kind.", parts):
+        assert written({"role": role, "content": content}, user) == written(rules, user)
+    assert written({"role": role, "content": line}, user) == written(user)
+    assert line in written(rules, {"role": "user", "content": line}), "what users say stays"
+
+
 def test_a_format_that_was_closed_says_so() -> None:
     chat = ChatFormat(ChatTemplate(QWEN, "here"), TOKENIZER)
     chat.close()

@@ -24,14 +24,9 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.openai.sampling_fields import check_schema, share_of
 
-_BILLING = "x-anthropic-billing-header:"
-
 
 def job_of(request: Conversation) -> ChatJob:
     """The conversation of a request.
-
-    Coding agents begin the system text with a line `x-anthropic-billing-header: ...` that is another one each time. It
-    says nothing to the model, and no prompt would be found in the prefix cache: that line is dropped.
 
     Raises:
         ApiError: fields that contradict each other.
@@ -103,7 +98,7 @@ def _variables(request: Conversation) -> dict[str, Any]:
 
 def _messages(request: Conversation) -> tuple[dict[str, Any], ...]:
     told: list[dict[str, Any]] = []
-    if system := _system(request.system):
+    if system := text_of(request.system):
         told.append({"role": "system", "content": system})
     for place, message in enumerate(request.messages):
         for part in _parts(f"messages[{place}].content", message):
@@ -114,14 +109,6 @@ def _messages(request: Conversation) -> tuple[dict[str, Any], ...]:
     if told[-1].get("tool_calls"):
         raise bad_field("messages", "the last message calls a tool: send the tool_result in a user message after it")
     return tuple(told)
-
-
-def _system(system: str | list[TextBlock] | None) -> str:
-    texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    if texts and texts[0].startswith(_BILLING):
-        rest = texts[0].partition("\n")[2]
-        texts[:1] = [rest] if rest else []
-    return "\n".join(texts)
 
 
 def _parts(place: str, message: Message) -> list[dict[str, Any]]:

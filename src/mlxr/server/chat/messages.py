@@ -8,12 +8,18 @@ from typing import Any
 from mlxr.compiler.errors import RequestError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_INSTRUCTIONS = ("system", "developer")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_BILLING = "x-anthropic-billing-header:"
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with text as `content` (empty if there is none), and the arguments of tool calls as dicts.
+
+    Coding agents begin the system text with a line `x-anthropic-billing-header: ...` that is another one each time. It
+    says nothing to the model, and no prompt would be found in the prefix cache: that line is dropped, and the message
+    too if it has no other.
 
     Raises:
         RequestError: a message that cannot be used, and which one.
@@ -30,6 +36,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         if role not in _ROLES:
             raise RequestError(f"{where}.role is {role!r:.60}; expected one of {', '.join(_ROLES)}")
         clean = dict(message) | {"content": _text(message.get("content"), f"{where}.content")}
+        if number == 0 and role in _INSTRUCTIONS and clean["content"].startswith(_BILLING):
+            clean["content"] = clean["content"].partition("\n")[2]
+            if not clean["content"] and len(messages) > 1:
+                continue
         for key in ("tool_calls", "reasoning_content"):
             if not clean.get(key):
                 clean.pop(key, None)

@@ -7,7 +7,7 @@ from pydantic import Field
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
-from mlxr.server.openai.sampling_fields import check_schema, share_of
+from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, share_of
 
 _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
@@ -150,7 +150,7 @@ def sampling_of(
         given["seed"] = options.seed % 2**64
     if form:
         check_schema("format", form)
-        given["json_schema"] = True if form == "json" else form
+        given["json_schema"] = ANY_OBJECT if form == "json" else form
     return Sampling(**given)
 
 

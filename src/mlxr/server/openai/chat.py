@@ -102,8 +102,8 @@ async def _whole(state: ServerState, body: ChatRequest, job: ChatJob) -> dict[st
             "object": "chat.completion",
             "created": created,
             "model": body.model,
-            "choices": [one.choice(i, model, job, body.shows_reasoning) for i, one in enumerate(answers)],
-            "usage": usage([one.usage for one in answers], sum(one.reasoning_tokens for one in answers)),
+            "choices": [each.choice(i, model, job, body.shows_reasoning) for i, each in enumerate(answers)],
+            "usage": usage([each.usage for each in answers], sum(each.reasoning_tokens for each in answers)),
             "system_fingerprint": FINGERPRINT,
         }
 
@@ -199,7 +199,7 @@ def _usage_of(event: Event) -> Usage:
 def usage(answers: Sequence[Usage], reasoning_tokens: int = 0) -> dict[str, Any]:
     """Tokens of a request whose answers have one prompt, which counts once."""
     prompt = answers[0].prompt_tokens if answers else 0
-    completion = sum(one.completion_tokens for one in answers)
+    completion = sum(each.completion_tokens for each in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

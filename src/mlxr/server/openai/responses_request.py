@@ -9,7 +9,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.responses_items import Item, told_items
-from mlxr.server.openai.sampling_fields import check_schema, share_of
+from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, share_of
 
 _INCLUDED = frozenset({"reasoning.encrypted_content"})
 """Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
@@ -39,7 +39,7 @@ class TextFormat(ApiModel):
 
 
 class JsonFormat(ApiModel):
-    """Any JSON."""
+    """Any JSON object."""
 
     type: Literal["json_object"]
 
@@ -183,11 +183,11 @@ def _sampling(request: ResponsesRequest) -> Sampling:
     return Sampling(max_tokens=request.max_output_tokens, **options)
 
 
-def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any] | bool | None:
+def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any] | None:
     if isinstance(form, SchemaFormat):
         check_schema("text.format.schema", form.schema_)
         return form.schema_
-    return True if isinstance(form, JsonFormat) else None
+    return ANY_OBJECT if isinstance(form, JsonFormat) else None
 
 
 def _choice(request: ResponsesRequest) -> str:

@@ -12,6 +12,8 @@ from mlxr.server.fields import ApiModel, WithoutEffect
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
 _MOST_SCHEMA = 1 << 20
 _LEAST_SHARE = 1e-9
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+"""What `json_object` and Ollama's `json` ask for: clients parse the answer as a JSON object."""
 _STRUCTURES = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
 
@@ -149,7 +151,7 @@ def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] 
     if response_format is None or response_format.type == "text":
         return None
     if response_format.type == "json_object":
-        return True
+        return ANY_OBJECT
     if response_format.json_schema is None:
         raise bad_field("response_format.json_schema", "response_format.json_schema is missing: it is required")
     schema = response_format.json_schema.schema_
@@ -186,7 +188,7 @@ def _constraints(fields: SamplingFields) -> dict[str, Any]:
             if value is not None:
                 given[f"structured_outputs.{name}"] = (option, value)
         if structured.json_object:
-            given["structured_outputs.json_object"] = ("json_schema", True)
+            given["structured_outputs.json_object"] = ("json_schema", ANY_OBJECT)
     if len(given) > 1:
         raise ApiError(400, f"{' and '.join(given)} are given; an answer follows one of them: drop the others")
     for name, (option, value) in given.items():

@@ -277,10 +277,10 @@ class ModelPool:
 
     def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
         loaded = [model for model in self._all if model.state == "loaded" and not model.is_idle]
-        held = ", ".join(
+        in_memory = ", ".join(
             f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in loaded
         )
-        go = f"what would have to go is in use or pinned: {held}" if loaded else "no other model is loaded"
+        go = f"what would have to go is in use or pinned: {in_memory}" if loaded else "no other model is loaded"
         limit = "" if self._memory_bytes is None else f" of {size(self._memory_bytes)} for models"
         return ApiError(
             503,
