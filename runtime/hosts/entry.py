@@ -26,6 +26,7 @@ class HostEntry:
         auto: whether `auto` may choose this host. It takes the first one in the list that can run, else the last one.
         takes_threads: whether the user may choose the number of its threads.
         activations: the only element types of activations that it computes with; empty: any that the spec asks for.
+        calls_mlx: whether functions of MLX take the place of kernels there, as the plan says (`LibraryCall`).
         gpu_name: what the GPU calls itself that the launch geometry should suit; empty: no GPU that chips are known of.
         deterministic: whether what is compiled for this host is deterministic, because speed does not matter there.
         prepare: compiles what the host needs of an artifact into its folder of the cache, as far as that can be done
@@ -42,6 +43,7 @@ class HostEntry:
     auto: bool = False
     takes_threads: bool = False
     activations: tuple[str, ...] = ()
+    calls_mlx: bool = False
     gpu_name: Callable[[], str] = lambda: ""
     deterministic: bool = False
     prepare: "Callable[[Artifact], None]" = lambda artifact: None

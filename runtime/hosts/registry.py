@@ -29,6 +29,11 @@ def host_choices() -> tuple[str, ...]:
     return (AUTO, *hosts())
 
 
+def hosts_that_call_mlx() -> str:
+    """Their names, for people: where functions of MLX take the place of kernels."""
+    return " and ".join(name for name, entry in hosts().items() if entry.calls_mlx)
+
+
 def _entry(name: str) -> HostEntry | None:
     """The record of a folder; None where the folder holds only what several hosts share."""
     entry = getattr(importlib.import_module(f"{package.__name__}.{name}"), "HOST", None)

@@ -42,6 +42,7 @@ HOST = HostEntry(
     check=_check,
     rank=20,
     auto=True,
+    calls_mlx=True,
     gpu_name=_gpu_name,
     cached="kernels of host cuda",
 )

@@ -37,5 +37,6 @@ HOST = HostEntry(
     check=_check,
     rank=10,
     auto=True,
+    calls_mlx=True,
     gpu_name=_gpu_name,
 )

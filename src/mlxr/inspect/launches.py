@@ -19,6 +19,7 @@ from mlxr.compiler.artifact import (
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.inspect.layers import alike, is_in_layer, without_layer
+from mlxr.runtime.hosts.registry import hosts_that_call_mlx
 
 _ARENA_ONLY = "copy_blocks"
 
@@ -40,7 +41,7 @@ class LibraryRow:
     @property
     def flow(self) -> str:
         """What it reads and writes, and on which hosts it runs."""
-        return f"{self.reads} -> {self.writes} (only on metal and cuda)"
+        return f"{self.reads} -> {self.writes} (only on {hosts_that_call_mlx()})"
 
     @property
     def when(self) -> str:
@@ -85,9 +86,9 @@ class LaunchRow:
     @property
     def flow(self) -> str:
         """What it reads and writes, in short, and on which hosts it runs."""
-        note = " (only on metal and cuda)" if self.launch.needs_library else ""
+        note = f" (only on {hosts_that_call_mlx()})" if self.launch.needs_library else ""
         if self.launch.yields is not None:
-            note = f" (not on metal and cuda if {self.launch.yields})"
+            note = f" (not on {hosts_that_call_mlx()} if {self.launch.yields})"
         return f"{self.reads} -> {self.writes}{note}"
 
     @property

@@ -11,6 +11,7 @@ import mlxr
 from mlxr.cli import main
 from mlxr.compiler.errors import HostError
 from mlxr.runtime import hosts as package
+from mlxr.runtime.hosts.mlx.host import MlxHost
 from mlxr.runtime.hosts.registry import host_choices, hosts
 from mlxr_tests.storyteller import Q8_0
 
@@ -80,6 +81,7 @@ def test_every_name_has_its_host() -> None:
         host = entry.load()
         assert entry.name == host.name == name
         assert entry.target == host.target
+        assert entry.calls_mlx is issubclass(host, MlxHost)
 
 
 def test_the_registry_loads_no_mlx_and_loading_hosts_changes_no_environment_variable() -> None:
