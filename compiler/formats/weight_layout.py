@@ -60,6 +60,11 @@ class WeightLayout:
         return self.segments[-1].end_row
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether the buffer is an array of bytes, not of the numbers of a float format."""
+        return self.dtype is DType.U8
+
+    @property
     def formats(self) -> tuple[WeightFormat, ...]:
         """Its formats, each once, in order."""
         return tuple(dict.fromkeys(segment.format for segment in self.segments))

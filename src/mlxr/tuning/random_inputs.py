@@ -108,7 +108,7 @@ class RandomInputs:
             return _cast(self.input(phase, batch, cast.weight, dtype), MLX_DTYPES[str(cast.dtype)])
         if name in self._weights:
             layout = self._weights[name].layout
-            shape = (layout.size_bytes,) if layout.dtype is DType.U8 else self._weights[name].shape
+            shape = (layout.size_bytes,) if layout.is_bytes else self._weights[name].shape
             return _in_turn(self._random(layout.dtype, shape, -(-4 * self._cache_bytes // layout.size_bytes)))
         if name in arena:
             return _in_turn([arena[name]])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxr.bench.sequences import Sequences
-from mlxr.compiler.artifact import ArenaGeometry, Artifact, DType
+from mlxr.compiler.artifact import ArenaGeometry, Artifact
 from mlxr.compiler.errors import ArenaError, HostError
 from mlxr.runtime.cache.arena import Arena, device_memory_bytes
 from mlxr.runtime.cache.pager import Pager
@@ -114,7 +114,7 @@ def _random_weights(artifact: Artifact) -> dict[str, mx.array]:
     buffers = {}
     for weight in artifact.plan.weights:
         layout = weight.layout
-        if layout.dtype is DType.U8:
+        if layout.is_bytes:
             array = mx.random.randint(0, 64, (layout.size_bytes,)).astype(mx.uint8)
         else:
             array = (_STD * mx.random.normal(weight.shape)).astype(MLX_DTYPES[str(layout.dtype)])

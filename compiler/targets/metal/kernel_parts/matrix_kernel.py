@@ -115,7 +115,7 @@ class MatrixKernel(MetalKernel):
 
     def _weight_rows(self) -> list[str]:
         layout = self.layout
-        if layout.dtype is not DType.U8:
+        if not layout.is_bytes:
             return [f"weight     [{layout.rows}, {self.in_features}] {layout.dtype}"]
         rows = [f"weight     [{layout.size_bytes}] u8"]
         for s in layout.segments:

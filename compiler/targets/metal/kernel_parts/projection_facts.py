@@ -50,7 +50,7 @@ class ProjectionFacts:
     @property
     def is_quantised(self) -> bool:
         """Whether the weight is quantised."""
-        return self.layout.dtype is DType.U8
+        return self.layout.is_bytes
 
     @property
     def least_rows(self) -> int:

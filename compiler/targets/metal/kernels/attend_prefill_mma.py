@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, fields
 
+from mlxr.compiler.targets.metal.kernel_parts.mma_rows import MMA_ROWS
 from mlxr.compiler.targets.metal.kernels.attend_prefill import AttendPrefillKernel
 
-MMA_ROWS = 16
-"""Rows of one matrix instruction."""
 _TILE_ELEMENTS = 4096
 """Elements of a tile of K, and of V."""
 

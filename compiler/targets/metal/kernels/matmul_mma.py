@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.metal.kernel_parts.matrix_spans import Span
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
@@ -48,7 +47,7 @@ class MatmulMmaKernel(ProjectionKernel):
     @property
     def quantised(self) -> bool:
         """Whether the kernel unpacks its weights."""
-        return self.layout.dtype is DType.U8
+        return self.layout.is_bytes
 
     @property
     def threadgroups(self) -> int:
@@ -90,5 +89,5 @@ def matmul_mma(p: ProjectionFacts) -> tuple[MatmulMmaKernel, ...]:
         )
         for tile in MMA_TILES
     )
-    of_one_type = p.activation.is_16_bit and p.layout.dtype in (p.activation, DType.U8)
+    of_one_type = p.activation.is_16_bit and (p.layout.is_bytes or p.layout.dtype is p.activation)
     return kernels if of_one_type and kernels[0].fits else ()

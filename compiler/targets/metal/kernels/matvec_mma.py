@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_format import WeightFormat
+from mlxr.compiler.targets.metal.kernel_parts.mma_rows import MMA_ROWS
 from mlxr.compiler.targets.metal.kernel_parts.projection_facts import ProjectionFacts
 from mlxr.compiler.targets.metal.kernel_parts.projection_kernel import ProjectionKernel
 
-MMA_ROWS = 16
-"""Rows of the weight that one matrix instruction multiplies."""
 _RUNS = {WeightFormat.Q4_0: 2, WeightFormat.Q4_K: 2, WeightFormat.Q5_K: 2, WeightFormat.Q6_K: 4}
 """Runs per piece (see the templates of the formats), for the formats whose codes matrix instructions take."""
 MMA_FORMATS = frozenset(_RUNS) | {format for format in WeightFormat if format.affine and format.affine.bits == 4}
