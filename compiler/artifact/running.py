@@ -1,8 +1,15 @@
-"""Counts the launches that run for a batch, on hosts without MLX's functions."""
+"""Batches that stand for a model's steps, and how many launches they have on hosts without MLX's functions."""
 
 from mlxr.compiler.artifact.launch import BatchDim
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase
+
+_USUAL_CONTEXT = 512
+
+
+def usual_context(plan: Plan) -> int:
+    """Tokens of each sequence in a decode step that is timed or predicted, if nobody says how many."""
+    return min(_USUAL_CONTEXT, plan.arena.context)
 
 
 def decode_dims(sequences: int, context: int) -> dict[BatchDim, int]:

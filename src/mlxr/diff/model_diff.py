@@ -2,6 +2,7 @@
 
 from mlxr.compiler.artifact import Artifact, Chip
 from mlxr.compiler.artifact.manifest import CHIP, PLAN, SPEC
+from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.spec.record import Record
 from mlxr.diff.field_changes import FieldChange, Json, field_changes
 from mlxr.diff.graph_diff import GraphDiff, graph_diff
@@ -11,8 +12,6 @@ from mlxr.diff.time_diff import TimeDiff, time_diff
 from mlxr.diff.weight_diff import WeightChange, weight_diff
 
 GRAPHS = ("source", "decode", "prefill")
-DEFAULT_CONTEXT = 512
-"""Tokens of each sequence in a predicted decode step, if both artifacts hold that many."""
 _OF_PROGRAM = {"phases", "kernels", "copy_blocks", "memory", "step_kernels", "casts", "library"}
 _OF_PLAN = {"programs", "weights"}
 
@@ -73,7 +72,7 @@ def model_diff(
         RequestError: one of the artifacts does not hold so many tokens.
     """
     targets = [target for target in a.plan.targets if target in b.plan.targets]
-    longest = min(artifact.plan.arena.context for artifact in (a, b))
+    usual = min(usual_context(artifact.plan) for artifact in (a, b))
     return ModelDiff(
         a=_side(a),
         b=_side(b),
@@ -85,7 +84,7 @@ def model_diff(
         targets=tuple(kernel_diff(a, b, target, lines=lines) for target in targets),
         weights=weight_diff(a, b),
         memory=tuple(memory_diff(target, a.plan.program(target), b.plan.program(target)) for target in targets),
-        time=time_diff(a, b, chip or a.chip, min(DEFAULT_CONTEXT, longest) if context is None else context, 1),
+        time=time_diff(a, b, chip or a.chip, usual if context is None else context, 1),
         files=_files(a, b),
     )
 

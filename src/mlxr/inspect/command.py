@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
@@ -24,8 +25,6 @@ from mlxr.model_source import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO
 
 _DEFAULT_SIZE = (120, 24)
-DEFAULT_CONTEXT = 512
-"""Tokens of each sequence in a roofline's decode step, if the artifact holds that many."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -72,7 +71,7 @@ def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) ->
         )
     if target != "metal":
         raise RequestError("--chip and --measure are for GPUs; how fast host cpu is, mlxr bench measures")
-    context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
+    context = args.context if args.context is not None else usual_context(artifact.plan)
     batch = args.batch if args.batch is not None else 1
     roofline = (
         _measured(artifact, args.chip, context, batch)

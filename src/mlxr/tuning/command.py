@@ -4,6 +4,7 @@ import argparse
 from importlib import metadata
 
 from mlxr.compiler.artifact import TUNING, Artifact, Chip
+from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import GENERIC, find_chip, find_chip_of_device
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.model_source import here, resolve_artifact
@@ -14,8 +15,6 @@ from mlxr.tuning.report import tuning_json, tuning_text
 from mlxr.tuning.search import Tuner
 from mlxr.tuning.step_times import StepTimes
 from mlxr.tuning.stopwatch import Stopwatch
-
-DEFAULT_CONTEXT = 512
 
 
 def tune(args: argparse.Namespace) -> int:
@@ -28,7 +27,7 @@ def tune(args: argparse.Namespace) -> int:
     host = gpu_host(args.host, artifact)
     device = device_name()
     chip = _chip(args.chip, artifact, device)
-    context = args.context if args.context is not None else min(DEFAULT_CONTEXT, artifact.plan.arena.context)
+    context = args.context if args.context is not None else usual_context(artifact.plan)
     with ProgressLine() as line:
         tuner = Tuner(
             artifact,
