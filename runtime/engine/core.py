@@ -21,8 +21,8 @@ import mlx.core as mx
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
-from mlxr.runtime.engine.completion import Event, FinishReason, TokenLogprob
-from mlxr.runtime.engine.constraint.constraint import Constraint, Mask
+from mlxr.runtime.engine.answers import Answers
+from mlxr.runtime.engine.completion import FinishReason
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.launched_step import LaunchedStep, batch_requests, with_tokens_of
@@ -49,7 +49,6 @@ class EngineCore:
 
     Attributes:
         scheduler: the requests.
-        speculator: guesses tokens for the requests that are added from now on; None: nobody does.
         recent_steps: the newest steps, the newest one last.
         wake: set when something has ended that requests wait for; whoever runs the steps may wait for it.
     """
@@ -71,20 +70,28 @@ class EngineCore:
         """
         self._host, self._pager, self.clock = host, pager, clock
         self._times = StepTimes()
-        self.speculator: Speculator | None = None
         self.wake = threading.Event()
         self._link = None if tiers is None else TierLink(host, pager, tiers, self.wake)
         self._save = None if self._link is None else self._link.save
         self._watch = MemoryWatch()
         self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
+        self._answers = Answers(pager, self.scheduler, self._stats, self.wake)
         self._ahead: LaunchedStep | None = None
         self._decoded: LaunchedStep | None = None  # the step before, if it has `decode` and its tokens have been taken
         self._next_deadline = float("inf")
-        self._last_end = 0.0
         self.recent_steps: deque[StepRecord] = deque(maxlen=512)
         self._is_stepping = False
         self._dropped: list[Request] = []
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """Guesses tokens for the requests that are added from now on; None: nobody does."""
+        return self._answers.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self._answers.speculator = speculator
 
     def add(self, request: Request) -> None:
         """Takes a request."""
@@ -96,16 +103,15 @@ class EngineCore:
     def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
         """Ends a request, if it has not ended; its listener gets a last event."""
         if not request.is_done:
-            self._remove(request)
-            self._tell(request, request.end(reason))
+            self._answers.remove(request)
+            self._answers.tell(request, request.end(reason))
 
     def drop(self, request: Request) -> None:
         """Ends a request whose listener has gone: nobody is told. The garbage collector may call it within a step."""
         if self._is_stepping:
             self._dropped.append(request)
-        elif not request.is_done:
-            request.completion.finish_reason = "cancelled"
-            self._remove(request)
+        else:
+            self._answers.abandon(request)
 
     def step(self) -> bool:
         """Runs one step; its events go to the listeners.
@@ -157,7 +163,7 @@ class EngineCore:
         self._ahead = None
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             with suppress(Exception):  # the error may have left the scheduler or the pager in disorder
-                self._fail(request, error, keep=False)
+                self._answers.fail(request, error, keep=False)
 
     @property
     def is_memory_low(self) -> bool:
@@ -233,7 +239,7 @@ class EngineCore:
             if self._host.pipelines and any(part.samples and part.request.constraint for part in parts):
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 self._host.start(logits, self._host.arena.token)  # it computes while masks are made
-            step.samples = Samples(self._host, logits, *step.rows(self._masks))
+            step.samples = Samples(self._host, logits, *step.rows(self._answers.masks))
         except Exception as error:
             self._fail_step(step, error)
             return None
@@ -253,7 +259,7 @@ class EngineCore:
             self._draft(self.speculator)
         parts = self.scheduler.schedule(self._decoded.parts if self._decoded and not self.speculator else None)
         while self.scheduler.failures:
-            self._fail(*self.scheduler.failures.pop())
+            self._answers.fail(*self.scheduler.failures.pop())
         return parts
 
     def _draft(self, speculator: Speculator) -> None:
@@ -267,7 +273,7 @@ class EngineCore:
             speculator.draft(requests, len(decoding), min(plan.max_tokens, plan.max_rows) - len(decoding))
         except Exception as error:
             for request in requests:
-                self._fail(request, error)
+                self._answers.fail(request, error)
 
     def _complete(self, step: LaunchedStep) -> None:
         """Waits for a step and gives its tokens to their requests."""
@@ -289,7 +295,7 @@ class EngineCore:
         if step.decode is not None and not self._host.pipelines:
             self._complete_decode(step, samples)
             return
-        tokens = iter(samples)
+        answers, tokens = self._answers, iter(samples)
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request, _, has_sample, draft = part
             sampled = next(tokens) if has_sample else None
@@ -298,7 +304,7 @@ class EngineCore:
                 continue
             if sampled is not None and sampled.error is not None:
                 request.in_flight -= 1
-                self._fail(request, sampled.error, keep=False)  # nobody knows since when K and V are broken
+                answers.fail(request, sampled.error, keep=False)  # nobody knows since when K and V are broken
                 continue
             if seq_id is not None and request.seq_id == seq_id:
                 if request.unread or end // size != request.certain // size:
@@ -312,21 +318,22 @@ class EngineCore:
                     self.scheduler.has_computed(request)
             if sampled is not None:
                 request.in_flight -= 1
-                self._accept(request, sampled)
+                answers.accept(request, sampled)
                 stats.speculating_parts += request.speculates
                 if draft:
-                    self._accept_draft(part, end, [sampled, *after_draft])
+                    answers.accept_draft(part, end, [sampled, *after_draft])
                 if request.constraint is not None:
-                    self._take_forced(request, request.constraint)
+                    answers.take_forced(request, request.constraint)
 
     def _complete_decode(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
         """`_complete` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""
-        size, pager, now = self._pager.block_size, self._pager, self._last_end
+        size, pager, answers = self._pager.block_size, self._pager, self._answers
+        now = answers.step_end
         for request, end, sampled in zip(step.requests, step.ends, samples, strict=True):
             if request.is_done:  # a listener has ended it
                 continue
             if sampled.error is not None:
-                self._fail(request, sampled.error, keep=False)
+                answers.fail(request, sampled.error, keep=False)
                 continue
             request.computed = request.certain = end
             if request.unread or not end % size:
@@ -334,20 +341,20 @@ class EngineCore:
                 pager.commit(request.seq_id, request.tokens, request.hashes, end)
                 self.scheduler.has_computed(request)
             if sampled.logprob is not None:
-                self._accept(request, sampled)
+                answers.accept(request, sampled)
                 continue
             try:
                 event = request.accept(sampled.token)
             except Exception as error:
-                self._fail(request, error)
+                answers.fail(request, error)
                 continue
             event.time = now
             if event.finish_reason:
-                self._remove(request)
+                answers.remove(request)
             try:
                 request.listener(event)
             except Exception:
-                self._end_unheard(request)
+                answers.abandon(request)
         if self.speculator is not None:
             self._stats.speculating_parts += sum(request.speculates for request in step.requests)
         self._decoded = step
@@ -355,7 +362,8 @@ class EngineCore:
     def _measure(self, step: LaunchedStep) -> None:
         """Tells those who plan steps how long one has taken."""
         now = time.perf_counter()
-        seconds, self._last_end = now - max(step.begin, self._last_end), now
+        seconds = now - max(step.begin, self._answers.step_end)
+        self._answers.step_end = now
         if not step.drafted:
             self._times.measured(step.decoding, step.prompt_tokens, seconds)
         if self._link and step.prompt_tokens and not step.decoding:
@@ -363,112 +371,6 @@ class EngineCore:
         if self.speculator is not None and not step.prompt_tokens:
             self.speculator.costs.measured(step.decoding + step.drafted, seconds)
         self.recent_steps.append(StepRecord(now, seconds, step.decoding, step.prompt_tokens, step.drafted))
-
-    def _accept_draft(self, part: Part, end: int, sampled: Sequence[Sampled]) -> None:
-        """Gives a request the tokens sampled after its draft tokens, as long as these were what was sampled.
-
-        Args:
-            part: the request's part of a step; it has been given the first sampled token.
-            end: tokens of the request that the step has computed, without draft tokens.
-            sampled: the token after the last of these, then those after each draft token.
-        """
-        request, size, first = part.request, self._pager.block_size, end
-        for draft, before, after in zip(part.draft, sampled, sampled[1:], strict=False):
-            if request.is_done or before.token != draft:
-                break
-            end += 1
-            request.computed = request.certain = end
-            self._stats.accepted_tokens += 1
-            self._stats.generated_tokens += 1
-            self._accept(request, after)
-        if request.is_done:
-            return
-        assert request.seq_id is not None, "only a step that was launched ahead takes sequences away"
-        self._pager.truncate(request.seq_id, end)
-        if end // size != first // size:
-            self._pager.commit(request.seq_id, request.tokens, request.hashes, end)
-
-    def _accept(self, request: Request, sampled: Sampled) -> None:
-        if sampled.error is not None:
-            self._fail(request, sampled.error)
-            return
-        logprob = None
-        if sampled.logprob is not None:
-            logprob = TokenLogprob(sampled.token, sampled.logprob, sampled.top)
-        is_complete = False
-        if request.constraint is not None:
-            try:
-                request.constraint.accept(sampled.token)
-                is_complete = request.constraint.is_complete
-            except Exception as error:
-                self._fail(request, error)
-                return
-        self._add_token(request, sampled.token, logprob, is_complete)
-
-    def _take_forced(self, request: Request, constraint: Constraint) -> None:
-        """Gives a request the tokens that its constraint leaves no choice for. The next step computes all of them."""
-        if request.is_done or request.asks_logits:
-            return
-        try:
-            tokens = constraint.forced()
-            is_complete = constraint.is_complete
-        except Exception as error:
-            self._fail(request, error)
-            return
-        for i, token in enumerate(tokens):
-            if not request.is_done:
-                self._stats.forced_tokens += 1
-                self._stats.generated_tokens += 1
-                self._add_token(request, token, None, is_complete and i == len(tokens) - 1)
-
-    def _add_token(self, request: Request, token: int, logprob: TokenLogprob | None, is_complete: bool = False) -> None:
-        try:
-            event = request.accept(token, logprob, is_complete)
-        except Exception as error:
-            self._fail(request, error)
-            return
-        event.time = self._last_end
-        if event.finish_reason:
-            self._remove(request)
-        self._tell(request, event)
-
-    def _masks(self, request: Request) -> Sequence[Mask | None]:
-        """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.
-
-        If there are no masks, the request ends with the error.
-        """
-        try:
-            return [None] if request.constraint is None else request.constraint.masks()
-        except Exception as error:
-            self._fail(request, error)
-            return [None]
-
-    def _tell(self, request: Request, news: Event | BaseException) -> None:
-        try:
-            request.listener(news)
-        except Exception:
-            self._end_unheard(request)
-
-    def _end_unheard(self, request: Request) -> None:
-        if not request.is_done:
-            request.completion.finish_reason = "cancelled"
-            self._remove(request)
-
-    def _remove(self, request: Request, *, keep: bool = True) -> None:
-        request.is_done = True
-        self._stats.finished += 1
-        self.scheduler.remove(request, keep=keep)
-        if self.speculator is not None:
-            self.speculator.end(request)
-
-    def _fail(self, request: Request, error: Exception, *, keep: bool = True) -> None:
-        self.wake.set()  # others may go on now
-        if not request.is_done:
-            request.completion.finish_reason = "cancelled"
-            try:
-                self._remove(request, keep=keep)
-            finally:
-                self._tell(request, error)
 
     def _end_overdue(self) -> None:
         now, self._next_deadline = self.clock(), float("inf")
@@ -485,7 +387,7 @@ class EngineCore:
         self._stats.failed_steps += 1
         for part in step.parts:
             part.request.in_flight = 0
-            self._fail(part.request, error, keep=False)  # copies into its blocks may not have been made
+            self._answers.fail(part.request, error, keep=False)  # copies into its blocks may not have been made
         self._forget(step)
 
     def _forget(self, step: LaunchedStep) -> None:

@@ -170,7 +170,7 @@ def test_an_interruption_leaves_the_constraint_where_the_answer_is(
     expected = model.generate("He said:", sampling=sampled(3, regex=LONG))
     generation = model.start(["He said:"], sampling=sampled(3, regex=LONG))
     request = generation._requests[0]
-    add, calls = model.core._add_token, 0
+    add, calls = model.core._answers._add_token, 0
 
     def interrupted(*arguments: Any) -> None:
         nonlocal calls
@@ -179,7 +179,7 @@ def test_an_interruption_leaves_the_constraint_where_the_answer_is(
             raise KeyboardInterrupt
         add(*arguments)
 
-    monkeypatch.setattr(model.core, "_add_token", interrupted)
+    monkeypatch.setattr(model.core._answers, "_add_token", interrupted)
     model.core.add(request)
     with pytest.raises(KeyboardInterrupt):
         while not request.is_done:
