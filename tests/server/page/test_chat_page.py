@@ -123,12 +123,19 @@ def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(page, PROMPT)
     page.locator(".message.assistant .content", has_text=re.compile("....")).wait_for()
     assert page.get_by_role("button", name="Stop", exact=True).is_visible()
+    ask(page, "next")
+    assert page.get_by_label("Message", exact=True).input_value() == "next", "it waits until the answer is complete"
+    page.wait_for_timeout(100)
+    assert page.get_by_role("button", name="Stop", exact=True).is_visible()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Escape")
-    page.locator(".foot small", has_text="stopped").wait_for()
+    note = page.locator(".foot small", has_text="stopped")
+    note.wait_for()
+    counted = re.match(r"(\d+) tokens", note.inner_text())
+    assert counted is not None
     while tab.server.do(lambda: pool.find("plain").users):
         time.sleep(0.01)
-    assert engine.stats().generated_tokens - before < 480
+    assert 1 < int(counted[1]) <= engine.stats().generated_tokens - before < 480
 
 
 @pytest.mark.long
@@ -145,6 +152,7 @@ def test_a_chat_goes_on(tab: Tab) -> None:
     )
     answered(page)
     assert page.locator(".message .error:visible").count() == 0
+    assert page.locator(".foot small", has_text="12 tokens").count() == 1, "of both parts"
 
     page.get_by_label("max tokens").fill("")
     page.get_by_role("button", name="Continue", exact=True).click()
@@ -184,7 +192,7 @@ def test_a_chat_with_reasoning_and_tools(tab: Tab) -> None:
             {"tool_calls": [{"index": 0, "function": {"arguments": '"Bern"}'}}]},
             reason="tool_calls",
         ),
-        stream({"content": "It **rains**.\n\n```python\nprint(1)  # one\n```\n"}),
+        stream({"content": "# Rain\n\nIt **rains**.\n\n```python\nprint(1)  # one\n```\n"}),
     ]
 
     def fulfil(route: Any) -> None:
@@ -206,6 +214,7 @@ def test_a_chat_with_reasoning_and_tools(tab: Tab) -> None:
     page.get_by_role("button", name="Send the results").click()
     second = answered(page, 2)
     assert second.locator("strong").inner_text() == "rains"
+    assert second.get_by_role("heading", level=4).inner_text() == "Rain", "below the message's own heading"
     assert second.locator(".hljs-comment").inner_text() == "# one"
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     second.get_by_role("button", name="Copy code").click()
@@ -313,9 +322,56 @@ def test_an_error_is_told_where_the_answer_would_be(tab: Tab) -> None:
     page.get_by_label("max tokens").fill("4")
     ask(page, "word " * 4000)
     page.locator(".message .error", has_text="tokens").wait_for()
+    foot = page.locator(".message.assistant .foot").first
+    assert foot.get_by_role("button").all_inner_texts() == ["Retry"], "there is nothing to edit, and no turn to drop"
     ask(page, "x")
     page.locator(".message .error").nth(1).wait_for()
+    page.get_by_role("button", name="Go on without the oldest turns").click()
+    page.locator(".message.unsent").first.wait_for()
+    answered(page, 2).locator(".content", has_text=re.compile(".")).wait_for()
+    assert page.locator(".message.unsent").count() == 2
+
+    page.route("**/v1/completions", lambda route: route.abort(), times=1)
+    ask(page, "y")
+    page.get_by_role("button", name="Retry").nth(1).click()
+    answered(page, 3).locator(".content", has_text=re.compile(".")).wait_for()
+    assert page.locator(".branches").count() == 0, "in its place"
     tab.problems.clear()  # the console tells of the answers 400
+
+
+@pytest.mark.long
+def test_the_oldest_turns_are_dropped_when_the_context_is_full(tab: Tab) -> None:
+    page, bodies = tab.open(), list[dict[str, Any]]()
+    page.on("request", lambda told: bodies.append(told.post_data_json) if told.url.endswith("completions") else None)
+    page.get_by_label("Model", exact=True).select_option("tiny")
+    page.get_by_label("System prompt").fill("Be brief.")
+    greedy(page, 20)
+    turns = 0
+    while not page.locator(".message .error:visible").count():
+        turns += 1
+        ask(page, f"Turn {turns}: a cat")
+        answered(page, turns)
+    assert turns > 3
+    full = bodies[-1]["messages"]
+    page.get_by_role("button", name="Go on without the oldest turns").click()
+    page.locator(".message.unsent").first.wait_for()
+    answered(page, turns)
+    assert page.locator(".message .error:visible").count() == 0
+    rest = bodies[-1]["messages"]
+    dropped = len(full) - len(rest)
+    assert dropped > 0 and dropped % 2 == 0 and rest == [full[0], *full[1 + dropped :]]
+
+    def needed(messages: list[dict[str, Any]]) -> int:
+        return tab.server.http.post("/tokenize", json={"model": "tiny", "messages": messages}).json()["count"] + 20
+
+    context = tab.server.http.get("/inspector/models").json()[0]["context"]
+    assert needed(rest) <= context < needed([full[0], *full[dropped - 1 :]]), "no more than must go"
+    unsent = page.locator(".message.unsent")
+    assert unsent.count() == dropped and unsent.first.get_by_text("no longer sent").is_visible()
+    page.get_by_role("button", name="Regenerate").last.click()
+    page.get_by_text("2 / 2").wait_for()
+    assert bodies[-1]["messages"] == rest
+    tab.problems.clear()  # the console tells of the answer 400
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
@@ -327,6 +383,7 @@ def test_layout_and_names(browser: Any, server: RunningServer, width: int, schem
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         landmarks = {"banner", "main", "navigation"} | ({"complementary"} if width > 1000 else set())
         assert all(page.get_by_role(role).count() for role in landmarks)
+        assert page.get_by_role("heading", level=1).count() == 1
         unnamed = page.locator("button, input, select, textarea, a").evaluate_all(
             """all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText || e.labels?.length))
                 .map(e => e.outerHTML)"""

@@ -1,5 +1,6 @@
 """The page's logic that touches no page, called in a browser."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,8 +75,9 @@ IMPORTED = {
     "title": "T",
     "messages": {"1": {"parent": "", "role": "user", "content": "q", "evil": 1}},
     "selected": {"": "1"},
-    "settings": {"temperature": 0.5, "deep": {}},
+    "settings": {"temperature": 0.5, "stop": 5, "top_k": "5", "other": 1, "deep": {}},
 }
+ROOT = {"parent": "", "role": "user"}
 LOOP = {"1": {"parent": "2", "role": "user"}, "2": {"parent": "1", "role": "user"}}
 
 
@@ -89,6 +91,8 @@ LOOP = {"1": {"parent": "2", "role": "user"}, "2": {"parent": "1", "role": "user
         ({"conversations": [{"messages": {}}]}, "conversations[0] has no messages or no selected"),
         ({"conversations": [IMPORTED | {"messages": {"1": {"parent": "", "role": "root"}}}]}, "no role that is known"),
         ({"conversations": [IMPORTED | {"messages": LOOP, "selected": {}}]}, "hangs below no message"),
+        ({"conversations": [{"messages": {"": ROOT}, "selected": {"": ""}}]}, "cannot be the id of a message"),
+        ({"conversations": [{"messages": {"__proto__": ROOT}, "selected": {"": "__proto__"}}]}, "cannot be the id"),
         ({"conversations": [IMPORTED | {"selected": {"": "2"}}]}, "is no message below that one"),
         ({"conversations": [IMPORTED]}, None),
     ],
@@ -96,10 +100,9 @@ LOOP = {"1": {"parent": "2", "role": "user"}, "2": {"parent": "1", "role": "user
 def test_imports(tab: Tab, file: Any, message: str | None) -> None:
     head = {"format": "mlxr-conversations", "version": 1, "conversations": []}
     body = """
-        const text = typeof values[0] === "string" ? values[0] : JSON.stringify(values[0]);
-        try { return m.imported(text); } catch (error) { return error.message; }
+        try { return m.imported(values[0]); } catch (error) { return error.message; }
     """
-    got = call(tab, "transfer", body, file if isinstance(file, str) else head | file)
+    got = call(tab, "transfer", body, file if isinstance(file, str) else json.dumps(head | file))
     if message is not None:
         assert message in got
         return

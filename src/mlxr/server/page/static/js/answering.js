@@ -1,5 +1,7 @@
 // Fills a message with the model's answer, as it comes.
 
+import { sent } from "./conversation.js";
+import { dropped } from "./dropping.js";
 import { announce } from "./element.js";
 import { generate } from "./generate.js";
 import { canChat, load, models, onChange, watching } from "./models.js";
@@ -15,24 +17,29 @@ export function modeOf(conversation, name) {
  * @param {Object} conversation
  * @param {Object} message the answer; `message.content` is its beginning if `continues`.
  * @param {Object[]} before the messages that it answers.
- * @param {boolean} continues
+ * @param {{continues?: boolean, drops?: boolean}} how `drops`: as many of the oldest turns are not sent as must go for
+ *   the rest and its answer to fit into the context; `message.sentFrom` names the first message that is sent.
  * @param {AbortSignal} signal
  * @param {function(): void} changed is called when the message has changed.
  */
-export async function fill(conversation, message, before, continues, signal, changed) {
+export async function fill(conversation, message, before, { continues = false, drops = false }, signal, changed) {
   const begun = performance.now();
   let first = null;
   let usage = null;
-  delete message.error;
-  delete message.finishReason;
+  for (const name of ["error", "errorCode"]) delete message[name];
+  message.finishReason = "stopped"; // what it is if the page ends before the answer does
   try {
     await watching(async () => {
       if (canChat(message.model) === null) await loaded(message, signal, changed);
       message.mode = modeOf(conversation, message.model);
-      await generate({
+      const request = {
         model: message.model, mode: message.mode, system: conversation.system, settings: conversation.settings,
-        tools: conversation.tools, messages: continues ? [...before, message] : before, continues, signal,
-      }, (piece) => {
+        tools: conversation.tools, continues, signal,
+      };
+      const messages = () => sent([...before, message]).slice(0, continues ? undefined : -1);
+      if (drops) message.sentFrom = await dropped(request, messages());
+      changed();
+      await generate({ ...request, messages: messages() }, (piece) => {
         if (piece.waiting === undefined) first ??= performance.now();
         if (piece.usage) usage = piece.usage;
         take(message, piece);
@@ -43,12 +50,14 @@ export async function fill(conversation, message, before, continues, signal, cha
     if (message.finishReason === "length" && usage && usage.total_tokens >= context) message.finishReason = "context";
     announce("The answer is complete.");
   } catch (error) {
-    if (error.name === "AbortError") message.finishReason = "stopped";
-    else message.error = error.message;
+    if (error.name !== "AbortError") {
+      delete message.finishReason;
+      Object.assign(message, { error: error.message, ...(error.code && { errorCode: error.code }) });
+    }
     announce(error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`);
   }
   delete message.waiting;
-  if (first !== null) message.stats = statsOf(usage, begun, first);
+  if (first !== null) message.stats = statsOf(usage, begun, first, continues ? message.stats : undefined);
 }
 
 /** Loads the model, whose progress the message shows meanwhile. */
@@ -77,13 +86,17 @@ function take(message, { content, reasoning, call, waiting, finishReason }) {
   if (finishReason) message.finishReason = finishReason;
 }
 
-function statsOf(usage, begun, first) {
-  const stats = { firstMs: first - begun };
-  if (!usage) return stats;
-  const seconds = (performance.now() - first) / 1000;
-  Object.assign(stats, {
-    tokens: usage.completion_tokens, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
-  });
-  if (usage.completion_tokens > 1 && seconds > 0) stats.perSecond = (usage.completion_tokens - 1) / seconds;
+/** What the page saw of an answer, whoever ended it; `begin`: the same of its beginning, which this part continues. */
+function statsOf(usage, begun, first, begin = { firstMs: first - begun }) {
+  if (!usage?.completion_tokens) return begin;
+  const stats = {
+    ...begin, tokens: (begin.tokens ?? 0) + usage.completion_tokens,
+    later: (begin.later ?? 0) + usage.completion_tokens - 1, // the tokens after the first, which took so many seconds:
+    seconds: (begin.seconds ?? 0) + (performance.now() - first) / 1000,
+  };
+  if (stats.later && stats.seconds > 0) stats.perSecond = stats.later / stats.seconds;
+  if (begin.tokens === undefined && usage.prompt_tokens_details) {
+    Object.assign(stats, { prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details.cached_tokens });
+  }
   return stats;
 }

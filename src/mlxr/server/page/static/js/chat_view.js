@@ -1,7 +1,7 @@
 // The chat: the list of conversations, the messages of one, its settings, and where the user writes.
 
 import { fill, modeOf } from "./answering.js";
-import { add, newConversation, path, pathTo, tip, turn } from "./conversation.js";
+import { add, newConversation, path, pathTo, sent, tip, turn, withoutOldest } from "./conversation.js";
 import { conversationList } from "./conversation_list.js";
 import { button, element } from "./element.js";
 import { MessageView } from "./message_view.js";
@@ -10,6 +10,7 @@ import { settingsView } from "./settings_view.js";
 import * as storage from "./storage.js";
 
 const SHOW_MS = 60; // between two pictures of a growing answer
+const SAVE_MS = 1000; // between two times that it is saved
 
 /** The chat on the page. */
 export class ChatView {
@@ -27,7 +28,7 @@ export class ChatView {
     const form = element("form", { class: "composer", on: { submit: (event) => { event.preventDefault(); this.#submit(); } } },
       this.area, this.sendButton, this.hint);
     this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.#submit(); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); if (!this.running.has(this.current.id)) this.#submit(); }
     });
     this.problem = element("p", { class: "error", role: "alert" });
     this.drawers = [this.#drawer("Conversations", this.list), this.#drawer("Settings", this.settings)];
@@ -100,7 +101,25 @@ export class ChatView {
 
   regenerate(message) {
     this.#stop();
-    this.#answer(message.parent);
+    this.#answer(message.parent, message.sentFrom);
+  }
+
+  /** Asks again for an answer of which nothing has come. */
+  retry(message) {
+    if (message.id !== tip(this.current)) return void this.regenerate(message);
+    message.model = chosen()?.name ?? message.model;
+    this.#fill(message, pathTo(this.current, message.parent));
+  }
+
+  /** Whether the context is full, and has turns before the last one. */
+  canDrop(message) {
+    const isFull = message.errorCode === "context_length_exceeded" || message.finishReason === "context";
+    return isFull && this.#isLast(message) && withoutOldest(sent(path(this.current))).length > 0;
+  }
+
+  /** Goes on with an answer, or asks again for it, without the oldest turns. */
+  dropOldest(message) {
+    this.#fill(message, pathTo(this.current, message.parent), { continues: Boolean(message.content.trim()), drops: true });
   }
 
   turn(message, step) {
@@ -112,11 +131,16 @@ export class ChatView {
   /** Whether an answer can go on where it ended: the server takes no beginning without text. */
   canResume(message) {
     const isCut = this.isText ? message.finishReason !== "context" : ["length", "stopped"].includes(message.finishReason);
-    return (isCut || message.error) && message.id === tip(this.current) && message.content.trim() && !this.running.has(this.current.id);
+    return (isCut || message.error) && message.content.trim() && this.#isLast(message);
+  }
+
+  /** Whether an answer is the last message, and complete. */
+  #isLast(message) {
+    return message.id === tip(this.current) && !this.running.has(this.current.id);
   }
 
   resume(message) {
-    this.#fill(message, pathTo(this.current, message.parent), true);
+    this.#fill(message, pathTo(this.current, message.parent), { continues: true });
   }
 
   /** Answers the tools' calls, and has the model go on. */
@@ -134,30 +158,37 @@ export class ChatView {
     this.#answer(add(this.current, tip(this.current), { role: "user", content }).id);
   }
 
-  #answer(parent) {
-    const before = parent === "" ? [] : pathTo(this.current, parent);
-    this.#fill(add(this.current, parent, { role: "assistant", model: chosen()?.name ?? "" }), before, false);
+  #answer(parent, sentFrom = undefined) {
+    const before = pathTo(this.current, parent);
+    this.#fill(add(this.current, parent, { role: "assistant", model: chosen()?.name ?? "", ...(sentFrom && { sentFrom }) }), before);
   }
 
-  async #fill(message, before, continues) {
+  async #fill(message, before, how = {}) {
     const conversation = this.current;
     const controller = new AbortController();
     this.running.set(conversation.id, { controller, message });
     this.#changed(conversation);
     let timer = null;
+    let saved = Date.now();
+    let { sentFrom } = message;
+    const grow = (isGrowing) => {
+      if (message.sentFrom !== sentFrom || (message.mode === "text" && this.views.get(message.id)?.markdown)) this.#show();
+      sentFrom = message.sentFrom;
+      this.#grown(conversation, message, isGrowing);
+    };
     const show = () => {
       timer = null;
-      if (message.mode === "text" && this.views.get(message.id)?.markdown) this.#show();
-      this.#grown(conversation, message, true);
+      if (Date.now() - saved > SAVE_MS) { saved = Date.now(); this.#changed(conversation); }
+      grow(true);
     };
     this.#show();
     this.log.scrollTop = this.log.scrollHeight;
-    await fill(conversation, message, before, continues, controller.signal, () => { timer ??= setTimeout(show, SHOW_MS); });
+    await fill(conversation, message, before, how, controller.signal, () => { timer ??= setTimeout(show, SHOW_MS); });
     clearTimeout(timer);
     if (this.running.get(conversation.id)?.controller === controller) this.running.delete(conversation.id);
     conversation.updated = Date.now();
     this.#changed(conversation);
-    this.#grown(conversation, message, false);
+    grow(false);
     this.#showList();
     this.#showComposer();
   }
@@ -178,8 +209,10 @@ export class ChatView {
     this.views = new Map();
     this.wasText = this.isText;
     const growing = this.running.get(this.current.id)?.message;
-    for (const message of path(this.current)) {
-      const view = new MessageView(this, this.current, message);
+    const shown = path(this.current);
+    const kept = new Set(sent(shown));
+    for (const message of shown) {
+      const view = new MessageView(this, this.current, message, kept.has(message));
       this.views.set(message.id, view);
       if (message === growing) view.show(true);
     }

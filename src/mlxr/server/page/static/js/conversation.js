@@ -64,6 +64,26 @@ export function openCalls(conversation, message) {
   return (message.toolCalls ?? []).filter((call) => !answered.has(call.id));
 }
 
+/**
+ * Those of a path's messages that a model is sent: all, or those from the message that the last `sentFrom` on the path
+ * names. Answers have it for which the oldest turns were dropped.
+ */
+export function sent(messages) {
+  const first = messages.findLast((message) => message.sentFrom)?.sentFrom;
+  return messages.slice(Math.max(0, messages.findIndex((message) => message.id === first)));
+}
+
+/** What is left of some messages when one, two, ... of the oldest turns are dropped; the last turn stays. */
+export function withoutOldest(messages) {
+  const turns = messages.flatMap((message, at) => (message.role === "user" ? [at] : []));
+  return turns.slice(1).map((at) => messages.slice(at));
+}
+
+/** Whether a message has nothing that a model wrote. */
+export function isEmpty(message) {
+  return !message.content && !message.reasoning && !message.toolCalls?.length;
+}
+
 /** The messages as /v1/chat/completions takes them. */
 export function asRequest(system, messages) {
   const told = messages.filter((message) => !(message.role === "assistant" && isEmpty(message))).map((message) => {
@@ -85,10 +105,6 @@ export function asRequest(system, messages) {
 /** The messages as one text, for models that only continue texts. */
 export function asText(system, messages) {
   return system + messages.map((message) => message.content).join("");
-}
-
-function isEmpty(message) {
-  return !message.content && !message.reasoning && !message.toolCalls?.length;
 }
 
 function titleOf(text) {

@@ -47,7 +47,7 @@ export async function generate(request, tell) {
 
 /** The body of a request. */
 export function bodyOf({ model, mode, system, messages, settings, tools, continues }) {
-  const body = { model, stream: true, stream_options: { include_usage: true } };
+  const body = { model, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   for (const [name] of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   const stop = (settings.stop ?? "").split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;

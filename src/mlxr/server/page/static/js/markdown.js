@@ -22,6 +22,11 @@ const marked = new Marked({
   breaks: false,
   renderer: {
     html: ({ text }) => escaped(text),
+    // Below the headings of the page's own, of which that of a message is the third.
+    heading({ tokens, depth }) {
+      const tag = `h${Math.min(6, depth + 3)}`;
+      return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
+    },
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     // A picture of another server would tell it what was said here.
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,

@@ -1,6 +1,6 @@
 // One message of a conversation on the page.
 
-import { children, openCalls } from "./conversation.js";
+import { children, isEmpty, openCalls } from "./conversation.js";
 import { button, element } from "./element.js";
 import { Markdown, codeBlock, copyButton } from "./markdown.js";
 
@@ -13,11 +13,13 @@ const REASONS = {
 /** Shows one message, and shows it again as it grows. */
 export class MessageView {
   /**
-   * @param {Object} chat what the buttons do: `edit`, `regenerate`, `turn`, `resume`, `sendResults`, `isText`.
+   * @param {Object} chat what the buttons do: `edit`, `regenerate`, `retry`, `dropOldest`, `turn`, `resume`,
+   *   `sendResults`, `isText`.
    * @param {Object} conversation
    * @param {Object} message
+   * @param {boolean} isSent whether the model is sent the message when the conversation goes on.
    */
-  constructor(chat, conversation, message) {
+  constructor(chat, conversation, message, isSent) {
     Object.assign(this, { chat, conversation, message });
     const isMarkdown = message.role === "assistant" && !chat.isText;
     this.body = element("div", { class: isMarkdown ? "content" : "content plain" });
@@ -25,8 +27,9 @@ export class MessageView {
     this.calls = element("div");
     this.problem = element("div", { class: "error", role: "alert", hidden: true });
     this.foot = element("div", { class: "foot" });
-    this.node = element("article", { class: `message ${message.role}`, "aria-label": NAMES[message.role] },
-      element("h3", { text: message.role === "assistant" && message.model ? message.model : NAMES[message.role] }),
+    const name = message.role === "assistant" && message.model ? message.model : NAMES[message.role];
+    this.node = element("article", { class: `message ${message.role}${isSent ? "" : " unsent"}`, "aria-label": NAMES[message.role] },
+      element("h3", { text: isSent ? name : `${name} · no longer sent to the model: the context was full` }),
       this.reasoning, this.body, this.calls, this.problem, this.foot);
     this.markdown = isMarkdown ? new Markdown(this.body) : null;
     this.show(false);
@@ -95,13 +98,17 @@ export class MessageView {
     const siblings = children(conversation, message.parent);
     const at = siblings.findIndex((other) => other.id === message.id);
     const step = (label, text, by) => button(label, () => chat.turn(message, by), { text, class: "quiet", disabled: !siblings[at + by] });
+    const isAnswer = message.role === "assistant";
+    const isOnlyError = isAnswer && isEmpty(message) && (message.error || message.finishReason === "stopped");
     return [
       siblings.length > 1 && element("span", { class: "branches", role: "group", "aria-label": "Branches" },
         step("Previous branch", "‹", -1), element("span", { text: `${at + 1} / ${siblings.length}` }), step("Next branch", "›", 1)),
       message.content && copyButton(() => message.content, "Copy the text"),
-      message.role !== "tool" && button("Edit", () => this.edit(), { class: "quiet" }),
-      message.role === "assistant" && button("Regenerate", () => chat.regenerate(message), { class: "quiet" }),
-      message.role === "assistant" && chat.canResume(message) && button("Continue", () => chat.resume(message), { class: "quiet" }),
+      isOnlyError && button("Retry", () => chat.retry(message), { class: "quiet" }),
+      message.role !== "tool" && !isOnlyError && button("Edit", () => this.edit(), { class: "quiet" }),
+      isAnswer && !isOnlyError && button("Regenerate", () => chat.regenerate(message), { class: "quiet" }),
+      isAnswer && chat.canResume(message) && button("Continue", () => chat.resume(message), { class: "quiet" }),
+      isAnswer && chat.canDrop(message) && button("Go on without the oldest turns", () => chat.dropOldest(message), { class: "quiet" }),
       element("small", { text: noteOf(message) }),
     ].filter(Boolean);
   }
@@ -113,7 +120,7 @@ function noteOf({ stats, finishReason }) {
   if (stats?.perSecond) notes.push(`${stats.perSecond.toFixed(stats.perSecond < 10 ? 1 : 0)} a second`);
   if (stats?.firstMs) notes.push(`the first after ${stats.firstMs < 1000 ? `${Math.round(stats.firstMs)} ms` : `${(stats.firstMs / 1000).toFixed(1)} s`}`);
   if (stats?.cached) notes.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
-  if (REASONS[finishReason]) notes.push(REASONS[finishReason]);
+  if (Object.hasOwn(REASONS, finishReason ?? "")) notes.push(REASONS[finishReason]);
   return notes.join(" · ");
 }
 

@@ -1,8 +1,12 @@
 // Conversations as JSON files: what is written, and what is taken.
 
+import { NUMBERS } from "./generate.js";
+
 const FORMAT = "mlxr-conversations";
 const ROLES = new Set(["user", "assistant", "tool"]);
-const TEXTS = ["content", "reasoning", "model", "finishReason", "toolCallId", "name", "error", "mode"];
+const TEXTS = ["content", "reasoning", "model", "finishReason", "toolCallId", "name", "error", "errorCode", "mode", "sentFrom"];
+const NUMERIC = new Set(NUMBERS.map(([name]) => name));
+const TEXTUAL = new Set(["stop", "thinking", "reasoning_effort", "tool_choice"]);
 
 /** The text of a file with some conversations. */
 export function exported(conversations) {
@@ -46,6 +50,7 @@ function conversation(read, at) {
 }
 
 function message(read, id, all, where) {
+  if (id === "" || id in {}) throw new Error(`${where}: this cannot be the id of a message`); // "" is the root
   if (!isRecord(read) || !ROLES.has(read.role)) throw new Error(`${where} has no role that is known`);
   const known = { id, parent: read.parent, role: read.role, created: number(read.created, 0), content: "" };
   for (const name of TEXTS) if (typeof read[name] === "string") known[name] = read[name];
@@ -62,7 +67,8 @@ function message(read, id, all, where) {
 }
 
 function settings(read) {
-  return Object.fromEntries(Object.entries(read).filter(([, value]) => ["string", "number", "boolean"].includes(typeof value)));
+  return Object.fromEntries(Object.entries(read).filter(([name, value]) =>
+    (NUMERIC.has(name) && Number.isFinite(value)) || (TEXTUAL.has(name) && typeof value === "string")));
 }
 
 function isRecord(value) {
