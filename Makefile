@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := .venv-clients
 
-.PHONY: demo serve test test-all test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
+.PHONY: demo serve test test-all test-clients test-rest check check-types check-imports check-style check-sizes format bench clean fuzz
 
 TESTS := $(BIN)/python -m pytest -n auto --dist worksteal
 SHARE ?= 0/1
@@ -29,6 +30,11 @@ test: $(STAMP) check
 # Every test; and a share of those that `make test` leaves out: make test-rest SHARE=0/4.
 test-all: $(STAMP) check
 	$(TESTS) --all
+	@$(MAKE) --no-print-directory test-clients
+
+# What lm-eval, langchain and others need is much: it has an environment of its own.
+test-clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py
 
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)
@@ -79,5 +85,10 @@ $(STAMP): pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@ $(VENV)/.demo $(VENV)/.serve
 
+$(CLIENTS)/.installed: pyproject.toml $(BIN)/python
+	$(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,clients]"
+	@touch $@
+
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) $(CLIENTS)

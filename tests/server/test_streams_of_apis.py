@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
 
 from mlxr.compiler.errors import EngineError
+from mlxr.runtime.engine.engine import Engine
 from mlxr.server.anthropic import messages
 from mlxr.server.chat.answer import Piece
 from mlxr.server.ollama import chat
+from mlxr.server.openai import chat as openai_chat
 from mlxr.server.openai import responses
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -24,11 +27,13 @@ from mlxr_tests.scripted_answer import scripted_answer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
 NEW_STORY = {"type": "object", "properties": {"story": {"type": "string", "minLength": 300}}, "required": ["story"]}
+STORY: dict[str, Any] = {"output_config": {"format": {"type": "json_schema", "schema": NEW_STORY}}}
 LONG: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 400, "ignore_eos": True},
     "/v1/messages": {
         "messages": HELLO,
         "max_tokens": 400,
-        "output_config": {"format": {"type": "json_schema", "schema": NEW_STORY}},
+        **STORY,
     },
     "/v1/responses": {
         "input": "Hello there",
@@ -37,6 +42,14 @@ LONG: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": HELLO, "format": NEW_STORY},
     "/api/generate": {"prompt": "Hello there", "format": NEW_STORY},
 }
+
+
+def wait_until_idle(engine: Engine) -> None:
+    """Waits until an engine has nothing to do."""
+    end = time.monotonic() + 10
+    while (stats := engine.stats()).running + stats.waiting:
+        assert time.monotonic() < end, "the answer goes on without its client"
+        time.sleep(0.01)
 
 
 async def failing_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Piece]:
@@ -55,7 +68,7 @@ async def slow_answer(model: Any, job: Any, **options: Any) -> AsyncGenerator[Pi
 
 
 def test_silent_streams_are_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (messages, responses, chat):
+    for module in (messages, openai_chat, responses, chat):
         monkeypatch.setattr(module, "answer", slow_answer)
     (tmp_path / "hermes.jinja").write_text(HERMES)
     source = tiny_source("tools", template=tmp_path / "hermes.jinja")
@@ -71,7 +84,8 @@ def test_silent_streams_are_kept_alive(tmp_path: Path, monkeypatch: pytest.Monke
             client.messages.stream(model="tools", messages=HELLO, max_tokens=9) as stream,
         ):
             assert stream.get_final_message().stop_reason == "tool_use"
-    assert texts["/v1/messages"].startswith("event: ping\n") and texts["/v1/responses"].startswith(": alive\n")
+    assert texts["/v1/messages"].startswith("event: ping\n")
+    assert all(texts[path].startswith(": alive\n") for path in ("/v1/chat/completions", "/v1/responses"))
     assert all(json.loads(line) for line in texts["/api/chat"].splitlines()), "lines of JSON have no room for comments"
 
 
@@ -84,15 +98,32 @@ def test_a_client_that_goes_cancels_its_request(server: RunningServer, path: str
         with server.http.stream("POST", path, json=LONG[path] | {"model": "tiny", "stream": True}) as answer:
             assert answer.status_code == 200, answer.read()
             next(answer.iter_raw())
-    end = time.monotonic() + 10
-    while (stats := engine.stats()).running + stats.waiting:
-        assert time.monotonic() < end, "the answer goes on without its client"
-        time.sleep(0.01)
-    assert stats.generated_tokens - before < 3 * 300
+    wait_until_idle(engine)
+    assert engine.stats().generated_tokens - before < 3 * 300
+
+
+def test_clients_that_wait_no_longer_cancel_their_requests(server: RunningServer) -> None:
+    server.http.post("/api/generate", json={"model": "tiny"}).raise_for_status()
+    engine = server.do(lambda: server.pool.find("tiny").loaded.engine)
+    before, seconds = engine.stats().generated_tokens, 0.05
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=seconds) as of_openai,
+        pytest.raises(openai.APITimeoutError),
+    ):
+        of_openai.completions.create(model="tiny", prompt="Hi", max_tokens=490, n=4, extra_body={"ignore_eos": True})
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=seconds) as of_anthropic,
+        pytest.raises(anthropic.APITimeoutError),
+    ):
+        of_anthropic.messages.create(model="tiny", messages=HELLO, max_tokens=400, extra_body=STORY)
+    with pytest.raises(httpx.ReadTimeout):
+        ollama.Client(host=server.url, timeout=seconds).chat("tiny", HELLO, format=NEW_STORY)
+    wait_until_idle(engine)
+    assert engine.stats().generated_tokens - before < 4 * 490
 
 
 def test_failures_in_mid_stream_are_told(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (messages, responses, chat):
+    for module in (messages, openai_chat, responses, chat):
         monkeypatch.setattr(module, "answer", failing_answer)
     with (
         anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
@@ -102,6 +133,8 @@ def test_failures_in_mid_stream_are_told(server: RunningServer, monkeypatch: pyt
         stream.until_done()
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client_of_openai:
         last = list(client_of_openai.responses.create(model="tools", input="Hello there", stream=True))[-1]
+        with pytest.raises(openai.APIError, match="the engine was closed"):
+            list(client_of_openai.chat.completions.create(model="tools", messages=HELLO, stream=True))
     assert last.type == "response.failed" and last.response.error is not None
     assert (last.response.status, last.response.error.message) == ("failed", "the engine was closed")
     with pytest.raises(ollama.ResponseError, match="the engine was closed"):

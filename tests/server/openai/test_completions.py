@@ -74,6 +74,7 @@ def test_log_probabilities_of_a_prompt(server: RunningServer) -> None:
         ({"prompt": "x", "suffix": "y"}, "suffix is not supported"),
         ({"prompt": {"a": 1}}, "prompt: input should be"),
         ({"prompt": "x", "stop": 3}, "stop: input should be"),
+        ({"prompt": "x", "seed": 10**400}, "seed is too large: expected a whole number of at most 64 bits"),
         ({"prompt": "x", "seed": 1.5}, "seed: input should be a valid integer"),
         ({}, "prompt is missing"),
     ],

@@ -22,7 +22,7 @@ from mlxr.server.anthropic.messages_request import (
 )
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
-from mlxr.server.openai.sampling_fields import check_schema, share_of
+from mlxr.server.openai.sampling_fields import check_schema, seed_of, share_of
 
 
 def job_of(request: Conversation) -> ChatJob:
@@ -70,7 +70,7 @@ def _sampling(request: Conversation) -> Sampling:
     given = {
         "top_k": request.top_k,
         "top_p": share_of(request.top_p),
-        "seed": None if request.seed is None else request.seed % 2**64,
+        "seed": seed_of(request.seed),
         "stop": request.stop_sequences,
         "json_schema": schema,
         "temperature": 1.0 if request.temperature is None else request.temperature,

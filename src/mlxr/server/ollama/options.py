@@ -7,7 +7,7 @@ from pydantic import Field
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect
-from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, share_of
+from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, seed_of, share_of
 
 _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
@@ -147,7 +147,7 @@ def sampling_of(
         if (value := getattr(options, name)) is not None:
             given[name] = value
     if options.seed is not None and options.seed != -1:  # -1: a new one each time
-        given["seed"] = options.seed % 2**64
+        given["seed"] = seed_of(options.seed, "options.seed")
     if form:
         check_schema("format", form)
         given["json_schema"] = ANY_OBJECT if form == "json" else form

@@ -9,7 +9,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.responses_items import Item, told_items
-from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, share_of
+from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, seed_of, share_of
 
 _INCLUDED = frozenset({"reasoning.encrypted_content"})
 """Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
@@ -175,7 +175,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": share_of(request.top_p),
         "top_k": request.top_k,
-        "seed": None if request.seed is None else request.seed % 2**64,
+        "seed": seed_of(request.seed),
         "ignore_eos": request.ignore_eos,
         "json_schema": _schema(request.text.format if request.text is not None else None),
     }

@@ -120,7 +120,7 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
         "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "max_tokens": fields.max_tokens,
         "n": fields.n,
-        "seed": _seed(fields.seed),
+        "seed": seed_of(fields.seed),
         "stop": [fields.stop] if isinstance(fields.stop, str) else fields.stop,
         "include_stop": fields.include_stop_str_in_output,
         "logit_bias": None if fields.logit_bias is None else _biases(fields.logit_bias),
@@ -144,6 +144,21 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
 def share_of(top_p: float | None) -> float | None:
     """`Sampling.top_p` of a request: the APIs take 0, which leaves the most probable token alone."""
     return _LEAST_SHARE if top_p == 0 else top_p
+
+
+def seed_of(seed: int | None, name: str = "seed") -> int | None:
+    """`Sampling.seed` of a request: any number of 64 bits, with a sign or without.
+
+    Args:
+        seed: it.
+        name: of the field.
+
+    Raises:
+        ApiError: a number that has more bits.
+    """
+    if seed is None or -(2**63) <= seed < 2**64:
+        return None if seed is None else seed % 2**64
+    raise bad_field(name, f"{name} is too large: expected a whole number of at most 64 bits")
 
 
 def response_schema(response_format: "ResponseFormat | None") -> dict[str, Any] | bool | None:
@@ -210,11 +225,6 @@ def check_schema(name: str, schema: Any) -> None:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > _MOST_SCHEMA:
         raise bad_field(name, f"{name} has {len(text)} characters, more than the {_MOST_SCHEMA} that a schema may have")
-
-
-def _seed(seed: int | None) -> int | None:
-    """Clients may send any 64-bit number."""
-    return None if seed is None else seed % 2**64
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
