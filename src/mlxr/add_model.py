@@ -61,15 +61,15 @@ def add_model(
     """
     if str(source) in bundled_specs():
         raise RegistryError(f"{source} is a bundled model: its name works without the registry")
-    path, registry = Path(source).absolute(), Registry()
+    path, registry = _plain(Path(source)), Registry()
     name = _default_name(path) if name is None else name
     check_name(name)
     if not replaces and (other := registry.get(name)) is not None:
         raise RegistryError(taken(name, other.source))
     options = replace(
         options,
-        weights=options.weights and options.weights.absolute(),
-        tokenizer=options.tokenizer and options.tokenizer.absolute(),
+        weights=options.weights and _plain(options.weights),
+        tokenizer=options.tokenizer and _plain(options.tokenizer),
     )
     where = resolve_host(options.host or AUTO)
     kind, chip = _kind(path), chip_of(where)
@@ -158,7 +158,16 @@ def _files(path: Path, kind: Kind, weights: Path, tokenizer: Path | None) -> lis
         paths += _describing(file.path.parent)
     if tokenizer is not None:
         paths += _describing(tokenizer) if tokenizer.is_dir() else [tokenizer]
-    return [path.absolute() for path in dict.fromkeys(paths)]
+    return list(dict.fromkeys(map(_plain, paths)))
+
+
+def _plain(path: Path) -> Path:
+    """A path as people would write it: absolute and without `..`, but with the symbolic links that they chose."""
+    plain = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)
+    try:
+        return plain if plain.samefile(path) else path.absolute()  # of a link's folder, `..` is another one
+    except OSError:
+        return path.absolute()
 
 
 def _describing(folder: Path) -> list[Path]:

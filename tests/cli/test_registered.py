@@ -69,6 +69,21 @@ def test_a_registered_model_runs_by_its_name_without_compiling(
         assert main([command[0], "org/tiny:q8", *command[1:]]) == 0
 
 
+def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:
+    """Links stay, and so does `..` where a link comes before it, because it means another folder there."""
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "chosen.gguf").symlink_to(tiny)
+    shutil.copy(tiny, tmp_path / "deep" / "tiny.gguf")
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
+    for given, kept in {
+        "../tiny.gguf": tiny,
+        "../here/../chosen.gguf": tmp_path / "chosen.gguf",
+        "../link/../tiny.gguf": tmp_path / "here/../link/../tiny.gguf",
+    }.items():
+        added = answer("add", given, "--name", "tiny", "--replace", "--json")
+        assert (added["source"], added["files"][0]["path"]) == (str(kept), str(kept))
+
+
 def test_what_run_and_serve_load_is_compiled_ahead(
     tiny: Path, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

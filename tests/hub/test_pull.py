@@ -225,7 +225,8 @@ def test_what_is_said_without_a_hub(
     hub: StandInHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 cannot be reached" in refused("pull org/tiny", capsys)
+    told = refused("pull org/tiny", capsys)
+    assert "http://127.0.0.1:9 cannot be reached" in told and "online?" in told and "kept" not in told
     assert "'tiny' is not a model on the hub; expected ORG/REPO, " in refused("pull tiny", capsys)
     (tmp_path / "build").mkdir()
     told = refused("run build/tiny --prompt A", capsys)

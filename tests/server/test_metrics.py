@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlxr.compiler.spec.change import NO_CHANGES
 from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from mlxr.server.metrics import server_metrics
 from mlxr.server.metrics.histogram import Histogram
@@ -23,7 +24,7 @@ class Gated:
     """A source that loads when it may."""
 
     def __init__(self) -> None:
-        self._source = tiny_source("gated", tiers=TierSizes(1 << 20))
+        self._source = tiny_source("gated", tiers=TierSizes(1 << 20), changes=NO_CHANGES)
         self.name, self.meter = self._source.name, self._source.meter
         self.planned_memory, self.facts = self._source.planned_memory, self._source.facts
         self.gate = threading.Event()
@@ -185,6 +186,8 @@ def test_a_scrape_waits_for_no_load_and_no_engine(own: RunningServer, monkeypatc
     asked.join(30)
     before = scrape(own)
     assert before.of("mlxr:model_loaded", "gated") == 1
+    dtypes = {each["model_name"]: each["cache_dtype"] for each in before.labels("vllm:cache_config_info")}
+    assert dtypes["gated"] == "f16", "what CPUs have, whatever the plan chose for GPUs"
     monkeypatch.setattr(server_metrics, "_ASK_SECONDS", 0.01)
     stuck, loaded = threading.Event(), own.pool.find("gated").loaded
     assert loaded is not None

@@ -50,6 +50,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="unload a model that nobody asked for so long, such as 90s, 10m, 2h or forever (default: 5m)",
     )
     parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="never unload this model once it is loaded; may be given several times",
+    )
+    parser.add_argument(
         "--max-sequences",
         type=int,
         default=USUAL_SEQUENCES,
@@ -109,8 +116,6 @@ def run(args: argparse.Namespace) -> int:
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
         named_model(model)  # so that a wrong name is told now, not to the first client
-    if args.detach:
-        return _detach(args)
     changes, tiers = changes_of(args), tier_sizes(args)
     options = EngineSource(
         "",
@@ -131,12 +136,19 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(
             "no model was given, and none is registered; for example: mlxr serve storyteller, or mlxr add ./model.gguf"
         )
+    names = named if catalog is None else catalog.versions()
+    for name in args.pin:
+        if name not in names:
+            raise RequestError(f"--pin {name}: no model of that name is served; there are {', '.join(names)}")
+    if args.detach:
+        return _detach(args)
     return run_server(
         lambda: ModelPool(
             sources,
             memory_bytes=args.memory,
             keep_alive=args.keep_alive,
             load_seconds=settings.load_seconds,
+            pinned=args.pin,
             catalog=catalog,
         ),
         settings,

@@ -51,6 +51,11 @@ def bytes_here(repo: str, file: HubFile) -> int:
     return 0
 
 
+def has_begun(repo: str) -> bool:
+    """Whether something of a repository is in the cache."""
+    return any(blob_path(repo, HubFile("", 0, "any")).parent.glob("*"))
+
+
 def download(repo: str, commit: str, file: HubFile, progress: HubProgress) -> Path:
     """Fetches a file if the cache lacks it, and checks its content in any case.
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlxr.compiler.errors import HubError
+from mlxr.hub.download import has_begun
 
 
 @contextmanager
@@ -59,10 +60,12 @@ def worded(repo: str, revision: str | None = None) -> Iterator[None]:
             ) from error
         raise HubError(f"{repo}: {hub} answers with an error ({status}): {_line(error)}; try again later") from error
     except (network, ConnectionError) as error:
-        raise HubError(
-            f"{repo}: {hub} cannot be reached: {_line(error)}. What was fetched is kept, and the same command goes on "
-            "from there"
-        ) from error
+        remedy = (
+            "What was fetched is kept, and the same command goes on from there"
+            if has_begun(repo)
+            else "Is this machine online? HF_ENDPOINT names another hub"
+        )
+        raise HubError(f"{repo}: {hub} cannot be reached: {_line(error)}. {remedy}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HubError(

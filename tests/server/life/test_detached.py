@@ -32,13 +32,17 @@ def test_a_server_in_the_background(folder: Path, capsys: pytest.CaptureFixture[
     keys = folder / "keys"
     keys.write_text("secret")
     serve = ["serve", "--model", f"tiny={TINY}", "--port", "0", "--api-key-file", str(keys)]
-    assert main([*serve, "--detach"]) == 0
+    assert main([*serve, "--pin", "tinny", "--detach"]) == 1
+    assert "--pin tinny: no model of that name is served; there are tiny" in capsys.readouterr().err
+    assert main([*serve, "--pin", "tiny", "--detach"]) == 0
     try:
         assert main(["ps", "--json"]) == 0
         told, rows = capsys.readouterr().out.split("\n", 1)
         (server,) = json.loads(rows)["servers"]
         assert server["url"] in told and server["state"] == "serving"
-        assert [(model["name"], model["state"]) for model in server["models"]] == [("tiny", "cold")]
+        assert [(model["name"], model["state"], model["pinned"]) for model in server["models"]] == [
+            ("tiny", "cold", True)
+        ]
         assert httpx.get(f"{server['url']}/status").status_code == 401
         assert os.getsid(server["pid"]) == server["pid"]
         port = str(server["port"])

@@ -93,7 +93,10 @@ def test_requests_for_a_cold_model_load_it_once() -> None:
 
 def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() -> None:
     async def test() -> None:
-        sources = {name: Source(name) for name in "abcd"} | {"big": Source("big", 20 * GB, 11 * GB)}
+        sources = {name: Source(name) for name in "abcd"} | {
+            "big": Source("big", 20 * GB, 11 * GB),
+            "huge": Source("huge", 13 * GB),
+        }
         pool = ModelPool(sources.values(), memory_bytes=12 * GB, pinned=["d"], free=lambda: 99 * GB)
         for name in "dab":
             await use(pool, name)
@@ -109,8 +112,13 @@ def test_the_least_recently_used_goes_for_another_but_none_in_use_or_pinned() ->
                 assert no.value.status == 503 and "Retry-After" in no.value.headers
             await use(pool, "b")
         before = [name for name, source in sources.items() if source.is_loaded]
-        with pytest.raises(ApiError, match=r"big takes 11\.0 GiB .* d \(4\.0 GiB, pinned\)"):
+        with pytest.raises(ApiError, match=r"big takes 11\.0 GiB .* 8\.0 GiB of 12\.0 GiB .* d \(4\.0 GiB, pinned\)"):
             await use(pool, "big")
+        with pytest.raises(
+            ApiError, match=r"huge takes 13\.0 GiB .* 12\.0 GiB .* free if all others went; .* --memory"
+        ) as no:
+            await use(pool, "huge")
+        assert "Retry-After" not in no.value.headers, "waiting would not help"
         assert [name for name, source in sources.items() if source.is_loaded] == before, "none goes in vain"
         await pool.close()
 
@@ -213,11 +221,13 @@ def test_models_of_a_catalog_come_and_go() -> None:
 
     async def test() -> None:
         catalog = Names()
-        pool = ModelPool([Source("own")], catalog=catalog, free=lambda: 99 * GB)
+        pool = ModelPool([Source("own")], catalog=catalog, pinned=["a"], free=lambda: 99 * GB)
         assert [model.name for model in pool.models] == ["own", "a", "b"]
         await use(pool, "a")
+        assert not pool.find("a").is_idle, "it is pinned"
         catalog.sources = {"c": Source("c")}
         assert [model.name for model in pool.models] == ["own", "a", "c"], "a is loaded"
+        assert pool.find("a").is_idle, "nobody can ask for it any more, so it need not stay"
         await use(pool, "c")
         await pool.unload("a")
         with pytest.raises(ApiError, match="there is no model 'a' here; this server has: own, c"):
@@ -243,7 +253,7 @@ def test_a_name_that_means_another_model_now() -> None:
 
     async def test() -> None:
         catalog = Names()
-        pool = ModelPool([], catalog=catalog, free=lambda: 99 * GB)
+        pool = ModelPool([], catalog=catalog, pinned=["a"], keep_alive=0.1, free=lambda: 99 * GB)
         pool.start()
         async with pool.use("a") as before:
             catalog.sources = {"a": new}

@@ -54,11 +54,12 @@ class ModelPool:
             memory_bytes: most bytes of all loaded models; None: what the machine has free.
             keep_alive: seconds after its last request at which a model is unloaded; `FOREVER`: never.
             load_seconds: how long a request waits for a model that is being loaded.
-            pinned: names of models that are never unloaded.
+            pinned: names of models that are never unloaded once they are loaded, nor are their forms for embeddings.
             catalog: further models, which may change; None: there are none.
             free: tells the bytes of memory that are free.
         """
-        self._models = {source.name: ServedModel(source, source.name in set(pinned)) for source in sources}
+        self._pinned = frozenset(pinned)
+        self._models = {source.name: ServedModel(source, source.name in self._pinned) for source in sources}
         self._memory_bytes, self.keep_alive, self._load_seconds = memory_bytes, keep_alive, load_seconds
         self._free, self._catalog = free, catalog
         self.on_load: Callable[[LoadedModel], object] = lambda loaded: None
@@ -170,7 +171,7 @@ class ModelPool:
             record.model = model.name
         if embeds:
             if name not in self._embedders:
-                self._embedders[name] = ServedModel(model.source.for_embeddings(), base=name)
+                self._embedders[name] = ServedModel(model.source.for_embeddings(), model.pinned, base=name)
             model = self._embedders[name]
         model.users += 1  # from now on nobody unloads it
         try:
@@ -203,11 +204,15 @@ class ModelPool:
                 continue
             forms = (self._models.pop(name, None), self._embedders.pop(name, None))
             self._retired += [form for form in forms if form is not None]
-            self._models[name] = ServedModel(self._catalog.source(name), version=version)
+            self._models[name] = ServedModel(self._catalog.source(name), name in self._pinned, version=version)
         for name in self._models.keys() - self._fixed - versions.keys():
             if _is_unused(self._models[name]):
                 del self._models[name]
+            else:
+                self._models[name].pinned = False  # so that it goes in time
         self._retired = [model for model in self._retired if not _is_unused(model)]
+        for model in self._retired:
+            model.pinned = False
 
     async def _loaded(self, model: ServedModel) -> LoadedModel:
         while True:
@@ -276,16 +281,25 @@ class ModelPool:
         return min(self._memory_bytes - used, free)
 
     def _no_room(self, wanted: ServedModel, needed: int, room: int) -> ApiError:
-        loaded = [model for model in self._all if model.state == "loaded" and not model.is_idle]
-        in_memory = ", ".join(
-            f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in loaded
-        )
-        go = f"what would have to go is in use or pinned: {in_memory}" if loaded else "no other model is loaded"
+        """Says what would have to go; or that even this would not be enough, and then not to try again."""
+        loaded = [model for model in self._all if model.state == "loaded"]
+        kept = [model for model in loaded if not model.is_idle]
+        takes = f"{wanted.name} takes {size(needed)} of memory"
         limit = "" if self._memory_bytes is None else f" of {size(self._memory_bytes)} for models"
+        free = room + sum(model.planned_bytes for model in loaded)
+        remedy = "a smaller --context" if self._memory_bytes is None else "more --memory or a smaller --context"
+        if free < needed:
+            free_then = f"{size(max(0, free))}{limit} would be free if all others went"
+            message = f"{takes}, and {free_then}; start the server with {remedy}"
+            return ApiError(503, message, "server_error", "no_memory")
+        free -= sum(model.planned_bytes for model in kept)
+        names = ", ".join(
+            f"{model.name} ({size(model.planned_bytes)}, {'pinned' if model.pinned else 'in use'})" for model in kept
+        )
         return ApiError(
             503,
-            f"{wanted.name} takes {size(needed)} of memory, and {size(max(0, room))}{limit} are free; {go}. "
-            "Try again later, or start the server with a smaller --context",
+            f"{takes}, and {size(max(0, free))}{limit} can be made free; what would have to go is in use or pinned: "
+            f"{names}. Try again later, or start the server with {remedy}",
             "server_error",
             "no_memory",
             headers={"Retry-After": "10"},
