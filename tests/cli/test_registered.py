@@ -72,12 +72,13 @@ def test_a_registered_model_runs_by_its_name_without_compiling(
 def test_paths_are_kept_as_people_write_them(tiny: Path, answer: Callable[..., Any], tmp_path: Path) -> None:
     """Links stay, and so does `..` where a link comes before it, because it means another folder there."""
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "chosen.gguf").symlink_to(tiny)
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / "tiny.gguf").symlink_to(tiny)
     shutil.copy(tiny, tmp_path / "deep" / "tiny.gguf")
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
     for given, kept in {
         "../tiny.gguf": tiny,
-        "../here/../chosen.gguf": tmp_path / "chosen.gguf",
+        "../here/../chosen/tiny.gguf": tmp_path / "chosen" / "tiny.gguf",
         "../link/../tiny.gguf": tmp_path / "here/../link/../tiny.gguf",
     }.items():
         added = answer("add", given, "--name", "tiny", "--replace", "--json")

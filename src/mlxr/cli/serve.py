@@ -111,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         header_seconds=args.header_time,
         grace_seconds=args.grace,
         log_text=args.log_text,
+        traces_endpoint=args.otlp_traces_endpoint,
     )
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):

@@ -47,6 +47,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="debug (also probes), info (all requests), warning (refused ones), error (default: info)",
     )
     log.add_argument("--log-text", action="store_true", help="also log what users write and get")
+    log.add_argument(
+        "--otlp-traces-endpoint",
+        default="",
+        metavar="URL",
+        help="also send a span of each request to this OpenTelemetry collector, such as "
+        "http://127.0.0.1:4318/v1/traces (needs mlxr[otel])",
+    )
 
 
 def seconds(text: str) -> float:

@@ -1,5 +1,6 @@
 """The server's app: routes, errors, and what stands before them."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,6 +31,7 @@ from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.page import router as page
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.request_log import REQUEST_ID_HEADERS, RequestLog
+from mlxr.server.request_spans import RequestSpans
 from mlxr.server.security import Guard
 from mlxr.server.settings import ServerSettings
 from mlxr.server.sse import error_response, told
@@ -59,6 +61,9 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     Args:
         pool: the models; the app starts it, and closes it at its end.
         settings: limits, keys and times.
+
+    Raises:
+        RequestError: spans are wanted, and OpenTelemetry is not installed.
     """
 
     @asynccontextmanager
@@ -70,8 +75,11 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         finally:
             await pool.close()
             metrics.close()
+            if spans is not None:
+                await asyncio.to_thread(spans.close)
 
     metrics = ServerMetrics(pool)
+    spans = RequestSpans(settings.traces_endpoint) if settings.traces_endpoint else None
     app = FastAPI(title="MLXR", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = ServerState(pool, settings, metrics)
     for router in ROUTERS:
@@ -90,7 +98,7 @@ def make_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         allow_headers=["*"],
         expose_headers=[*REQUEST_ID_HEADERS, "retry-after"],
     )
-    app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text)
+    app.add_middleware(RequestLog, counts=metrics.http_requests, keeps_text=settings.log_text, spans=spans)
     return app
 
 

@@ -1,4 +1,4 @@
-"""One line of JSON for each HTTP request, and its count among the metrics. No text of users, unless asked for."""
+"""One line of JSON for each HTTP request, its count among the metrics, and its span. No text of users unless asked."""
 
 import json
 import logging
@@ -12,6 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxr.server.request_record import RECORD, RequestRecord
+from mlxr.server.request_spans import RequestSpans
 
 LOG = logging.getLogger("mlxr.server.requests")
 LOG.addHandler(logging.NullHandler())  # without a log, Python itself would print warnings
@@ -30,14 +31,18 @@ REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 class RequestLog:
     """Stands around everything else, so that it sees also what is refused."""
 
-    def __init__(self, app: ASGIApp, counts: Counter[tuple[str, str, str]], keeps_text: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, counts: Counter[tuple[str, str, str]], keeps_text: bool, spans: RequestSpans | None = None
+    ) -> None:
         """Logs the requests to an app.
 
         Args:
             app: it.
             counts: requests by method, route and status, to which each request is added.
             keeps_text: whether bodies of requests and texts of answers are logged.
+            spans: get a span of each request, but for those that are asked all the time; None: nobody wants them.
         """
+        self._spans = spans
         self._app, self._counts, self._keeps_text = app, counts, keeps_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,8 +83,12 @@ class RequestLog:
         finally:
             RECORD.reset(token)
             record.client_gone = not has_ended or record.status == _GONE
-            self._counts[record.method, _route(scope), str(record.status)] += 1
-            _write(record)
+            route, level = _route(scope), _level(record)
+            self._counts[record.method, route, str(record.status)] += 1
+            if LOG.isEnabledFor(level):
+                LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
+            if self._spans is not None and level > logging.DEBUG:
+                self._spans.add(record, route, scope["headers"])
 
 
 def _route(scope: Scope) -> str:
@@ -99,15 +108,12 @@ def _trace_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
     return match[1].decode() if match else ""
 
 
-def _write(record: RequestRecord) -> None:
+def _level(record: RequestRecord) -> int:
     if record.status >= 500:
-        level = logging.ERROR
-    elif record.status >= 400:
-        level = logging.WARNING
-    else:
-        level = logging.DEBUG if record.path in _PROBES or record.path.startswith(_POLLED) else logging.INFO
-    if LOG.isEnabledFor(level):
-        LOG.log(level, "%s", "request", extra={"fields": fields_of(record)})
+        return logging.ERROR
+    if record.status >= 400:
+        return logging.WARNING
+    return logging.DEBUG if record.path in _PROBES or record.path.startswith(_POLLED) else logging.INFO
 
 
 def fields_of(record: RequestRecord) -> dict[str, Any]:
