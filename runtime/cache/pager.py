@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import ArenaError, ArenaFullError
+from mlxr.runtime.cache.block_copies import BlockCopies
 from mlxr.runtime.cache.block_hashes import BlockHashes
 from mlxr.runtime.cache.block_sequence import BlockSequence
 from mlxr.runtime.cache.block_states import block_states
@@ -101,8 +102,7 @@ class Pager:
         self._sequences: dict[int, BlockSequence] = {}
         self._one_each = OneTokenEach(self._sequences, self._pool, self._tables, block_size, self._take_block)
         self._next_id = 0
-        self._copies: dict[int, int] = {}
-        """Pending copies: the source of each destination. Sources are pinned."""
+        self._copies = BlockCopies(self._pool)
 
     @classmethod
     def from_geometry(cls, geometry: ArenaGeometry, *, record_evictions: bool = False) -> "Pager":
@@ -151,7 +151,7 @@ class Pager:
 
     def block_states(self) -> str:
         """The state of each block; see `block_states.block_states`."""
-        return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.values())
+        return block_states(self._pool, self._prefixes.idle_blocks(), self._copies.source_of.values())
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence."""
@@ -369,13 +369,9 @@ class Pager:
         The caller must copy these blocks, K and V in all layers, and then run the step. No block is both source and
         destination, and destinations are distinct, so the order does not matter.
         """
-        copies = [(source, destination) for destination, source in self._copies.items()]
-        self._copies.clear()
-        for source, _ in copies:
-            self._pool.unpin(source)
         for sequence in self._sequences.values():
             sequence.settled = sequence.length
-        return copies
+        return self._copies.take()
 
     def truncate(self, seq_id: int, length: int) -> None:
         """Keeps the first `length` tokens and releases the blocks after them.
@@ -388,7 +384,7 @@ class Pager:
             raise ArenaError(f"cannot truncate sequence {seq_id} to {length}, expected 0 to {sequence.length} tokens")
         self._prefixes.truncate(sequence, length)
         for i in range(len(sequence.blocks) - 1, -(-length // self.block_size) - 1, -1):
-            self._release(sequence.blocks.pop())
+            self._copies.release(sequence.blocks.pop())
             self._tables[sequence.row, i] = 0
         sequence.length = length
         sequence.settled = min(sequence.settled, length)
@@ -433,7 +429,7 @@ class Pager:
         Raises:
             ArenaError: one does not hold; the message is the failed equation.
         """
-        check_blocks(self._pool, self._sequences.values(), self._copies)
+        check_blocks(self._pool, self._sequences.values(), self._copies.source_of)
         check_index(self._pool, self._sequences.values(), self.block_size)
         if isinstance(self._prefixes, PrefixCache):
             check_open_sequences(self._prefixes.open_sequences, self._sequences.values())
@@ -476,16 +472,6 @@ class Pager:
         return block_id
 
     def _own_last_block(self, sequence: BlockSequence) -> None:
-        source = sequence.blocks[-1]
-        destination = self._pool.take()
-        self._pool.pin(source)
-        self._pool.release(source)
-        self._copies[destination] = source
-        sequence.blocks[-1] = self._tables[sequence.row, len(sequence.blocks) - 1] = destination
+        own = self._copies.add(sequence.blocks[-1])
+        sequence.blocks[-1] = self._tables[sequence.row, len(sequence.blocks) - 1] = own
         sequence.settled = sequence.length - sequence.length % self.block_size
-
-    def _release(self, block_id: int) -> None:
-        self._pool.release(block_id)
-        # A pending copy to a free block is dropped; else the block could become the source of another copy.
-        if self._pool.references[block_id] == 0 and block_id in self._copies:
-            self._pool.unpin(self._copies.pop(block_id))

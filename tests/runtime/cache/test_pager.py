@@ -26,7 +26,7 @@ def state(pager):
         list(pager._pool.free_blocks),
         list(pager._pool.references),
         list(pager._pool.pins),
-        dict(pager._copies),
+        dict(pager._copies.source_of),
     )
 
 
@@ -354,7 +354,7 @@ def _corrupt(pager, what):
         case "shared write":
             sequences[1].settled = 5
         case "chained copy":
-            pager._copies = {3: 1, 1: 2}
+            pager._copies.source_of = {3: 1, 1: 2}
             pool.pins[1] = pool.pins[2] = 1
         case "contiguous":
             pager.contiguous = True

@@ -166,7 +166,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         committed = self.requests[seq_id].committed
         self.note_use()
         last = self.pager.blocks_of(seq_id)[committed // self.size :]
-        is_copied = not last or last[0] not in self.pager._copies
+        is_copied = not last or last[0] not in self.pager._copies.source_of
         self.leave(seq_id, committed if is_copied else committed - committed % self.size)
         self.pager.free(seq_id, self.requests[seq_id].tokens, self.requests[seq_id].hashes, committed)
         del self.requests[seq_id]
@@ -211,11 +211,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         pager.check_integrity()
         assert pager.num_free + pager.num_used == pager.num_blocks
         uses = Counter(block for seq_id in pager.sequence_ids for block in pager.blocks_of(seq_id))
-        states, pinned = pager.block_states(), set(pager._copies.values())
+        states, pinned = pager.block_states(), set(pager._copies.source_of.values())
         in_use = ["s" if uses[i] > 1 else "u" if uses[i] or i in pinned else "" for i in range(pager.num_blocks)]
         assert [state if state in "us" else "" for state in states] == in_use
         assert states.count("c") == pager.num_idle
-        memory = self.after_step([(source, destination) for destination, source in pager._copies.items()])
+        memory = self.after_step([(source, destination) for destination, source in pager._copies.source_of.items()])
         for seq_id, request in self.requests.items():
             blocks, length = pager.blocks_of(seq_id), len(request.tokens)
             assert pager.length(seq_id) == length
@@ -226,7 +226,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def note_use(self):
         self.clock += 1
         used = [self.pager.blocks_of(seq_id) for seq_id in self.requests]
-        for block in [*chain.from_iterable(used), *self.pager._copies.values()]:
+        for block in [*chain.from_iterable(used), *self.pager._copies.source_of.values()]:
             self.last_use[block] = self.clock
 
     def teardown(self):
