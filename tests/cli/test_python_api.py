@@ -61,7 +61,7 @@ def test_loading_a_gguf_file_scans_its_header_once(monkeypatch: pytest.MonkeyPat
         (lambda: mlxr.Changes(accepted_keys="a"), "accepted_keys is 'a', of type str; expected a tuple of keys"),  # type: ignore
         (lambda: mlxr.Changes(accepted_keys=(1,)), "accepted_keys has 1, of type int; expected text"),  # type: ignore
         (lambda: mlxr.Changes(force_context=1), "force_context is 1, of type int; expected True or False"),  # type: ignore
-        (lambda: mlxr.compile(Q8_0).write(5), "expected str, bytes or os.PathLike object, not int"),  # type: ignore
+        (lambda: mlxr.compile(Q8_0).write(5), "os.PathLike object"),  # type: ignore
         (lambda: mlxr.compile(b"x"), "spec is b'x', of type bytes; expected a ModelSpec, or a name or path"),  # type: ignore
     ],
 )

@@ -10,7 +10,7 @@ from mlxr_tests.running_server import RunningServer
 
 COMPLETION = {"model": "tiny", "prompt": "Once", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-DEEP = "[" * 5000 + "]" * 5000
+DEEP = "[" * 200_000 + "]" * 200_000
 
 
 def raw(server: RunningServer, data: bytes) -> bytes:

@@ -36,6 +36,8 @@ from mlxr_tests.running_server import CHATML, EXACT, RunningServer, running_serv
 from mlxr_tests.storyteller import TINY
 
 LONG_SECONDS = float(os.environ.get("MLXR_SOAK_SECONDS", "60"))
+MORE_SECONDS = 60
+"""How much longer a soak goes on if not all has happened that it is to see: the machine may be busy."""
 NAMES = ("a", "b")
 CHANGES = dataclasses.replace(EXACT, context=320)
 QUESTIONS = [
@@ -288,24 +290,30 @@ def test_a_server_in_use(
         Clients(server, alone, seconds / 4).run()
         come_to_rest(server)
         before, bytes_before = Counter(holdings()), resident_bytes()
+        latest = time.monotonic() + seconds + MORE_SECONDS
         clients = Clients(server, alone, seconds * 3 / 4)
-        clients.run()
-        come_to_rest(server)
+        counts = clients.counts
+        while True:
+            clients.run()
+            come_to_rest(server)
+            preemptions, restored = (
+                sum(source.meter.past[name] for source in sources) for name in ("preemptions", "restored_tokens")
+            )
+            loads = [model.source.meter.loads for model in server.pool.models]
+            is_enough = min(counts["answers of a"], counts["answers of b"]) > 3 and counts["left"] and counts["hostile"]
+            is_enough = is_enough and min(loads) > 1 and preemptions and restored
+            is_enough = is_enough and disk.counts["blocks written"] and disk.counts["blocks refused"]
+            if is_enough or time.monotonic() > latest:
+                break
+            clients.end = time.monotonic() + seconds
         end = time.monotonic() + 10
         while (more := Counter(holdings()) - before) and time.monotonic() < end:  # connections that are being closed
             time.sleep(0.05)
         assert not more
         assert resident_bytes() - bytes_before < 48 << 20
-        preemptions, restored = (
-            sum(source.meter.past[name] for source in sources) for name in ("preemptions", "restored_tokens")
-        )
-        loads = [model.source.meter.loads for model in server.pool.models]
-    told = f"{clients.counts}, {preemptions} preemptions, {restored} tokens restored, {loads} loads, {disk.counts}"
+    told = f"{counts}, {preemptions} preemptions, {restored} tokens restored, {loads} loads, {disk.counts}"
     print(told)
-    counts = clients.counts
-    assert counts["answers of a"] > 3 and counts["answers of b"] > 3 and counts["left"] and counts["hostile"], told
-    assert min(loads) > 1 and preemptions and restored, told
-    assert disk.counts["blocks written"] and disk.counts["blocks refused"], told
+    assert is_enough, told
     if seconds > 10:
         assert disk.counts["registry written"] and disk.counts["registry refused"], told
     assert all(path.suffix == ".kv" for path in (tmp_path / "kv").rglob("*") if path.is_file()), "unfinished files"

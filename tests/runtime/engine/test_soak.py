@@ -29,6 +29,8 @@ SAMPLINGS = [
     mlxr.Sampling(max_tokens=9, repetition_penalty=1.3, seed=4, temperature=0.7, logprobs=2),
 ]
 LONG_SECONDS = float(os.environ.get("MLXR_SOAK_SECONDS", "60"))
+MORE_SECONDS = 60
+"""How much longer a soak goes on if not all has happened that it is to see: the machine may be busy."""
 
 
 def resident_bytes() -> int:
@@ -183,11 +185,17 @@ def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
     Callers(engine, alone, seconds / 4).run()
     gc.collect()
     before, bytes_before, pooled_before = holdings(), resident_bytes(), pooled()
+    latest = time.monotonic() + seconds + MORE_SECONDS
     callers = Callers(engine, alone, seconds * 3 / 4)
-    callers.run()
-    end = time.monotonic() + 10
-    while (stats := engine.stats()).running + stats.waiting and time.monotonic() < end:
-        time.sleep(0.01)
+    while True:
+        callers.run()
+        end = time.monotonic() + 10
+        while (stats := engine.stats()).running + stats.waiting and time.monotonic() < end:
+            time.sleep(0.01)
+        is_enough = callers.finished > 10 and callers.left and stats.preemptions and stats.restored_tokens
+        if is_enough or time.monotonic() > latest:
+            break
+        callers.end = time.monotonic() + seconds
     gc.collect()
     assert (stats.running, stats.waiting, stats.blocks_free) == (0, 0, 14)
     engine.model.pager.check_integrity()
@@ -197,7 +205,7 @@ def test_an_engine_in_use(seconds: float, tmp_path: Path) -> None:
     told = (
         f"{callers.finished} finished, {callers.left} left, {callers.failed} failed, {callers.overdue} overdue: {stats}"
     )
-    assert callers.finished > 10 and callers.left and stats.preemptions and stats.restored_tokens, told
+    assert is_enough, told
     if seconds > 10:
         assert callers.failed and callers.overdue and stats.failed_steps, told
     print(told)
