@@ -30,11 +30,20 @@ _SHA256_DIGITS = 64
 
 def blob_path(repo: str, file: HubFile) -> Path:
     """Where the cache has the content of a file."""
+    return _blobs(repo) / file.digest
+
+
+def has_begun(repo: str) -> bool:
+    """Whether the cache has any bytes of a repository's files."""
+    return any(_blobs(repo).glob("*"))
+
+
+def _blobs(repo: str) -> Path:
     from huggingface_hub import constants  # noqa: PLC0415 (an optional package)
     from huggingface_hub.file_download import repo_folder_name  # noqa: PLC0415
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-    return folder.absolute() / "blobs" / file.digest
+    return folder.absolute() / "blobs"
 
 
 def partial_path(blob: Path) -> Path:
@@ -49,11 +58,6 @@ def bytes_here(repo: str, file: HubFile) -> int:
         with suppress(FileNotFoundError):  # another process may be about to give it its name
             return min(path.stat().st_size, file.size_bytes)
     return 0
-
-
-def has_begun(repo: str) -> bool:
-    """Whether something of a repository is in the cache."""
-    return any(blob_path(repo, HubFile("", 0, "any")).parent.glob("*"))
 
 
 def download(repo: str, commit: str, file: HubFile, progress: HubProgress) -> Path:

@@ -10,8 +10,6 @@ from pathlib import Path
 from mlxr.compiler.errors import RequestError
 from mlxr.server.request_log import JsonLines
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 @dataclass(frozen=True)
 class LogOutput:
@@ -19,7 +17,7 @@ class LogOutput:
 
     Attributes:
         file: to which lines are added; None: standard error.
-        level: of the least important lines, one of `LEVELS`.
+        level: of the least important lines, `debug`, `info`, `warning` or `error`.
     """
 
     file: Path | None = None

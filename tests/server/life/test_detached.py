@@ -88,7 +88,7 @@ def test_what_is_left_of_servers(
     )
     assert main(["ps"]) == 0
     assert "not answering" in capsys.readouterr().out
-    monkeypatch.setattr(control, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(control, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(control.os, "kill", lambda pid, number: None)
     with pytest.raises(HostError, match=f"kill -9 {sleeper.pid} ends it"):
         control.end_server(deaf)

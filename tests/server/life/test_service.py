@@ -42,6 +42,7 @@ def asked(home: Path) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd")
 def test_a_systemd_unit(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "/models")  # else it would fetch again what is there
     assert main(["service", "install", "--print", "--", *ARGUMENTS]) == 0
     text = capsys.readouterr().out
     unit = home / ".config/systemd/user/mlxr.service"
@@ -49,7 +50,7 @@ def test_a_systemd_unit(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert f'ExecStart="{sys.executable}" "-P" "-m" "mlxr.cli" "serve" "--model" ' in text
     assert '"a=./it\'s 100%% $$HOME \\"b\\" \\\\c.gguf" "--grace" "5s"' in text
     assert "TimeoutStopSec=65\n" in text and 'Environment="MLXR_THREADS_OF_TEST=5 %%"\n' in text
-    assert f"WorkingDirectory={home}\n" in text
+    assert f"WorkingDirectory={home}\n" in text and 'Environment="HF_HUB_CACHE=/models"\n' in text
     assert main(["service", "install", "--", *ARGUMENTS]) == 0
     assert unit.read_text() == text
     assert asked(home) == ["--user daemon-reload", "--user enable mlxr.service", "--user restart mlxr.service"]
@@ -88,7 +89,11 @@ def test_what_is_missing_or_refuses(
     (home / "refuse").touch()
     assert main(install) == 1
     told = capsys.readouterr().err
-    assert "no bus" in told if platform != "win32" else "services need systemd or launchd" in told
+    assert (
+        "no bus; mlxr serve --detach starts" in told
+        if platform != "win32"
+        else "services need systemd or launchd" in told
+    )
     assert not [path for path in home.rglob("mlxr*") if path.is_file()]
     monkeypatch.setenv("PATH", str(home))
     assert main(install) == 1

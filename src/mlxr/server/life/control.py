@@ -10,11 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from mlxr.compiler.errors import HostError
+from mlxr.server.life.program import SAVE_SECONDS
 from mlxr.server.life.state_file import StateFile
 
 _ASK_SECONDS = 2.0
-_SAVE_SECONDS = 60.0
-"""How long a server may take to save what its models have cached, after the time of grace."""
 _LOOK_SECONDS = 0.05
 
 
@@ -42,7 +41,7 @@ def end_server(state: StateFile) -> None:
         pass
     except OSError as error:
         raise HostError(f"cannot end the server at {state.url}, process {state.pid}: {error.strerror}") from error
-    until = time.monotonic() + state.grace_seconds + _SAVE_SECONDS
+    until = time.monotonic() + state.grace_seconds + SAVE_SECONDS
     while state.is_running:
         if time.monotonic() > until:
             raise HostError(

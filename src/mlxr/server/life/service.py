@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxr.compiler.errors import HostError
-from mlxr.server.life.program import PROGRAM
+from mlxr.server.life.program import PROGRAM, SAVE_SECONDS
 
-_SAVE_SECONDS = 60
-"""How long the system waits, after the time of grace, until the server has saved what its models have cached."""
-_KEPT = ("PATH", "PYTHONPATH", "HF_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+_KEPT = ("PATH", "PYTHONPATH", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 """Variables that the service gets as they are now, besides MLXR's own."""
 
 
@@ -76,9 +74,9 @@ class Service(ABC):
             raise HostError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         try:
             self._start()
-        except HostError:
+        except HostError as error:
             self.path.unlink(missing_ok=True)
-            raise
+            raise HostError(f"{error}; mlxr serve --detach starts a server without {self.manager}") from error
 
     def remove(self) -> bool:
         """Stops the service and removes its file; returns whether there was one.
@@ -119,7 +117,7 @@ class SystemdUnit(Service):
     def text(self, arguments: Sequence[str], grace_seconds: float) -> str:
         """See `Service`."""
         command = " ".join(map(_systemd_word, _command(arguments)))
-        stop = "infinity" if grace_seconds == float("inf") else f"{grace_seconds + _SAVE_SECONDS:g}"
+        stop = "infinity" if grace_seconds == float("inf") else f"{grace_seconds + SAVE_SECONDS:g}"
         environment = "".join(
             f"Environment={_systemd_word(f'{name}={value}', is_command=False)}\n"
             for name, value in _environment().items()
@@ -177,7 +175,7 @@ class LaunchAgent(Service):
             "EnvironmentVariables": _environment(),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
-            "ExitTimeOut": int(min(grace_seconds, 86400) + _SAVE_SECONDS),
+            "ExitTimeOut": int(min(grace_seconds, 86400) + SAVE_SECONDS),
             "StandardOutPath": log,
             "StandardErrorPath": log,
         }
