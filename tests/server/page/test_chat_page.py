@@ -411,6 +411,33 @@ def test_layout_and_names(browser: Any, server: RunningServer, width: int, schem
 
 
 @pytest.mark.long
+def test_the_focus_stays_where_a_message_was(tab: Tab) -> None:
+    page = tab.open()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**stream({"content": "Yes."})))
+    page.get_by_label("Model", exact=True).select_option("tiny")
+    ask(page, "One?")
+    answered(page)
+    focused = "(e => e.getAttribute('aria-label') || e.textContent)(document.activeElement)"
+
+    def pressed(name: str) -> str:
+        page.get_by_role("button", name=name).last.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => !document.querySelector('.growing')")
+        return str(page.evaluate(focused))
+
+    assert pressed("Regenerate") == "Message"
+    assert pressed("Previous branch") == "Next branch"
+    assert pressed("Edit") == "The message's text"
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused) == "Edit"
+    page.keyboard.press("Enter")
+    page.keyboard.type(" No.")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("3 / 3").wait_for()
+    assert page.evaluate(focused) == "Edit"
+
+
+@pytest.mark.long
 def test_by_keyboard(tab: Tab) -> None:
     page = tab.open()
     page.locator(".welcome").wait_for()

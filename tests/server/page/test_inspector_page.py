@@ -71,6 +71,19 @@ def test_graphs_ops_and_kernels(opened: Tab) -> None:
         source.locator(".highlight span[class]").first.wait_for()
         kernel = get(opened.server, "kernel", model="a", target=target, name=launch["kernel"])
         assert source.inner_text().strip() == kernel["source"].strip()
+    page.keyboard.press("Escape")
+    side.wait_for(state="hidden")
+    place, moved = shape.bounding_box(), 60
+    page.mouse.move(place["x"] + 9, place["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(place["x"] + 9 + moved, place["y"] + 9 + moved, steps=3)
+    page.mouse.up()
+    panned = shape.bounding_box()
+    assert [panned[axis] - place[axis] for axis in "xy"] == pytest.approx([moved, moved])
+    assert not side.is_visible(), "this was no click"
+    page.mouse.wheel(0, -200)
+    assert shape.bounding_box()["width"] > 1.2 * panned["width"]
+    shape.click()
     side.get_by_role("button", name=fused["parts"][0]["id"], exact=True).click()
     page.locator('.graph [aria-label^="Source"] .node[aria-pressed="true"]').wait_for()
 

@@ -12,7 +12,7 @@ class Tab:
 
     Attributes:
         page: Playwright's.
-        problems: what the page's console told as errors.
+        problems: what the page's console told as errors, and addresses outside the server that the page asked for.
     """
 
     def __init__(self, context: Any, server: RunningServer) -> None:
@@ -20,7 +20,11 @@ class Tab:
         self.page, self.problems = context.new_page(), list[str]()
         self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", lambda asked: None if self._is_own(asked.url) else self.problems.append(asked.url))
         self.server = server
+
+    def _is_own(self, address: str) -> bool:
+        return address.startswith((f"{self.server.url}/", f"blob:{self.server.url}/", "data:"))
 
     def open(self, path: str = "/") -> Any:
         """Opens the page; returns Playwright's."""

@@ -217,12 +217,27 @@ export class ChatView {
       if (message === growing) view.show(true);
     }
     const top = this.log.scrollTop;
+    const focus = this.#focus();
     this.log.replaceChildren(...[...this.views.values()].map((view) => view.node));
+    focus();
     if (!this.views.size) this.log.append(this.#welcome());
     this.log.scrollTop = top || this.log.scrollHeight;
     this.#showSettings();
     this.#showList();
     this.#showComposer();
+  }
+
+  /** What puts the focus, if it is the keyboard's and on a button of a message, on that of the message in its place. */
+  #focus() {
+    const from = this.log.querySelector("button:focus-visible");
+    if (!from) return () => {};
+    const name = (button) => button.ariaLabel ?? button.textContent;
+    const at = [...this.log.children].indexOf(from.closest(".message"));
+    const group = from.closest(".branches") ? ".branches *" : ":not(*)"; // one of the two may be disabled now
+    return () => {
+      const buttons = [...this.log.children[at]?.querySelectorAll("button:enabled") ?? []];
+      (buttons.find((button) => name(button) === name(from)) ?? buttons.find((button) => button.matches(group)) ?? this.area).focus();
+    };
   }
 
   /** Makes the controls for another conversation only: what the user is typing into them is not set yet. */

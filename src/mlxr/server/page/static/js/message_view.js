@@ -60,7 +60,12 @@ export class MessageView {
   edit() {
     const { message, chat } = this;
     const area = element("textarea", { rows: 4, value: message.content, "aria-label": "The message's text" });
-    const close = () => { form.replaceWith(this.body); this.foot.hidden = false; this.show(false); };
+    const close = () => {
+      form.replaceWith(this.body);
+      this.foot.hidden = false;
+      this.show(false);
+      [...this.foot.querySelectorAll("button")].find((other) => other.textContent === "Edit")?.focus();
+    };
     const done = (event) => { event.preventDefault(); close(); if (area.value !== message.content) chat.edit(message, area.value); };
     const form = element("form", { class: "edit", on: { submit: done } }, area,
       element("p", { class: "actions" }, element("button", { type: "submit", text: message.role === "assistant" ? "Keep as a branch" : "Send as a branch" }),
