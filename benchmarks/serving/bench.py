@@ -69,7 +69,7 @@ class Bench:
                 except EngineError as error:
                     self.fail(series, error)
                 else:
-                    self.figures.versions[series] = loaded[series].told["version"]
+                    self.figures.versions[series] = loaded[series].version
             yield loaded
         finally:
             for worker in loaded.values():
@@ -90,8 +90,8 @@ class Bench:
     def fail(self, series: str, error: EngineError) -> None:
         """Notes that an engine could not do what it was asked."""
         self.log.seek(0)
-        said = self.log.read().strip().splitlines()[-1:]
-        text = "; ".join([str(error), *said])
+        last_line = self.log.read().strip().splitlines()[-1:]
+        text = "; ".join([str(error), *last_line])
         self.figures.failures.append(f"{self.name}, {series}: {text}")
         self.say(f"{series} is left out: {text}")
 
@@ -119,7 +119,7 @@ class Loaded:
             "programs": str(bench.programs),
         }
         try:
-            self.told = self._worker.ask("load", **(details | options))
+            self.version: str = self._worker.ask("load", **(details | options))["version"]
         except EngineError:
             self._worker.close()
             raise

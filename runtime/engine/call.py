@@ -9,8 +9,8 @@ from mlxr.runtime.engine.completion import Event
 from mlxr.runtime.engine.request import Request
 
 News = Event | BaseException
-Outbox = defaultdict[asyncio.AbstractEventLoop, list["Call"]]
-"""The calls of each loop whose tasks have news that they wait for."""
+CallsToWake = defaultdict[asyncio.AbstractEventLoop, list["Call"]]
+"""By loop: the calls whose tasks have news that they wait for."""
 
 
 class Call:
@@ -22,8 +22,8 @@ class Call:
 
     __slots__ = (
         "_calls",
-        "_outbox",
         "_pause",
+        "_to_wake",
         "_waiter",
         "_waits",
         "_woken",
@@ -38,7 +38,7 @@ class Call:
     def __init__(
         self,
         calls: "set[Call]",
-        outbox: Outbox,
+        to_wake: CallsToWake,
         loop: asyncio.AbstractEventLoop | None = None,
         pause: Callable[[], float] | None = None,
     ) -> None:
@@ -46,25 +46,25 @@ class Call:
 
         Args:
             calls: those with an end that has not been told; this one leaves it at its last end.
-            outbox: what the engine sends to loops.
+            to_wake: takes this call when its task waits and has news; the engine wakes the loops after each step.
             loop: the task's; None: a thread calls.
             pause: as for `Engine.generate`.
         """
-        self._calls, self._outbox, self._pause = calls, outbox, pause
+        self._calls, self._to_wake, self._pause = calls, to_wake, pause
         self.requests: list[Request] = []
         self.loop = loop
         self.events: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.events_of_task: deque[News] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._waits = False
-        self._woken = float("-inf")
+        self._waits = False  # whether any event wakes the task; the end of an answer does in any case
+        self._woken = float("-inf")  # when the task last waited for events and got some, by its loop's clock
         self.num_untold = 0  # requests whose end has not been told
         self.was_left = False
 
     def listen(self, news: News) -> None:
-        """Puts news where the caller waits; runs in the engine's thread.
+        """Puts news where the caller takes them; runs in the engine's thread.
 
-        Tasks are told of all events of a step at once: waking a loop is slow.
+        A task that waits is woken after the step, once for all that the step gave it.
         """
         is_end = isinstance(news, BaseException) or news.finish_reason is not None
         if self.loop is None:
@@ -73,7 +73,7 @@ class Call:
             self.events_of_task.append(news)
             if self._waits or is_end:
                 self._waits = False
-                self._outbox[self.loop].append(self)
+                self._to_wake[self.loop].append(self)
         if is_end:
             self.num_untold -= 1
             if not self.num_untold:

@@ -1,8 +1,9 @@
 """The engine: a model that answers many callers at once, from a thread of its own.
 
 The thread loads the model and runs the core's steps; nothing else touches the host. Callers are tasks of asyncio or
-other threads. They put messages into an inbox and get events from queues. If the thread can no longer go on, every
-caller gets an error, and `health` says so: no caller ever waits for an engine that is dead.
+other threads. They put messages into an inbox. Each call has a queue, to which the thread adds its events; a task is
+woken only if it waits for them. If the thread can no longer go on, every caller gets an error, and `health` says so: no
+caller ever waits for an engine that is dead.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import TypeVar
 from mlxr.compiler.errors import EngineError, QueueFullError, RequestError
 from mlxr.runtime.argument_types import described, whole_number
 from mlxr.runtime.engine.arena_state import ArenaState, arena_state
-from mlxr.runtime.engine.call import Call, Outbox
+from mlxr.runtime.engine.call import Call, CallsToWake
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.events import Events
@@ -52,7 +53,7 @@ class Engine:
         """
         self._max_waiting = whole_number("max_waiting", max_waiting)
         self._inbox: deque[Callable[[], object]] = deque()
-        self._outbox: Outbox = defaultdict(list)
+        self._to_wake: CallsToWake = defaultdict(list)
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -89,10 +90,10 @@ class Engine:
         all_prompts, pooling = _listed(prompts), pooling or self._model.default_pooling()
         vectors: list[Vector] = []
         for first in range(0, len(all_prompts), _MOST_EMBEDDED):
-            call = Call(self._calls, self._outbox, asyncio.get_running_loop())
-            some, terms = all_prompts[first : first + _MOST_EMBEDDED], Terms(priority, salt=salt)
+            call = Call(self._calls, self._to_wake, asyncio.get_running_loop())
+            chunk, terms = all_prompts[first : first + _MOST_EMBEDDED], Terms(priority, salt=salt)
             try:
-                await asyncio.to_thread(self._submit, call, some, None, terms, pooling=pooling)
+                await asyncio.to_thread(self._submit, call, chunk, None, terms, pooling=pooling)
                 for _ in call.requests:
                     if isinstance(news := await call.next(), BaseException):
                         raise news
@@ -132,7 +133,7 @@ class Engine:
             HostError: a step of the request failed.
             EngineError: the engine was closed, or has failed.
         """
-        call = Call(self._calls, self._outbox, asyncio.get_running_loop(), pause)
+        call = Call(self._calls, self._to_wake, asyncio.get_running_loop(), pause)
         terms = Terms(priority, deadline, adapter, salt)
         try:
             await asyncio.to_thread(self._submit, call, [prompt], params, terms)
@@ -157,7 +158,7 @@ class Engine:
         salt: str = "",
     ) -> "Events":
         """`generate` for threads: an ordinary iterator. Closing it, or forgetting it, cancels the request."""
-        call = Call(self._calls, self._outbox)
+        call = Call(self._calls, self._to_wake)
         self._submit(call, [prompt], params, Terms(priority, deadline, adapter, salt))
         return Events(call, self._leave)
 
@@ -176,7 +177,7 @@ class Engine:
         Raises:
             As `generate`; if a request fails, the others are cancelled.
         """
-        call = Call(self._calls, self._outbox)
+        call = Call(self._calls, self._to_wake)
         self._submit(call, _listed(prompts), params, Terms(priority, deadline, adapter, salt), bounded=False)
         with Events(call, self._leave) as events:
             for _ in events:
@@ -349,12 +350,12 @@ class Engine:
                 model.close()
 
     def _turn(self, model: Model) -> None:
-        """Takes the messages, runs a step, and sends what it gave."""
+        """Takes the messages, runs a step, and wakes the tasks that wait for what it gave."""
         while self._inbox:
             self._inbox.popleft()()
         has_run = model.core.step()
-        if self._outbox:
-            self._flush()
+        if self._to_wake:
+            self._wake_tasks()
         if not has_run and not self._inbox and not self._closing:
             model.core.wait()
 
@@ -372,10 +373,11 @@ class Engine:
         for request in call.requests:
             self._model.core.drop(request)
 
-    def _flush(self) -> None:
-        outbox = dict(self._outbox)
-        self._outbox.clear()
-        for loop, calls in outbox.items():
+    def _wake_tasks(self) -> None:
+        """Wakes the tasks that wait for events: each loop once, because that is slow."""
+        calls_of = dict(self._to_wake)
+        self._to_wake.clear()
+        for loop, calls in calls_of.items():
             try:
                 loop.call_soon_threadsafe(_wake_all, calls)
             except RuntimeError:  # the loop is closed: its callers have gone
@@ -393,7 +395,7 @@ class Engine:
                 self._inbox.popleft()()
         for call in list(self._calls):
             call.listen(EngineError(reason))
-        self._flush()
+        self._wake_tasks()
 
 
 def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:

@@ -108,8 +108,8 @@ class Model:
         check_metadata(file, artifact.spec)
         self._template_places: list[Path | ReadTemplate] = [] if tokenizer is None else [Path(tokenizer)]
         is_gguf = file.format == "gguf"  # whose metadata have been read
-        said = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
-        self._template_places.append(said if is_gguf else Path(weights))
+        bundled = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
+        self._template_places.append(bundled if is_gguf else Path(weights))
         self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
         self.types = plan.programs[entry.target_among(plan.targets)].types
         chosen = choose_arena(

@@ -36,7 +36,7 @@ def add_prompt_rows(rows: npt.NDArray[np.float32], parts: Sequence[Part], ends: 
 
 def _add(request: Request, logits: npt.NDArray[np.float32], tokens: list[int]) -> None:
     most = request.sampler.sampling.prompt_logprobs or 0
-    told = token_logprobs(logits, tokens, [most] * len(tokens))
+    logprobs = token_logprobs(logits, tokens, [most] * len(tokens))
     request.completion.prompt_logprobs += [
-        TokenLogprob(token, logprob, top) for token, (logprob, top) in zip(tokens, told, strict=True)
+        TokenLogprob(token, logprob, top) for token, (logprob, top) in zip(tokens, logprobs, strict=True)
     ]

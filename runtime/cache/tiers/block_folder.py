@@ -88,12 +88,12 @@ class BlockFolder:
                         files.append((status.st_mtime_ns, (folder.name, entry.name), status.st_size))
                     elif entry.name.startswith(_UNFINISHED) and status.st_mtime < time.time() - _STALE_SECONDS:
                         Path(entry).unlink()
-        found = _Files(self._name)
+        listing = _Files(self._name)
         for _, place, size in sorted(files):
-            found.add(place, size)
+            listing.add(place, size)
         with self._lock:
-            self._files = found
-            self.size_bytes = sum(found.sizes.values())
+            self._files = listing
+            self.size_bytes = sum(listing.sizes.values())
             self._unscanned_bytes = 0
 
     def use(self, digests: Sequence[Digest]) -> None:

@@ -167,9 +167,9 @@ class DiskTier:
             error = self._write(block)
             with self._changed:
                 done = [block] if error is None else list(self._waiting.values())
-                for one in done:
-                    del self._waiting[one.digest]
-                    self._waiting_bytes -= one.data.nbytes
+                for waiting in done:
+                    del self._waiting[waiting.digest]
+                    self._waiting_bytes -= waiting.data.nbytes
                 self.is_writing = error is None
                 self._changed.notify_all()
             if error is not None:

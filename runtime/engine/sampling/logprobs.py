@@ -35,12 +35,12 @@ def token_logprobs(logits: Floats, tokens: Sequence[int], counts: Sequence[int])
         tokens: the token of each row.
         counts: how many of the most probable tokens to tell of, for each row; fewer where fewer have any probability.
     """
-    told: list[TokenLogprobs] = []
+    logprobs: list[TokenLogprobs] = []
     step = max(1, _TOGETHER // logits.shape[1])
     for start in range(0, len(logits), step):
-        some = slice(start, start + step)
-        told += _tell(logits[some], np.array(tokens[some]), np.array(counts[some]))
-    return told
+        chunk = slice(start, start + step)
+        logprobs += _tell(logits[chunk], np.array(tokens[chunk]), np.array(counts[chunk]))
+    return logprobs
 
 
 def _tell(logits: Floats, tokens: Indices, counts: Indices) -> list[TokenLogprobs]:

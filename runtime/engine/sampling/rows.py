@@ -59,19 +59,19 @@ def sample_rows(logits: Floats, rows: Sequence[Row]) -> list[Sampled]:
     count = max(1, _TOGETHER // logits.shape[1])
     for (_, is_plain), group in alike.items():
         for start in range(0, len(group), count):
-            some = group[start : start + count]
-            is_range = some[-1] - some[0] == len(some) - 1  # then nothing is copied
-            part = logits[some[0] : some[-1] + 1] if is_range else logits[some]
-            for i, token in zip(some, _sample_alike(part, [rows[i] for i in some], is_plain), strict=True):
+            chunk = group[start : start + count]
+            is_range = chunk[-1] - chunk[0] == len(chunk) - 1  # then nothing is copied
+            part = logits[chunk[0] : chunk[-1] + 1] if is_range else logits[chunk]
+            for i, token in zip(chunk, _sample_alike(part, [rows[i] for i in chunk], is_plain), strict=True):
                 sampled[i] = token
     asked = [i for i, row in enumerate(rows) if row.sampler.asks_logprobs and sampled[i].error is None]
     if asked:
-        told = token_logprobs(
+        logprobs = token_logprobs(
             logits if len(asked) == len(rows) else logits[asked],
             [sampled[i].token for i in asked],
             [rows[i].sampler.sampling.logprobs or 0 for i in asked],
         )
-        for i, (logprob, top) in zip(asked, told, strict=True):
+        for i, (logprob, top) in zip(asked, logprobs, strict=True):
             sampled[i] = Sampled(sampled[i].token, logprob, top)
     return sampled
 
