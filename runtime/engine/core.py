@@ -285,17 +285,11 @@ class EngineCore:
             self._fail_step(step, error)
             return
         self._measure(step)
-        stats, size = self._stats, self._pager.block_size
-        stats.steps += 1
-        stats.batch_sequences = len(step.parts)
-        stats.batch_tokens = step.decoding + step.prompt_tokens + step.drafted
-        stats.computed_tokens += stats.batch_tokens
-        stats.generated_tokens += len(samples) - step.drafted
-        stats.draft_tokens += step.drafted
+        self._count(step, len(samples))
         if step.decode is not None and not self._host.pipelines:
             self._complete_decode(step, samples)
             return
-        answers, tokens = self._answers, iter(samples)
+        answers, size, tokens = self._answers, self._pager.block_size, iter(samples)
         for part, end, seq_id in zip(step.parts, step.ends, step.sequences, strict=True):
             request, _, has_sample, draft = part
             sampled = next(tokens) if has_sample else None
@@ -319,7 +313,7 @@ class EngineCore:
             if sampled is not None:
                 request.in_flight -= 1
                 answers.accept(request, sampled)
-                stats.speculating_parts += request.speculates
+                self._stats.speculating_parts += request.speculates
                 if draft:
                     answers.accept_draft(part, end, [sampled, *after_draft])
                 if request.constraint is not None:
@@ -358,6 +352,15 @@ class EngineCore:
         if self.speculator is not None:
             self._stats.speculating_parts += sum(request.speculates for request in step.requests)
         self._decoded = step
+
+    def _count(self, step: LaunchedStep, num_samples: int) -> None:
+        stats = self._stats
+        stats.steps += 1
+        stats.batch_sequences = len(step.parts)
+        stats.batch_tokens = step.decoding + step.prompt_tokens + step.drafted
+        stats.computed_tokens += stats.batch_tokens
+        stats.generated_tokens += num_samples - step.drafted
+        stats.draft_tokens += step.drafted
 
     def _measure(self, step: LaunchedStep) -> None:
         """Tells those who plan steps how long one has taken."""

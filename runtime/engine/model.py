@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, file_keys
-from mlxr.compiler.errors import RequestError, TokenizerError
+from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import PATH, described, expect, whole_number
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
@@ -26,6 +26,7 @@ from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
+from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
 from mlxr.runtime.engine.pool import POOLINGS, Pooling, check_dimensions, finished
 from mlxr.runtime.engine.request import Listener, Request
 from mlxr.runtime.engine.sampling import Sampling
@@ -39,8 +40,6 @@ from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.find_chat_template import ReadTemplate, load_chat_template
-from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
-from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
@@ -110,7 +109,8 @@ class Model:
         is_gguf = file.format == "gguf"  # whose metadata have been read
         bundled = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
         self._template_places.append(bundled if is_gguf else Path(weights))
-        self.tokenizer, self._no_tokenizer = self._find_tokenizer(file, weights, tokenizer)
+        self._tokenizer = ModelTokenizer(file, weights, tokenizer, plan.vocab_size)
+        self.tokenizer = self._tokenizer.tokenizer
         self.types = plan.programs[entry.target_among(plan.targets)].types
         chosen = choose_arena(
             artifact,
@@ -144,26 +144,6 @@ class Model:
             disk_bytes_per_hour=sizes.disk_bytes_per_hour,
         )
 
-    def _find_tokenizer(
-        self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None
-    ) -> tuple[Tokenizer | None, TokenizerError | None]:
-        """The tokenizer, or why there is none. Only text needs one, so its absence is no error until there is text."""
-        try:
-            if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
-                loaded = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
-            else:
-                loaded = load_tokenizer(tokenizer or weights)
-        except TokenizerError as error:
-            if tokenizer is not None:
-                raise
-            return None, error
-        if loaded.required_size > self.artifact.plan.vocab_size:
-            raise TokenizerError(
-                f"the tokenizer has {loaded.required_size} tokens, the model {self.artifact.plan.vocab_size}; "
-                "it belongs to another model"
-            )
-        return loaded, None
-
     @property
     def notes(self) -> tuple[str, ...]:
         """What this machine does otherwise than the plan asks, as messages for people."""
@@ -190,9 +170,7 @@ class Model:
         Raises:
             RequestError: there is none.
         """
-        if self.tokenizer is None:
-            raise RequestError(f"text needs a tokenizer: {self._no_tokenizer}")
-        return self.tokenizer
+        return self._tokenizer.require()
 
     def start(
         self,

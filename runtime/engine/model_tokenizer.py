@@ -1,0 +1,57 @@
+"""The tokenizer of a model that is being loaded."""
+
+from pathlib import Path
+
+from mlxr.compiler.errors import RequestError, TokenizerError
+from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
+from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
+from mlxr.runtime.tokenizer.tokenizer import Tokenizer
+from mlxr.runtime.weights.weight_file import WeightFile
+
+
+class ModelTokenizer:
+    """The tokenizer, or why there is none. Only text needs one, so its absence is no error until there is text.
+
+    Attributes:
+        tokenizer: None: there is none.
+    """
+
+    def __init__(self, file: WeightFile, weights: str | Path, tokenizer: str | Path | None, vocab_size: int) -> None:
+        """Loads the tokenizer that belongs to a model.
+
+        Args:
+            file: the model's weights, opened.
+            weights: where they are.
+            tokenizer: the file or folder that the user names; None: the tokenizer in the weights, or beside them.
+            vocab_size: ids of the model.
+
+        Raises:
+            TokenizerError: the one that the user names is missing or corrupt, or it has more tokens than the model.
+        """
+        self.tokenizer: Tokenizer | None = None
+        self._error: TokenizerError | None = None
+        try:
+            if tokenizer is None and Path(weights).is_file() and has_vocabulary(file.metadata):
+                loaded = tokenizer_from_gguf(file.metadata, str(file.path))  # its header has been read
+            else:
+                loaded = load_tokenizer(tokenizer or weights)
+        except TokenizerError as error:
+            if tokenizer is not None:
+                raise
+            self._error = error
+            return
+        if loaded.required_size > vocab_size:
+            raise TokenizerError(
+                f"the tokenizer has {loaded.required_size} tokens, the model {vocab_size}; it belongs to another model"
+            )
+        self.tokenizer = loaded
+
+    def require(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self.tokenizer is None:
+            raise RequestError(f"text needs a tokenizer: {self._error}")
+        return self.tokenizer
