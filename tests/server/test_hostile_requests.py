@@ -98,6 +98,9 @@ def test_headers(server: RunningServer) -> None:
     wrong_method = server.http.get("/v1/completions")
     assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
     assert server.http.head("/v1/completions").status_code == 405
+    for path in ("/", "/health", "/ready", "/api/tags", "/api/version"):  # probes, and clients of Ollama
+        answer = server.http.head(path)
+        assert answer.status_code == 200 and not answer.content
     missing = server.http.get("/tokenizer_info").json()["error"]["message"]
     assert missing.startswith("model is missing: it is required where there are several: tiny")
 

@@ -14,12 +14,14 @@ router = APIRouter()
 READY: dict[int | str, dict[str, Any]] = {200: {"model": Health}, 503: {"model": Health, "description": "not ready"}}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["Server"])
 async def health() -> dict[str, str]:
     """The process lives."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["Server"], responses=READY)
 async def ready(request: Request) -> Response:
     """Whether it takes requests: it is not ending, and no loaded model has failed."""

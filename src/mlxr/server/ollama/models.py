@@ -45,12 +45,14 @@ async def alive() -> Response:
     return Response()
 
 
+@router.head("/api/version", include_in_schema=False)
 @router.get("/api/version", tags=["Ollama"])
 async def version() -> dict[str, str]:
     """The version of Ollama whose API this is, and the server's own."""
     return {"version": _API_VERSION, "mlxr": VERSION}
 
 
+@router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", tags=["Ollama"], response_model=None, responses=answers(OllamaModels))
 async def tags(request: Request) -> dict[str, Any]:
     """All models, loaded or not."""
