@@ -142,19 +142,24 @@ def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
     return row.launch.yields is not None and row.launch.yields.holds(dims)
 
 
+def works(artifact: Artifact, rows: PhaseRows, dims: Dims) -> dict[int, Work]:
+    """The work of each launch of a phase that runs for a batch, by its index; it is the same on any chip."""
+    phase = next(phase for phase in artifact.plan.program(_TARGET).phases if phase.name == rows.name)
+    graph = artifact.graph(phase.name)
+    running = rows.running(dims)
+    return {row.index: _work(artifact.plan, phase, row, graph.op(row.launch.op), dims) for row in running}
+
+
 def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
     figures = chip.figures
     if figures is None:
         raise ArtifactError(f"it is not known how fast {chip.title} is; name a chip with --chip")
-    phase = next(phase for phase in artifact.plan.program(_TARGET).phases if phase.name == rows.name)
-    graph = artifact.graph(phase.name)
-    launches = []
+    launches, work_of = [], works(artifact, rows, dims)
     for row in rows.running(dims):
-        op = graph.op(row.launch.op)
         on_mlx = runs_on_mlx(row, dims)
         halves = on_mlx and row.kernel.inputs[0].dtype.size_bytes == 2
         rate = figures.matmul_tflops.value if halves else figures.f32_tflops.value
-        work = _work(artifact.plan, phase, row, op, dims)
+        work = work_of[row.index]
         launches.append(
             LaunchLimit(
                 row=row,

@@ -46,14 +46,21 @@ def test_bytes_flops_and_time(inspector: Inspector) -> None:
     assert metal.weight_bytes == 4 * (width * 48 + 48) and not metal.per_token
     prediction, figures = metal.prediction, find_chip(CHIP).figures
     assert prediction and figures
-    assert prediction.flops == 2 * width * 48
-    assert prediction.size_bytes == metal.weight_bytes + 4 * (48 + width)
-    assert prediction.memory_us == pytest.approx(prediction.size_bytes / figures.bandwidth_gb_per_s.value / 1e3)
+    assert metal.flops == 2 * width * 48
+    assert metal.size_bytes == metal.weight_bytes + 4 * (48 + width)
+    assert prediction.memory_us == pytest.approx(metal.size_bytes / figures.bandwidth_gb_per_s.value / 1e3)
     assert prediction.predicted_us == pytest.approx(prediction.limit_us + figures.launch_us.value)
     assert (prediction.chip, prediction.batch, op.batch) == ("Apple M4 Max", *["1 sequence of 20 tokens"] * 2)
     assert all(launch.measured == () and launch.launched is None for launch in op.launches), "nobody has measured"
     cpu = next(launch for launch in op.launches if launch.target == "cpu")
-    assert cpu.prediction is None and cpu.weight_bytes == metal.weight_bytes
+    assert cpu.prediction is cpu.flops is None and cpu.weight_bytes == metal.weight_bytes
+
+
+def test_bytes_and_flops_need_no_chip(artifact: Artifact, inspector: Inspector) -> None:
+    unknown = Inspector(artifact, find_chip(CHIP).model_copy(update={"figures": None}), context=20)
+    launches = [launch for launch in unknown.op("decode", QKV).launches if launch.target == "metal"]
+    expected = [(launch.size_bytes, launch.flops) for launch in inspector.op("decode", QKV).launches[: len(launches)]]
+    assert [(launch.size_bytes, launch.flops) for launch in launches] == expected and launches[0].prediction is None
 
 
 def test_geometry_has_the_chips_reasons(artifact: Artifact, inspector: Inspector) -> None:

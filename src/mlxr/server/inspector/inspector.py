@@ -11,8 +11,9 @@ from mlxr.compiler.artifact.running import chunk_dims
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.inspect.c_report import CallRow, call_rows
-from mlxr.inspect.launches import LaunchRow, phase_rows
-from mlxr.inspect.roofline import LaunchLimit, roofline
+from mlxr.inspect.launches import PhaseRows, phase_rows
+from mlxr.inspect.roofline import LaunchLimit, Work, roofline
+from mlxr.inspect.roofline import works as works_of
 from mlxr.server.inspector.graph_view import GraphsView, NodeView, graphs_view, ports
 from mlxr.server.inspector.kernel_view import KernelView, kernel_view
 from mlxr.server.inspector.op_view import LaunchView, OpView, c_calls, metal_launches
@@ -98,12 +99,12 @@ class Inspector:
     def _launches(self, graph: str, name: str, launched: Mapping[str, Mapping[str, int]]) -> tuple[LaunchView, ...]:
         if graph == "source":
             return ()
-        metal = [row for row in self._metal.get(graph, ()) if row.launch.op == name]
-        limits = self._limits.get(graph, {})
+        metal = [row for row in (self._metal[graph].rows if self._metal else ()) if row.launch.op == name]
+        works, limits = self._works.get(graph, {}), self._limits.get(graph, {})
         calls = [row for row in self._calls if row.phase == graph and row.launch.op == name]
         dims, batch = self._dims(graph), self._batch(graph)
         return (
-            *metal_launches(self.artifact, metal, limits, dims, self.chip.title, batch, launched.get("metal")),
+            *metal_launches(self.artifact, metal, works, limits, dims, self.chip.title, batch, launched.get("metal")),
             *c_calls(self.artifact, calls, launched.get("cpu")),
         )
 
@@ -125,16 +126,22 @@ class Inspector:
         return {view.name: self.artifact.graph(view.name) for view in self.graphs.graphs}
 
     @cached_property
-    def _metal(self) -> dict[str, tuple[LaunchRow, ...]]:
+    def _metal(self) -> dict[str, PhaseRows]:
         if "metal" not in self.artifact.plan.targets:
             return {}
-        return {phase.name: phase.rows for phase in phase_rows(self.artifact, "metal")}
+        return {phase.name: phase for phase in phase_rows(self.artifact, "metal")}
 
     @cached_property
     def _calls(self) -> list[CallRow]:
         if "cpu" not in self.artifact.plan.targets:
             return []
         return call_rows(self.artifact, self.artifact.plan.program("cpu"))
+
+    @cached_property
+    def _works(self) -> dict[str, dict[int, Work]]:
+        """Bytes and FLOPs of the launches of each phase, by index."""
+        phases = [(name, self._metal[name]) for name in ("decode", "prefill") if self._metal]
+        return {name: works_of(self.artifact, rows, self._dims(name)) for name, rows in phases}
 
     @cached_property
     def _limits(self) -> dict[str, dict[int, LaunchLimit]]:

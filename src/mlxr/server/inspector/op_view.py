@@ -7,7 +7,7 @@ from mlxr.compiler.ir.op_kind import AttrValue
 from mlxr.compiler.spec.record import Record
 from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow
-from mlxr.inspect.roofline import LaunchLimit
+from mlxr.inspect.roofline import LaunchLimit, Work
 from mlxr.server.inspector.graph_view import PortView
 from mlxr.server.inspector.kernel_view import SizeView, sizes_of
 from mlxr.server.inspector.measured import MeasuredTime, measured_times
@@ -20,7 +20,6 @@ class PredictionView(Record):
         chip: the chip.
         batch: the batch, for people.
         runs_as: the kernel, or the function of MLX that runs in its place.
-        size_bytes, flops: its work.
         memory_us, compute_us, launch_us: the time of each of the three by itself.
         limit_us: the least time that memory and arithmetic allow.
         predicted_us: that, and the launch itself.
@@ -30,8 +29,6 @@ class PredictionView(Record):
     chip: str
     batch: str
     runs_as: str
-    size_bytes: int
-    flops: int
     memory_us: float
     compute_us: float
     launch_us: float
@@ -56,6 +53,7 @@ class LaunchView(Record):
         inputs, outputs: its buffers, by the plan's names.
         weight_bytes: bytes of weights that it reads, for each token if `per_token`.
         site, sizes: the geometry that was chosen, with the chip's reasons.
+        size_bytes, flops: its work for the batch, on any chip; null if it does not run for it, and on target cpu.
         prediction: null if the launch does not run for the batch, or no chip with known figures was named.
         measured: times from `mlxr tune`; empty if there are none.
         launched: how often the running host has launched the kernel, for all ops and layers; null if none runs it.
@@ -77,6 +75,8 @@ class LaunchView(Record):
     per_token: bool
     site: str | None
     sizes: tuple[SizeView, ...]
+    size_bytes: int | None
+    flops: int | None
     prediction: PredictionView | None
     measured: tuple[MeasuredTime, ...]
     launched: int | None
@@ -113,6 +113,7 @@ class OpView(Record):
 def metal_launches(
     artifact: Artifact,
     rows: Iterable[LaunchRow],
+    works: Mapping[int, Work],
     limits: Mapping[int, LaunchLimit],
     dims: Mapping[BatchDim, int],
     chip: str,
@@ -124,6 +125,7 @@ def metal_launches(
     Args:
         artifact: whose.
         rows: the op's rows.
+        works: bytes and FLOPs by index of the launch.
         limits: predictions by index of the launch.
         dims: the batch whose threadgroups are told.
         chip: that of the predictions, for people.
@@ -148,6 +150,8 @@ def metal_launches(
             per_token=row.per_token,
             site=row.kernel.chosen.site if row.kernel.chosen else None,
             sizes=sizes_of(row.kernel.chosen),
+            size_bytes=works[row.index].size_bytes if row.index in works else None,
+            flops=works[row.index].flops if row.index in works else None,
             prediction=_prediction(limits[row.index], chip, batch) if row.index in limits else None,
             measured=measured_times(artifact, row.kernel.chosen),
             launched=None if launched is None else launched.get(row.kernel.name, 0),
@@ -177,6 +181,8 @@ def c_calls(artifact: Artifact, rows: Iterable[CallRow], launched: Mapping[str, 
             per_token=row.per_token,
             site=None,
             sizes=(),
+            size_bytes=None,
+            flops=None,
             prediction=None,
             measured=(),
             launched=None if launched is None else launched.get(row.launch.kernel, 0),
@@ -194,8 +200,6 @@ def _prediction(limit: LaunchLimit, chip: str, batch: str) -> PredictionView:
         chip=chip,
         batch=batch,
         runs_as=limit.runs_as,
-        size_bytes=limit.work.size_bytes,
-        flops=limit.work.flops,
         memory_us=limit.memory_us,
         compute_us=limit.compute_us,
         launch_us=limit.launch_us,

@@ -68,6 +68,8 @@ export class OpPanel {
     const facts = [
       ["When", launch.when], ...geometry,
       launch.weight_bytes > 0 && ["Weights read", bytes(launch.weight_bytes) + (launch.per_token ? " for each token" : "")],
+      launch.size_bytes !== null && ["Bytes moved", bytes(launch.size_bytes)],
+      launch.flops !== null && ["FLOPs", count(launch.flops)],
       launch.library.length > 0 && ["MLX instead", launch.library.join("; ")],
       launch.launched !== null && ["Launched here so far", count(launch.launched)],
       ...launch.measured.map((time) => [`Measured, ${time.scenario}`, `${micros(time.time_us)} on ${time.device}`]),
@@ -104,8 +106,7 @@ function prediction(told) {
   const parts = [["memory", told.memory_us], ["compute", told.compute_us], ["launch", told.launch_us]];
   const most = Math.max(...parts.map(([, us]) => us), 1e-9);
   return element("div", { class: "prediction" },
-    list([["Predicted", `${micros(told.predicted_us)} on ${told.chip}, bound by ${told.bound}`], ["Runs as", told.runs_as],
-      ["Bytes moved", bytes(told.size_bytes)], ["FLOPs", count(told.flops)]]),
+    list([["Predicted", `${micros(told.predicted_us)} on ${told.chip}, bound by ${told.bound}`], ["Runs as", told.runs_as]]),
     ...parts.map(([name, us]) => element("div", { class: `time${name === told.bound ? " bound" : ""}` },
       element("span", { text: name }), element("meter", { min: 0, max: most, value: us, "aria-label": name }), element("span", { text: micros(us) }))));
 }
