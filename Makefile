@@ -34,7 +34,7 @@ test-all: $(STAMP) check
 
 # What lm-eval, langchain and others need is much: it has an environment of its own.
 test-clients: $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py
+	$(CLIENTS)/bin/python -m pytest --all tests/server/test_clients.py tests/server/test_routers.py
 
 test-rest: $(STAMP)
 	$(TESTS) --rest --share $(SHARE)

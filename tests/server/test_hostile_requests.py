@@ -53,6 +53,7 @@ def request(version: str = "1.1", *headers: str, **fields: Any) -> bytes:
         ("/tokenize", {"max_tokens": None}, "max_tokens is not a field"),
         ("/tokenize", {"messages": CHAT["messages"]}, "expected either prompt or messages"),
         ("/tokenize", {"tools": []}, "tools has no meaning with prompt"),
+        ("/tokenize", {"continue_final_message": False}, "continue_final_message has no meaning with prompt"),
     ],
 )
 def test_values_that_cannot_be_served(server: RunningServer, path: str, fields: dict[str, Any], message: str) -> None:

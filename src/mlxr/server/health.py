@@ -40,3 +40,10 @@ async def ready(request: Request) -> Response:
 async def version() -> dict[str, Any]:
     """The server's version."""
     return {"version": VERSION}
+
+
+@router.get("/server_info", tags=["Server"])
+async def server_info(request: Request) -> dict[str, str]:
+    """What sglang-router asks of a server: the name of its model, where it has only one."""
+    models = ServerState.of(request).pool.models
+    return {"version": VERSION} | ({"served_model_name": models[0].name} if len(models) == 1 else {})

@@ -35,6 +35,7 @@ class TokenizeRequest(ApiModel):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(ApiModel):
@@ -49,7 +50,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """The token ids of a text, or of a conversation up to where the answer begins."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "expected either prompt or messages")
-    for name in ("tools", "chat_template_kwargs") if body.messages is None else ("add_special_tokens",):
+    of_chats = ("tools", "chat_template_kwargs", "continue_final_message")
+    for name in of_chats if body.messages is None else ("add_special_tokens",):
         if getattr(body, name) is not None:
             other = "prompt" if body.messages is None else "messages, whose template writes them"
             raise bad_field(name, f"{name} has no meaning with {other}: leave it out")
@@ -65,9 +67,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         else:
             messages = tuple(told_message(i, message) for i, message in enumerate(body.messages or ()))
             tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
-            ids = await model.format.prompt(
-                ChatJob(messages, Sampling(), tools, variables=body.chat_template_kwargs or {})
+            job = ChatJob(
+                messages,
+                Sampling(),
+                tools,
+                variables=body.chat_template_kwargs or {},
+                continue_final=bool(body.continue_final_message),
             )
+            ids = await model.format.prompt(job)
         told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
         if body.return_token_strs:
             told["token_strs"] = [tokenizer.token_text(token_id) for token_id in ids]

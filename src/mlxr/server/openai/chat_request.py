@@ -118,6 +118,9 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     """vLLM's: whether an answer is begun; only where the last message is continued, none is."""
     include_reasoning: bool | None = None
+    separate_reasoning: Literal[True] | None = None
+    """SGLang's, as is `stream_reasoning`; routers add both."""
+    stream_reasoning: Literal[True] | None = None
 
     @property
     def shows_reasoning(self) -> bool:

@@ -55,7 +55,10 @@ async def _whole(events: AsyncGenerator[bytes], growing: GrowingResponse) -> dic
 async def _events(
     state: ServerState, body: ResponsesRequest, job: ChatJob, growing: GrowingResponse
 ) -> AsyncGenerator[bytes]:
-    async with state.pool.use(body.model) as model, aclosing(answer(model, job)) as pieces:
+    async with (
+        state.pool.use(body.model) as model,
+        aclosing(answer(model, job, priority=body.priority or 0)) as pieces,
+    ):
         async for piece in pieces:
             if not growing.has_begun:
                 for event in growing.begin():

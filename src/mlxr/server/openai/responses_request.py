@@ -120,9 +120,12 @@ class ResponsesRequest(ApiModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """Not of OpenAI's API, as are `seed` and `ignore_eos`."""
+    """Not of OpenAI's API, as are those up to `priority`; sglang-router sends some of them with each request."""
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: Literal[False] | None = None
@@ -174,7 +177,9 @@ def _sampling(request: ResponsesRequest) -> Sampling:
     given = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": share_of(request.top_p),
-        "top_k": request.top_k,
+        "top_k": None if request.top_k == -1 else request.top_k,  # vLLM's word for all
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
         "seed": seed_of(request.seed),
         "ignore_eos": request.ignore_eos,
         "json_schema": _schema(request.text.format if request.text is not None else None),

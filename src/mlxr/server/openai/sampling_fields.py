@@ -86,6 +86,11 @@ class SamplingFields(ApiModel):
     deadline: float | None = None
     """Seconds after which the answer ends with what it has."""
 
+    # SGLang's, which sglang-router and vllm-router add to each request with these values.
+    no_stop_trim: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    return_hidden_states: Literal[False] | None = None
+
     def terms(self) -> Terms:
         """How the engine treats the request."""
         return Terms(priority=self.priority or 0, deadline=self.deadline, salt=self.cache_salt or "")
