@@ -139,6 +139,23 @@ def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+def test_a_reload_keeps_what_had_come(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
+    tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
+    core = tab.server.do(lambda: tab.server.pool.find("plain").loaded).engine.model.core
+    fast = core.step
+    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
+    page = tab.open()
+    page.get_by_label("Model", exact=True).select_option("plain")
+    greedy(page, 480)
+    ask(page, PROMPT)
+    page.wait_for_timeout(1500)  # it is saved each second
+    page.reload()
+    note = answered(page).locator(".foot small")
+    assert re.match(r"\d+ tokens .* stopped", note.inner_text())
+    assert page.get_by_role("button", name="Continue", exact=True).is_visible()
+
+
+@pytest.mark.long
 def test_a_chat_goes_on(tab: Tab) -> None:
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("tiny")

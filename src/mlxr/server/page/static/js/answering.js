@@ -26,7 +26,8 @@ export async function fill(conversation, message, before, { continues = false, d
   const begun = performance.now();
   let first = null;
   let usage = null;
-  for (const name of ["error", "errorCode"]) delete message[name];
+  const begin = continues ? message.stats : undefined;
+  for (const name of ["error", "errorCode", "stats"]) delete message[name];
   message.finishReason = "stopped"; // what it is if the page ends before the answer does
   try {
     await watching(async () => {
@@ -43,6 +44,7 @@ export async function fill(conversation, message, before, { continues = false, d
         if (piece.waiting === undefined) first ??= performance.now();
         if (piece.usage) usage = piece.usage;
         take(message, piece);
+        if (first !== null) message.stats = statsOf(usage, begun, first, begin);
         changed();
       });
     });
@@ -57,7 +59,7 @@ export async function fill(conversation, message, before, { continues = false, d
     announce(error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`);
   }
   delete message.waiting;
-  if (first !== null) message.stats = statsOf(usage, begun, first, continues ? message.stats : undefined);
+  if (begin) message.stats ??= begin;
 }
 
 /** Loads the model, whose progress the message shows meanwhile. */
