@@ -10,9 +10,11 @@ from mlxr.cli import main
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.chips.catalog import find_chip
+from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.schedule.geometry import Geometry
-from mlxr.inspect.roofline import LaunchLimit, StepLimits, roofline
+from mlxr.inspect.c_report import call_rows
+from mlxr.inspect.roofline import LaunchLimit, StepLimits, call_works, roofline
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
 from mlxr.inspect.text_table import Ink
 from mlxr_tests.family_specs import family_spec
@@ -98,6 +100,18 @@ def test_of_experts_those_that_are_chosen_count() -> None:
         assert work.flops == 2 * batch * every * experts.per_token // experts.count
         chosen = min(every, batch * every * experts.per_token // experts.count)
         assert 0 < work.size_bytes - 4 * chosen < 4 * columns * rows // experts.count
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("family", ["experts-shared-gate", "rope-llama3"])
+def test_calls_in_c_do_the_same_work_as_launches_on_gpus(family: str, batch: int) -> None:
+    """They are other launches: what GPUs share among several, C does in one, and the other way round."""
+    artifact = compile_spec(family_spec(family)).artifact
+    calls = call_rows(artifact, artifact.plan.program("cpu"))
+    for step in steps(artifact, 4, batch).values():
+        work = call_works(artifact, "cpu", [row for row in calls if row.phase == step.name], step.dims)
+        assert sum(call.flops for call in work.values()) == step.work.flops
+        assert sum(call.size_bytes for call in work.values()) == pytest.approx(step.work.size_bytes, rel=0.1)
 
 
 def test_weights_and_cache_are_those_that_the_benchmark_counts() -> None:

@@ -14,8 +14,8 @@ Everything is assumed to come from memory: a model whose weights fit into the ch
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
@@ -25,6 +25,7 @@ from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
 
 Bound = Literal["memory", "compute", "launch"]
@@ -150,6 +151,37 @@ def works(artifact: Artifact, rows: PhaseRows, dims: Dims) -> dict[int, Work]:
     return {row.index: _work(artifact.plan, phase, row, graph.op(row.launch.op), dims) for row in running}
 
 
+def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: Dims) -> dict[int, Work]:
+    """The work of each call of a phase of a program in C that runs for a batch, by its index.
+
+    Args:
+        artifact: whose.
+        target: whose program is in C.
+        rows: of one phase.
+        dims: the batch.
+    """
+    phases: dict[str, Phase] = {phase.name: phase for phase in artifact.plan.program(target).phases}
+    plan, works = artifact.plan, {}
+    for call in rows:
+        if not call.launch.runs(dims, library=False):
+            continue
+        phase, row = phases[call.phase], call
+        ops = {op.name: op for op in artifact.graph(phase.name).ops}
+        if (op := ops.get(row.launch.op)) is None:  # a table that the phase makes first
+            works[row.index] = Work(0, 0)
+            continue
+        if isinstance(op.attrs, ExpertProduct):
+            chosen = row.weight_bytes * op.attrs.top_k // op.attrs.num_experts
+            row = replace(row, weight_bytes=chosen, per_token=True)
+        work = Work(_weight_bytes(row, op, dims) + _activation_bytes(plan, phase, row, op, dims), 0)
+        if isinstance(op.attrs, PackedHeads):
+            work = _with_arena(plan, op, dims, work)
+        elif row.weight_bytes:
+            work = Work(work.size_bytes, _projection_flops(plan, row, op, dims))
+        works[row.index] = work
+    return works
+
+
 def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
     figures = chip.figures
     if figures is None:
@@ -175,23 +207,28 @@ def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: 
 
 def _work(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Dims) -> Work:
     size = _weight_bytes(row, op, dims) + _activation_bytes(plan, phase, row, op, dims)
-    if K_ARENA not in row.launch.inputs:
-        return Work(size, _projection_flops(plan, row, op, dims))
-    arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
+    if K_ARENA in row.launch.inputs:
+        return _with_arena(plan, op, dims, Work(size, 0))
+    return Work(size, _projection_flops(plan, row, op, dims))
+
+
+def _with_arena(plan: Plan, op: Op, dims: Dims, work: Work) -> Work:
+    """The work of a launch that reads or writes keys and values, with these and the arithmetic of attention."""
     attrs = op.attrs_as(PackedHeads)
+    arena, tokens, seqs = plan.arena, dims["tokens"], dims["seqs"]
     window = attrs.window if isinstance(attrs, PackedAttention) else None
     seen = dims["context"] - tokens // seqs
     seen = min(seen, window - 1) if window else seen
     row_bytes = 2 * arena.num_kv_heads * arena.row_bytes
     if isinstance(attrs, RopeCacheWrite):
-        return Work(size + tokens * row_bytes, 0)
+        return Work(work.size_bytes + tokens * row_bytes, 0)
     # Queries see the tokens before the step, and those of the step up to themselves.
     pairs = sum(min(seen + 1 + i, window or dims["context"]) for i in range(tokens // seqs)) * seqs
     heads = attrs.num_heads * arena.head_dim
-    return Work(size + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
+    return Work(work.size_bytes + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
 
 
-def _weight_bytes(row: LaunchRow, op: Op, dims: Dims) -> int:
+def _weight_bytes(row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
     if not row.per_token:
         return row.weight_bytes
     every = row.weight_bytes * dims["tokens"]
@@ -200,7 +237,7 @@ def _weight_bytes(row: LaunchRow, op: Op, dims: Dims) -> int:
     return min(every, row.weight_bytes * op.attrs.num_experts // op.attrs.top_k)
 
 
-def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Dims) -> int:
+def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
     buffers = {buffer.name: buffer for buffer in phase.buffers}
     total = 0
     for name in dict.fromkeys((*row.launch.inputs, *row.launch.outputs)):
@@ -209,7 +246,7 @@ def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Di
         shape = [dims[BATCH_DIMS[d]] if isinstance(d, str) else d for d in buffers[name].shape]
         if name == op.inputs.get("x") and "rows" in op.inputs:
             shape[0] = dims["rows"]  # of all tokens those whose logits are asked for
-        if name.endswith((".partial", ".stats")):
+        if isinstance(row, LaunchRow) and name.endswith((".partial", ".stats")):
             shape[2] = _partitions(row, op, dims["context"], shape[2])
         total += math.prod(shape) * buffers[name].dtype.size_bytes
     return total
@@ -223,7 +260,7 @@ def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
     return last // (last // (shortest * most) * shortest + shortest) + 1
 
 
-def _projection_flops(plan: Plan, row: LaunchRow, op: Op, dims: Dims) -> int:
+def _projection_flops(plan: Plan, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
     weight = next((w for w in plan.weights if w.name == op.inputs.get("weight") and len(w.shape) == 2), None)
     if weight is None:
         return 0

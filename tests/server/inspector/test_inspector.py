@@ -53,7 +53,8 @@ def test_bytes_flops_and_time(inspector: Inspector) -> None:
     assert (prediction.chip, prediction.batch, op.batch) == ("Apple M4 Max", *["1 sequence of 20 tokens"] * 2)
     assert all(launch.measured == () and launch.launched is None for launch in op.launches), "nobody has measured"
     cpu = next(launch for launch in op.launches if launch.target == "cpu")
-    assert cpu.prediction is cpu.flops is None and cpu.weight_bytes == metal.weight_bytes
+    assert cpu.prediction is None and cpu.weight_bytes == metal.weight_bytes
+    assert (cpu.flops, cpu.size_bytes) == (metal.flops, metal.size_bytes)
 
 
 def test_bytes_and_flops_need_no_chip(artifact: Artifact, inspector: Inspector) -> None:

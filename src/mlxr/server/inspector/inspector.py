@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Chip, OpGraph, decode_dims
-from mlxr.compiler.artifact.running import chunk_dims
+from mlxr.compiler.artifact.running import chunk_dims, usual_context
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.buffers import layer_prefix
 from mlxr.inspect.c_report import CallRow, call_rows
 from mlxr.inspect.launches import PhaseRows, phase_rows
-from mlxr.inspect.roofline import LaunchLimit, Work, roofline
+from mlxr.inspect.roofline import LaunchLimit, Work, call_works, roofline
 from mlxr.inspect.roofline import works as works_of
 from mlxr.server.inspector.graph_view import GraphsView, NodeView, graphs_view, ports
 from mlxr.server.inspector.kernel_view import KernelView, kernel_view
 from mlxr.server.inspector.op_view import LaunchView, OpView, c_calls, metal_launches
-
-DEFAULT_CONTEXT = 512
-"""Tokens of the sequence in the decode step that predictions are for, if the artifact holds that many."""
 
 
 class Inspector:
@@ -40,7 +37,7 @@ class Inspector:
         if context is not None and not 1 <= context <= most:
             raise RequestError(f"context is {context}; the artifact holds 1 to {most}")
         self.artifact, self.chip = artifact, chip or artifact.chip
-        self._context = min(DEFAULT_CONTEXT, most) if context is None else context
+        self._context = usual_context(artifact.plan) if context is None else context
 
     @cached_property
     def graphs(self) -> GraphsView:
@@ -105,7 +102,7 @@ class Inspector:
         dims, batch = self._dims(graph), self._batch(graph)
         return (
             *metal_launches(self.artifact, metal, works, limits, dims, self.chip.title, batch, launched.get("metal")),
-            *c_calls(self.artifact, calls, launched.get("cpu")),
+            *c_calls(self.artifact, calls, call_works(self.artifact, "cpu", calls, dims), launched.get("cpu")),
         )
 
     def _dims(self, graph: str) -> Mapping[BatchDim, int]:

@@ -53,7 +53,7 @@ class LaunchView(Record):
         inputs, outputs: its buffers, by the plan's names.
         weight_bytes: bytes of weights that it reads, for each token if `per_token`.
         site, sizes: the geometry that was chosen, with the chip's reasons.
-        size_bytes, flops: its work for the batch, on any chip; null if it does not run for it, and on target cpu.
+        size_bytes, flops: its work for the batch, on any chip; null if it does not run for it.
         prediction: null if the launch does not run for the batch, or no chip with known figures was named.
         measured: times from `mlxr tune`; empty if there are none.
         launched: how often the running host has launched the kernel, for all ops and layers; null if none runs it.
@@ -160,7 +160,9 @@ def metal_launches(
     )
 
 
-def c_calls(artifact: Artifact, rows: Iterable[CallRow], launched: Mapping[str, int] | None) -> tuple[LaunchView, ...]:
+def c_calls(
+    artifact: Artifact, rows: Iterable[CallRow], works: Mapping[int, Work], launched: Mapping[str, int] | None
+) -> tuple[LaunchView, ...]:
     """The calls of target cpu; arguments as for `metal_launches`."""
     program = artifact.plan.program("cpu")
     return tuple(
@@ -181,8 +183,8 @@ def c_calls(artifact: Artifact, rows: Iterable[CallRow], launched: Mapping[str, 
             per_token=row.per_token,
             site=None,
             sizes=(),
-            size_bytes=None,
-            flops=None,
+            size_bytes=works[row.index].size_bytes if row.index in works else None,
+            flops=works[row.index].flops if row.index in works else None,
             prediction=None,
             measured=(),
             launched=None if launched is None else launched.get(row.launch.kernel, 0),
