@@ -31,7 +31,7 @@ def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, mon
     monkeypatch.setenv("MLXR_DATA_DIR", str(tmp_path / "data"))
     copy = tmp_path / "copy.gguf"
     shutil.copy(TINY, copy)
-    add_model(copy, "mine")
+    add_model(copy, "mine", options=LoadOptions(host="reference"))
     assert model_facts("mine").digest == hashlib.sha256(TINY.read_bytes()).hexdigest()
     sampled = model_facts(copy)
     assert sampled == model_facts(TINY), "a copy elsewhere is the same model"
@@ -42,7 +42,7 @@ def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, mon
     assert (
         changed.digest == model_facts(copy).digest not in {sampled.digest, hashlib.sha256(copy.read_bytes()).digest()}
     )
-    add_model(Q4_K_M, "mine", replaces=True, options=LoadOptions(template="{{ registered }}"))
+    add_model(Q4_K_M, "mine", replaces=True, options=LoadOptions(template="{{ registered }}", host="reference"))
     assert model_facts("mine").size_bytes == Q4_K_M.stat().st_size
     assert (model_facts("mine").template, model_facts(copy).template) == ("{{ registered }}", "")
     (tmp_path / "chat_template.jinja").write_text("{{ beside }}")
