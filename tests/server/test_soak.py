@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ def resident_bytes() -> int:
 
 def holdings() -> dict[str, int]:
     """Open files, threads and child processes. Pools of threads keep those that they have once started."""
-    tasks = Path("/proc/self/task")
-    children = sum(len((task / "children").read_text().split()) for task in tasks.iterdir())
+    children = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            children += len((task / "children").read_text().split())
     threads = Counter(thread.name for thread in threading.enumerate() if not thread.name.startswith(POOLS))
     return {"files": len(list(Path("/proc/self/fd").iterdir())), "children": children, **threads}
 
