@@ -17,7 +17,9 @@ def floor_of_filters(logits: Floats, greatest: Floats, filters: Filters) -> Floa
         return np.maximum(floor_of_top(logits, filters.top_k), LOWEST)
     assert filters.min_p is not None, "without either, any token may pass"
     # exp rounds, and so does the difference: a candidate too many is no harm
-    floor = greatest + filters.temperature * (np.log(filters.min_p, dtype=np.float64) - 1e-3)
+    with np.errstate(divide="ignore"):  # a min-p of 0 lets any token pass
+        least = np.log(filters.min_p, dtype=np.float64) - 1e-3
+    floor = greatest + filters.temperature * least
     return np.nextafter(np.maximum(floor, LOWEST).astype(np.float32), LOWEST)
 
 
