@@ -39,6 +39,7 @@ from mlxr_tests.storyteller import TINY
 LONG_SECONDS = float(os.environ.get("MLXR_SOAK_SECONDS", "60"))
 MORE_SECONDS = 60
 """How much longer a soak goes on if not all has happened that it is to see: the machine may be busy."""
+MOST_GROWTH = 48 << 20
 NAMES = ("a", "b")
 CHANGES = dataclasses.replace(EXACT, context=320)
 QUESTIONS = [
@@ -313,7 +314,12 @@ def test_a_server_in_use(
         while (more := Counter(holdings()) - before) and time.monotonic() < end:  # connections that are being closed
             time.sleep(0.05)
         assert not more
-        assert resident_bytes() - bytes_before < 48 << 20
+        if (bytes_now := resident_bytes()) - bytes_before > MOST_GROWTH:
+            # After many other tests, memory is in pieces; a leak, though, goes on.
+            clients.end = time.monotonic() + seconds
+            clients.run()
+            come_to_rest(server)
+            assert resident_bytes() - bytes_now < MOST_GROWTH, f"after {bytes_now - bytes_before} bytes more before"
     told = f"{counts}, {preemptions} preemptions, {restored} tokens restored, {loads} loads, {disk.counts}"
     print(told)
     assert is_enough, told
