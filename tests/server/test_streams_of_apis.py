@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -20,6 +21,7 @@ from mlxr.server.chat.answer import Piece
 from mlxr.server.ollama import chat
 from mlxr.server.openai import chat as openai_chat
 from mlxr.server.openai import responses
+from mlxr.server.pool import served_engine
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
 from mlxr_tests.running_server import HERMES, RunningServer, running_server, tiny_source
@@ -42,6 +44,24 @@ LONG: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": HELLO, "format": NEW_STORY},
     "/api/generate": {"prompt": "Hello there", "format": NEW_STORY},
 }
+
+
+def test_tokens_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes within a pause is one piece, and the end of the answer does not wait for the end of the pause."""
+    monkeypatch.setattr(served_engine, "_PAUSE_SECONDS", 1000.0)
+    body = json.dumps({"model": "tiny", "prompt": "The fox", "max_tokens": 100, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with running_server(lambda: ModelPool([tiny_source()])) as server:
+        address, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((address, int(port)), timeout=20) as connection:
+            connection.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n{body}".encode())
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    left, events = answer.partition(b"\r\n\r\n")[2], []
+    while size := int(left.partition(b"\r\n")[0], 16):  # the chunks that the server has sent
+        _, _, left = left.partition(b"\r\n")
+        events.append(left[:size].count(b"data: {"))
+        left = left[size + 2 :]
+    assert sum(events) > 60 and len(events) <= 4, events  # some tokens have no text
 
 
 def wait_until_idle(engine: Engine) -> None:

@@ -86,6 +86,7 @@ def test_a_task_that_pauses_is_woken_by_its_first_event_and_by_ends(setup: Setup
 
     events, wakings = asyncio.run(ask(pause=lambda: 1000.0))
     assert [tokens(events, i) for i in (0, 1)] == [answer_alone(PROMPTS[0], sampling)] * 2
+    assert 0 < events[0].time < events[-1].time
     assert all(before.time <= after.time for before, after in pairwise(events))
     assert wakings <= 3, "the first event, and two ends"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlxr.runtime.engine.engine import Engine
 from mlxr.server.openai.chat_request import ChatRequest, job_of
 from mlxr.server.pool.model_pool import ModelPool
 from mlxr.server.settings import ServerSettings
@@ -109,15 +110,19 @@ def test_a_model_without_a_template_continues_texts(tab: Tab, tmp_path: Path) ->
     page.get_by_text("x.json: this file has no conversations").wait_for()
 
 
+def slow_engine(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The engine of model `plain`, loaded, with steps that take long enough to do something meanwhile."""
+    tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
+    engine: Engine = tab.server.do(lambda: tab.server.pool.find("plain").loaded).engine
+    core, fast = engine.model.core, engine.model.core.step
+    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
+    return engine
+
+
 @pytest.mark.long
 def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = tab.server.pool
-    tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
-    engine = tab.server.do(lambda: pool.find("plain").loaded).engine
-    core, before = engine.model.core, engine.stats().generated_tokens
-    fast = core.step
-    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
-    page = tab.open()
+    pool, engine, page = tab.server.pool, slow_engine(tab, monkeypatch), tab.open()
+    before = engine.stats().generated_tokens
     page.get_by_label("Model", exact=True).select_option("plain")
     greedy(page, 480)
     ask(page, PROMPT)
@@ -140,10 +145,7 @@ def test_escape_stops(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_a_reload_keeps_what_had_come(tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
-    tab.server.http.post("/inspector/load", params={"model": "plain"}).raise_for_status()
-    core = tab.server.do(lambda: tab.server.pool.find("plain").loaded).engine.model.core
-    fast = core.step
-    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.03), fast())[1])
+    slow_engine(tab, monkeypatch)
     page = tab.open()
     page.get_by_label("Model", exact=True).select_option("plain")
     greedy(page, 480)

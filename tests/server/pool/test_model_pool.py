@@ -208,19 +208,22 @@ def test_a_load_that_fails_and_an_engine_that_died() -> None:
     run(test)
 
 
+class Names:
+    """A catalog whose names may come and go, and come to mean other sources."""
+
+    def __init__(self, sources: dict[str, Source]) -> None:
+        self.sources = sources
+
+    def versions(self) -> dict[str, object]:
+        return {name: id(source) for name, source in self.sources.items()}
+
+    def source(self, name: str) -> Source:
+        return self.sources[name]
+
+
 def test_models_of_a_catalog_come_and_go() -> None:
-    class Names:
-        def __init__(self) -> None:
-            self.sources = {"a": Source("a"), "b": Source("b")}
-
-        def versions(self) -> dict[str, object]:
-            return {name: id(source) for name, source in self.sources.items()}
-
-        def source(self, name: str) -> Source:
-            return self.sources[name]
-
     async def test() -> None:
-        catalog = Names()
+        catalog = Names({"a": Source("a"), "b": Source("b")})
         pool = ModelPool([Source("own")], catalog=catalog, pinned=["a"], free=lambda: 99 * GB)
         assert [model.name for model in pool.models] == ["own", "a", "b"]
         await use(pool, "a")
@@ -241,18 +244,8 @@ def test_a_name_that_means_another_model_now() -> None:
     """Requests that the model before has got end with it; those that come get the new one, and the old one goes."""
     old, new = Source("a"), Source("a")
 
-    class Names:
-        def __init__(self) -> None:
-            self.sources = {"a": old}
-
-        def versions(self) -> dict[str, object]:
-            return {name: id(source) for name, source in self.sources.items()}
-
-        def source(self, name: str) -> Source:
-            return self.sources[name]
-
     async def test() -> None:
-        catalog = Names()
+        catalog = Names({"a": old})
         pool = ModelPool([], catalog=catalog, pinned=["a"], keep_alive=0.1, free=lambda: 99 * GB)
         pool.start()
         async with pool.use("a") as before:
@@ -275,18 +268,8 @@ def test_a_model_that_waits_to_be_loaded_is_not_forgotten() -> None:
     first, late = Source("first"), Source("late")
     first.gate.clear()
 
-    class Names:
-        def __init__(self) -> None:
-            self.sources = {"late": late}
-
-        def versions(self) -> dict[str, object]:
-            return {name: id(source) for name, source in self.sources.items()}
-
-        def source(self, name: str) -> Source:
-            return self.sources[name]
-
     async def test() -> None:
-        catalog = Names()
+        catalog = Names({"late": late})
         pool = ModelPool([first], catalog=catalog, free=lambda: 99 * GB, load_seconds=0.05)
         users = [asyncio.create_task(use(pool, name)) for name in ("first", "late")]
         await asyncio.gather(*users, return_exceptions=True)
