@@ -23,6 +23,11 @@ def require_positive(name: str, value: float | None) -> None:
     require(value is None or value > 0, f"attribute {name} is {value!r}; expected a number greater than 0")
 
 
+def require_first(name: str, value: int | None) -> None:
+    """Checks that an attribute is a place that something may begin at, or None, which means that it is not used."""
+    require(value is None or value >= 0, f"attribute {name} is {value!r}; expected 0 or more")
+
+
 def require_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
     """Checks that an attribute is one of the choices."""
     require(value in choices, f"attribute {name} is {value!r}; expected one of {', '.join(choices)}")

@@ -57,6 +57,14 @@ def test_embedding_rows(format):
     assert (bench.rows(ids, 0.37) == bench.numbers[ids] * np.float32(0.37)).all()
 
 
+@pytest.mark.parametrize("format", ["f32", "bf16", "q4_0", "affine4_g64_f16"])
+def test_embedding_rows_of_ranks_add_up(format):
+    ranks = [MatrixBench([(format, rows)], columns_of(format), seed=rows) for rows in (3, 9, 1)]
+    ids = [12, 0, 3, 2, 11, 3]
+    rows = [bench.rows(ids, 0.37, first) for bench, first in zip(ranks, (0, 3, 12), strict=True)]
+    assert (sum(rows) == np.concatenate([bench.numbers for bench in ranks])[ids] * np.float32(0.37)).all()
+
+
 @pytest.mark.parametrize(("format", "activation"), few_of(FORMATS, ["f16", "bf16"]))
 def test_unpacked_numbers_are_those_of_the_definition_rounded(format, activation):
     """77 rows do not fill the last threadgroup."""

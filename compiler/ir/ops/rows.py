@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.formats.dtypes import DType
-from mlxr.compiler.ir.checks import matrix, require, require_integers, require_positive
+from mlxr.compiler.ir.checks import matrix, require, require_first, require_integers, require_positive
 from mlxr.compiler.ir.op_kind import SOURCE_STAGES, OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
@@ -15,6 +15,8 @@ class Embed(OpKind):
     Attributes:
         dtype: the type of its result.
         scale: factor of the rows.
+        first_row: of a rank that has a part of the vocabulary, the id of the table's first row; ids of other ranks'
+            rows give zeros, so that the sum over the ranks is the embedding. None: the table has all rows.
     """
 
     name = "embed"
@@ -24,12 +26,14 @@ class Embed(OpKind):
 
     dtype: DType
     scale: float
+    first_row: int | None = None
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From ids [tokens] i32, table [vocab, hidden] -> out [tokens, hidden]."""
         require_integers(t, "ids")
         _, hidden = matrix(t, "table")
         require_positive("scale", self.scale)
+        require_first("first_row", self.first_row)
         return {"out": Tensor((t["ids"].shape[0], hidden), self.dtype)}
 
 

@@ -17,7 +17,12 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 @evaluates(Embed)
 def embed(inputs: Inputs, attrs: Embed, arena: ArenaLayer | None = None) -> Outputs:
     """Scaled rows of the table: ids [tokens], table [vocab, hidden] -> [tokens, hidden]."""
-    rows = inputs["table"][inputs["ids"]]
+    table, ids = inputs["table"], inputs["ids"]
+    if attrs.first_row is None:
+        rows = table[ids]
+    else:
+        own = (ids >= attrs.first_row) & (ids < attrs.first_row + table.shape[0])
+        rows = mx.where(own[:, None], table[mx.where(own, ids - attrs.first_row, 0)], mx.zeros((), table.dtype))
     scaled = rows if attrs.scale == 1 else f32(rows) * attrs.scale
     return {"out": scaled.astype(MLX_DTYPES[str(attrs.dtype)])}
 

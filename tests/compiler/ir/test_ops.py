@@ -46,7 +46,7 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
     "embed": (
         "embed",
         {"ids": IDS, "table": matrix(61, 48)},
-        {"dtype": "bf16", "scale": 1.0},
+        {"dtype": "bf16", "scale": 1.0, "first_row": None},
         {"out": tokens(48, BF16)},
     ),
     "norm": ("norm", {"x": tokens(48, BF16), "weight": matrix(48)}, NORM, {"out": tokens(48, BF16)}),
@@ -213,6 +213,7 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("embed", {}, {"dtype": "f8"}, "attribute dtype is 'f8'; expected one of f32"),
     ("embed", {"table": (61,)}, {}, r"table is \[61\]; expected \[rows, columns\]"),
     ("embed", {}, {"scale": 0}, "attribute scale is 0; expected a number greater than 0"),
+    ("embed", {}, {"first_row": -1}, "attribute first_row is -1; expected 0 or more"),
     ("norm", {"weight": (47,)}, {}, r"weight is \[47\]; expected \[48\]"),
     ("norm", {}, {"kind": "mean"}, "attribute kind is 'mean'; expected one of rms, layer"),
     ("norm, all of it", {}, {"groups": 5}, "x has 48 columns; expected 5 equal groups"),

@@ -1,5 +1,7 @@
 """Projections and the embedding against NumPy: every path, format and epilogue, rows and columns left over, threads."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,11 @@ EMBEDS = [
     CpuEmbed("scaled", 37, 72, F.F32, "rows", scale=8.5),
     CpuEmbed("scaled", 37, 512, F.Q8_0, "packed", scale=22.5),
 ]
+RANKS = [(F.BF16, 72, "rows", 8.5), (F.Q4_0, 512, "packed", 1.0)]
+EMBEDS_OF_RANKS = [
+    [CpuEmbed("rank", rows, columns, format, layout, scale, first) for rows, first in ((19, 0), (17, 19), (1, 36))]
+    for format, columns, layout, scale in RANKS
+]
 # Of one row to more than any path's most, at both sides of where paths change.
 ROWS = (1, 2, 3, 5, 8, 9, 14, 15, 17, 33, 48, 49, 64, 65, MOST)
 # Every instruction set, and every compiler for this machine's own.
@@ -70,7 +77,9 @@ CHOSEN = [("native", compilers()[0])]
 @pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def kernels(request):
     # Threads in excess of the CPUs too, in some builds.
-    with CpuKernels([*CASES, *EMBEDS], 1 + BUILDS.index(request.param) % 3, *request.param) as built:
+    with CpuKernels(
+        [*CASES, *EMBEDS, *chain(*EMBEDS_OF_RANKS)], 1 + BUILDS.index(request.param) % 3, *request.param
+    ) as built:
         yield built
 
 
@@ -143,6 +152,19 @@ def test_embed(kernels, kernel):
         out[:] = 7
         kernels.run(kernel, [table, out], len(ids), token_ids=np.array(ids, np.int32))
         assert np.array_equal(out[:-1], dense[ids] * np.float32(kernel.scale)) and np.all(out[-1] == 7)
+
+
+@pytest.mark.parametrize("ranks", EMBEDS_OF_RANKS, ids=lambda ranks: ranks[0].format)
+def test_embed_of_ranks_adds_up(kernels, ranks):
+    tables = [matrix(rank.format, rank.vocab_size, rank.hidden_size, seed=2) for rank in ranks]
+    dense = np.concatenate([own for _, own in tables])
+    for ids in ([36], [0, 18, 19, 35, 36, 1]):
+        total = np.zeros((len(ids), ranks[0].hidden_size), np.float32)
+        for rank, (native, _) in zip(ranks, tables, strict=True):
+            out = np.full_like(total, np.nan)
+            kernels.run(rank, [kernels.pack(rank.format, native), out], len(ids), token_ids=np.array(ids, np.int32))
+            total += out
+        assert np.array_equal(total, dense[ids] * np.float32(ranks[0].scale))
 
 
 def test_text_of_a_kernel():

@@ -97,9 +97,9 @@ class MatrixBench:
         _launch(kernel, inputs, {"out": out}, (kernel.threadgroups, -(-len(x) // kernel.tile), 1))
         return out
 
-    def rows(self, ids: Sequence[int], scale: float = 1.0) -> Floats:
+    def rows(self, ids: Sequence[int], scale: float = 1.0, first_row: int | None = None) -> Floats:
         """Rows of the matrix, from the embedding kernel."""
-        kernel = EmbedKernel("embed", self.layout, self.activation, scale)
+        kernel = EmbedKernel("embed", self.layout, self.activation, scale, first_row)
         inputs = {"token_ids": np.array(ids, dtype=np.int32), "table": self.buffer}
         out = np.full((len(ids), self.layout.columns), np.nan, dtype=np.float32)
         _launch(kernel, inputs, {"out": out}, (len(ids), 1, 1))

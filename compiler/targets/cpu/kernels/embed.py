@@ -15,7 +15,9 @@ class CpuEmbed(CpuKernel):
     """out = table[token_ids] * scale, [tokens, hidden_size] f32.
 
     Attributes:
+        vocab_size: rows of the table.
         layout: `rows`: as in the file; `packed`: panels of a quantised format.
+        first_row: the id of the table's first row; ids that it has no row for give zeros. None: it has all rows.
     """
 
     template = "embed.jinja"
@@ -24,6 +26,7 @@ class CpuEmbed(CpuKernel):
     format: WeightFormat
     layout: Literal["rows", "packed"]
     scale: float = 1.0
+    first_row: int | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -55,5 +58,6 @@ def lower_embed(lowering: CpuLowering, op: Op, attrs: Embed) -> None:
         format=weight_format,
         layout="packed" if weight_format.is_quantised else "rows",
         scale=attrs.scale,
+        first_row=attrs.first_row,
     )
     lowering.add_call(op, kernel)

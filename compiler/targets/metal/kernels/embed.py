@@ -22,12 +22,14 @@ class EmbedKernel(MetalKernel):
         layout: where the rows of the table lie, and in which format.
         activation: element type of the result.
         scale: factor of the rows.
+        first_row: the id of the table's first row; ids that it has no row for give zeros. None: it has all rows.
     """
 
     template = "embed.metal.jinja"
     layout: WeightLayout
     activation: DType
     scale: float
+    first_row: int | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -54,5 +56,5 @@ class EmbedKernel(MetalKernel):
 def lower_embed(lowering: MetalLowering, op: Op, attrs: Embed) -> None:
     """Adds the launch of the embedding."""
     layout = lowering.layouts[op.inputs["table"]]
-    kernel = EmbedKernel("embed", layout, lowering.graph.value(op.out).dtype, attrs.scale)
+    kernel = EmbedKernel("embed", layout, lowering.graph.value(op.out).dtype, attrs.scale, attrs.first_row)
     lowering.emit(op, kernel, (Extent(dim="tokens"),), {"token_ids": op.inputs["ids"], "out": op.out})

@@ -55,15 +55,28 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize("table_dtype", DTYPES)
 def test_embed(rng: np.random.Generator, dtype: str, table_dtype: str) -> None:
     table = random_array(rng, (11, 6), table_dtype)
-    out = evaluate("embed", {"ids": mx.array([3, 0, 10, 3]), "table": table}, {"dtype": dtype, "scale": 1.0})["out"]
+    attrs = {"dtype": dtype, "scale": 1.0, "first_row": None}
+    out = evaluate("embed", {"ids": mx.array([3, 0, 10, 3]), "table": table}, attrs)["out"]
     check(out, numbers(table)[[3, 0, 10, 3]], dtype)
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.75])
 def test_embedding_scale(rng: np.random.Generator, scale: float) -> None:
     table = random_array(rng, (11, 6), "bf16")
-    out = evaluate("embed", {"ids": mx.array([3, 10]), "table": table}, {"dtype": "f32", "scale": scale})["out"]
+    attrs = {"dtype": "f32", "scale": scale, "first_row": None}
+    out = evaluate("embed", {"ids": mx.array([3, 10]), "table": table}, attrs)["out"]
     check(out, numbers(table)[[3, 10]] * scale, "f32")
+
+
+def test_embedding_of_ranks_adds_up(rng: np.random.Generator) -> None:
+    """A row that is infinite spoils no row of another id."""
+    table, ids = random_array(rng, (11, 6), "f32"), mx.array([4, 0, 10, 3, 4])
+    table[5] = mx.array(np.inf)
+    total = np.zeros((5, 6))
+    for first, end in ((0, 4), (4, 5), (5, 11)):
+        attrs = {"dtype": "f32", "scale": 6.75, "first_row": first}
+        total += numbers(evaluate("embed", {"ids": ids, "table": table[first:end]}, attrs)["out"])
+    check(mx.array(total.astype(np.float32)), numbers(table)[[4, 0, 10, 3, 4]] * 6.75, "f32")
 
 
 @pytest.mark.parametrize("x_dtype", DTYPES)
