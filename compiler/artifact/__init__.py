@@ -29,7 +29,7 @@ from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
 from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.target_types import TargetTypes
-from mlxr.compiler.artifact.weight_plan import Recipe, Rows, TensorSource, WeightPlan
+from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.formats import file_keys
 from mlxr.compiler.formats.arena import ArenaGeometry
@@ -62,6 +62,7 @@ __all__ = [
     "CLibrary",
     "CTensor",
     "Chip",
+    "Columns",
     "Condition",
     "DType",
     "Extent",

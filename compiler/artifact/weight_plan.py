@@ -26,6 +26,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Some adjacent columns of a file's tensor: those from `first` on, of `total`."""
+
+    first: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How to make a part from the tensors of one kind of file."""
 
@@ -37,11 +45,15 @@ class Recipe:
     """The rows to take from each; None: all, in the file's order."""
     add: float = 0.0
     """A constant that is added to every number."""
+    first: int = 0
+    """The first number for `{e}`."""
+    columns: Columns | None = None
+    """The columns to take; None: all."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names in the file, in order."""
-        return tuple(self.tensor.replace("{e}", str(index)) for index in range(self.stack))
+        return tuple(self.tensor.replace("{e}", str(self.first + index)) for index in range(self.stack))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,26 @@ from mlxr.runtime.weights.weight_file import WeightFile
 _MAX_LISTED = 8
 
 
-def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequence[Pattern[str]]) -> None:
-    """Refuses a file whose tensors are not exactly those of `weights`, in shape and in a type that can be read.
+def check_tensors(
+    file: WeightFile,
+    weights: Sequence[WeightPlan],
+    ignored: Sequence[Pattern[str]],
+    all_weights: Sequence[WeightPlan] = (),
+) -> None:
+    """Refuses a file whose tensors are not exactly those of a model, in shape and in a type that can be read.
+
+    Args:
+        file: the file.
+        weights: the weights to read.
+        ignored: tensors whose whole names match one of these may be unused.
+        all_weights: the model's weights, where `weights` are only a rank's part of them; empty: they are all.
 
     Raises:
         WeightsError: tensors are missing, of another shape or type, in another format than the quantised one that the
             artifact reads, or unused and not `ignored`.
     """
     mapped = MappedWeights(file)  # nothing is mapped before something is read
-    wanted = {part.name: part for weight in weights for part in weight.parts}
+    wanted = {part.name: part for weight in all_weights or weights for part in weight.parts}
     missing = [part for part in wanted.values() if find_recipe(file, part) is None]
     tensors: list[TensorRows] = []
     wrong: list[str] = []
@@ -58,6 +69,9 @@ def check_tensors(file: WeightFile, weights: Sequence[WeightPlan], ignored: Sequ
             "the spec may lack something that these weights have, such as biases or an untied output; "
             f"{compile_command(file)}"
         )
+    for weight in weights if all_weights else ():
+        for part in weight.parts:
+            open_tensor(mapped, part)
 
 
 def compile_command(file: WeightFile) -> str:
@@ -92,7 +106,7 @@ def _check_coverage(file: WeightFile, tensors: Iterable[TensorRows]) -> None:
             continue
         for planes in tensor.pieces:
             rows[planes[0].name] += tensor.num_rows // len(tensor.pieces)
-            total[planes[0].name] = rows_in_file(tensor.format, planes, tensor.columns) or 0
+            total[planes[0].name] = rows_in_file(tensor.format, planes, tensor.file_columns) or 0
     wrong = [f"{quoted(name)} has {total[name]} rows, the model {count}" for name, count in rows.items()]
     wrong = [text for text, (name, count) in zip(wrong, rows.items(), strict=True) if total[name] != count]
     if wrong:

@@ -55,6 +55,7 @@ def load_weights(
     weights: str | Path | WeightFile,
     progress: Progress | None = None,
     make: MakeArray = in_place,
+    all_weights: Sequence[WeightPlan] = (),
 ) -> dict[str, mx.array]:
     """Loads weights as numbers, in the types and shapes of the graph.
 
@@ -64,6 +65,8 @@ def load_weights(
         weights: a .safetensors or .gguf file, a safetensors index, or a folder; or one of these that has been opened.
         progress: called after each piece, in the thread in which `make` fills arrays; by default, this thread.
         make: makes each array; bf16 as its bits in u16.
+        all_weights: of a rank's part of a model, the model's weights, with which the file is compared; see
+            `check_tensors`.
 
     Returns:
         One evaluated, row-contiguous array per weight, by the weight's name.
@@ -73,7 +76,7 @@ def load_weights(
             wrong shape or type; a number does not fit into the weight's type.
     """
     jobs = [(weight, weight.dtype) for weight in plan_weights]
-    return _load(jobs, ignored_tensors, weights, progress, make)
+    return _load(jobs, ignored_tensors, weights, progress, make, all_weights)
 
 
 def load_buffers(
@@ -82,6 +85,7 @@ def load_buffers(
     weights: str | Path | WeightFile,
     progress: Progress | None = None,
     make: MakeArray = in_place,
+    all_weights: Sequence[WeightPlan] = (),
 ) -> dict[str, mx.array]:
     """Loads weights as the kernels of target metal read them; see `WeightPlan.layout`.
 
@@ -91,6 +95,7 @@ def load_buffers(
         weights: likewise.
         progress: likewise.
         make: likewise.
+        all_weights: likewise.
 
     Returns:
         One evaluated array per weight: as from `load_weights` if all its parts have one float format, else
@@ -100,7 +105,7 @@ def load_buffers(
         WeightsError: as `load_weights`; or a quantised part has another format in the file.
     """
     jobs = [(weight, weight.layout.dtype) for weight in plan_weights]
-    return _load(jobs, ignored_tensors, weights, progress, make)
+    return _load(jobs, ignored_tensors, weights, progress, make, all_weights)
 
 
 def _load(
@@ -109,10 +114,11 @@ def _load(
     weights: str | Path | WeightFile,
     progress: Progress | None,
     make: MakeArray,
+    all_weights: Sequence[WeightPlan],
 ) -> dict[str, mx.array]:
     file = weights if isinstance(weights, WeightFile) else open_weights(weights)
     plan_weights = [weight for weight, _ in jobs]
-    check_tensors(file, plan_weights, [re.compile(pattern) for pattern in ignored_tensors])
+    check_tensors(file, plan_weights, [re.compile(pattern) for pattern in ignored_tensors], all_weights)
     sizes = [weight.size_bytes if t == "u8" else prod(weight.shape) * t.size_bytes for weight, t in jobs]
     mapped, counter, end = MappedWeights(file), _ByteCounter(progress, sum(sizes)), 0
     loaded: dict[str, mx.array] = {}

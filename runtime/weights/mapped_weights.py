@@ -5,6 +5,7 @@ memory is short. A file that is mapped must not be overwritten or shortened; it 
 """
 
 import mmap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,18 @@ class MappedWeights:
     def __init__(self, file: WeightFile) -> None:
         self.file = file
         self._maps: dict[Path, tuple[mmap.mmap, Bytes]] = {}
+        self._lock = threading.Lock()
+        self._read_bytes = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of tensors that were read so far, or are used in place."""
+        return self._read_bytes
+
+    def count(self, size_bytes: int) -> None:
+        """Adds to `read_bytes`. Several threads may call it."""
+        with self._lock:
+            self._read_bytes += size_bytes
 
     def rows(self, tensor: StoredTensor) -> Bytes:
         """A tensor's bytes: [rows, bytes of a row], read-only. A vector has a row per element, or one if quantised.

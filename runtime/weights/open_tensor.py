@@ -71,7 +71,7 @@ def _recipes(file: WeightFile, part: TensorSource) -> tuple[Recipe, ...]:
 
 def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> list[_Piece]:
     """The tensors that a recipe names. All must have the same format and the rows that the recipe takes."""
-    columns = part.shape[1] if len(part.shape) > 1 else 1
+    columns = _file_columns(recipe, part)
     needed = _rows_needed(recipe, part)
     pieces: list[_Piece] = []
     for name in recipe.tensors:
@@ -82,8 +82,18 @@ def _checked_pieces(file: WeightFile, recipe: Recipe, part: TensorSource) -> lis
             )
         rows = rows_in_file(*piece, columns)
         if rows is None or rows < needed or (recipe.rows is None and rows != needed):
-            raise _FaultError(f"got {list(piece.planes[0].shape)}, expected {list(part.shape)}")
+            expected = [part.shape[0], columns] if len(part.shape) > 1 else list(part.shape)
+            raise _FaultError(f"got {list(piece.planes[0].shape)}, expected {expected}")
     return pieces
+
+
+def _file_columns(recipe: Recipe, part: TensorSource) -> int:
+    """Columns of the tensors of a recipe; 1 of a vector."""
+    columns = part.shape[1] if len(part.shape) > 1 else 1
+    if recipe.columns is None:
+        return columns
+    assert recipe.columns.first + columns <= recipe.columns.total, f"{part.name}: {recipe.columns} for {columns}"
+    return recipe.columns.total
 
 
 def _types(piece: _Piece) -> tuple[str, list[str]]:

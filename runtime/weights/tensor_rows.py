@@ -1,8 +1,9 @@
 """Reads a tensor of the model from a weight file, as rows in the model's order.
 
-In a file, a tensor may be among the rows of another, have its rows in another order, be one tensor for each expert, or
-be in planes. The recipes of an artifact say so, and `TensorRows` follows them. A row is a number of whole blocks of its
-format, so quantised rows are selected like others. A vector has rows of one element; a quantised vector is one row.
+In a file, a tensor may be among the rows or the columns of another, have its rows in another order, be one tensor for
+each expert, or be in planes. The recipes of an artifact say so, and `TensorRows` follows them. A row is a number of
+whole blocks of its format, so quantised rows are selected like others. A vector has rows of one element; a quantised
+vector is one row.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Recipe, Rows, WeightFormat, plane_row_bytes
+from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights.decode_planes import decode_planes
 from mlxr.runtime.weights.element_types import decode
 from mlxr.runtime.weights.stored_tensor import StoredTensor
@@ -29,6 +31,9 @@ class TensorBytes(Protocol):
 
     def forget(self, tensor: StoredTensor, first: int, last: int, /) -> None:
         """Says that bytes [first, last) of a tensor are not needed soon."""
+
+    def count(self, size_bytes: int, /) -> None:
+        """Says that so many bytes of tensors are read. Several threads may call it."""
 
 
 class _Span(NamedTuple):
@@ -49,7 +54,7 @@ class TensorRows:
         shape: rows and columns, or the length of a vector.
         format: the name of a `WeightFormat`, or of an element type that no spec can name, such as `f64`.
         pieces: the tensors of the file that it consists of, in order, each as its planes; most formats have one plane.
-        recipe: which rows of each piece, and what is added to their numbers.
+        recipe: which rows and columns of each piece, and what is added to their numbers.
         source: has the bytes of the planes.
     """
 
@@ -72,14 +77,20 @@ class TensorRows:
         return self.shape[1] if len(self.shape) > 1 else 1
 
     @property
+    def file_columns(self) -> int:
+        """Elements of a row of the file's tensor, of which the recipe may take some."""
+        return self.columns if self.recipe.columns is None else self.recipe.columns.total
+
+    @property
     def planes(self) -> tuple[StoredTensor, ...]:
         """The planes of the first piece; the others have planes of the same types."""
         return self.pieces[0]
 
     @property
     def is_plain(self) -> bool:
-        """Whether the rows can be used in place: they are one tensor, in the model's order, and nothing is added."""
-        return len(self.pieces) == 1 and self.recipe.rows is None and not self.recipe.add
+        """Whether the rows can be used in place: adjacent whole rows of one tensor, in order, and nothing is added."""
+        adjacent = self.recipe.rows is None or _are_adjacent(self.recipe.rows)
+        return len(self.pieces) == 1 and adjacent and self.recipe.columns is None and not self.recipe.add
 
     @property
     def is_changed(self) -> bool:
@@ -95,10 +106,16 @@ class TensorRows:
         """Rows [first, last) of one plane: [rows, bytes of a row], contiguous; a view of the file if it is plain.
 
         Raises:
-            WeightsError: the file cannot be mapped or was cut short.
+            WeightsError: the file cannot be mapped or was cut short, or the columns divide blocks of its format.
         """
-        pieces = [self._rows_of(plane, span) for span in self._spans(first, last)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        columns = self.recipe.columns
+        if columns is not None and self._whole_blocks() != (columns.first, columns.first + self.columns):
+            raise WeightsError(
+                f"{self.where} is {self.format}, whose blocks of {self._block_elements} columns would be divided by "
+                f"columns {columns.first} to {columns.first + self.columns}; use fewer tensor ranks, or weights of "
+                "another format"
+            )
+        return self._plane_rows(plane, first, last)
 
     def numbers(self, first: int, last: int) -> Floats:
         """Rows [first, last) as numbers: [rows, columns], with what the recipe adds. Quantised vectors are read whole.
@@ -107,13 +124,15 @@ class TensorRows:
             WeightsError: as `plane_rows`.
         """
         if self.is_one_block_row:
-            blocks = self.source.rows(self.planes[0]).reshape(1, -1)
-            numbers = decode(blocks, self.planes[0].element_type).reshape(-1, 1)[first:last]
+            numbers = self._vector()[first:last]
         elif len(self.planes) > 1:
-            planes = [self.plane_rows(plane, first, last) for plane in range(len(self.planes))]
+            planes = [self._plane_rows(plane, first, last) for plane in range(len(self.planes))]
             numbers = decode_planes(planes, self.format)
         else:
-            numbers = decode(self.plane_rows(0, first, last), self.planes[0].element_type)
+            numbers = decode(self._plane_rows(0, first, last), self.planes[0].element_type)
+        if self.recipe.columns is not None:
+            begin = self.recipe.columns.first - self._whole_blocks()[0]
+            numbers = numbers[:, begin : begin + self.columns]
         rows = np.asarray(numbers, np.float32).reshape(last - first, self.columns)
         return rows + np.float32(self.recipe.add) if self.recipe.add else rows
 
@@ -123,7 +142,7 @@ class TensorRows:
             rows = self._file_rows(span)
             low, high = (rows.start, rows.stop) if isinstance(rows, slice) else (int(rows.min()), int(rows.max()) + 1)
             for index, plane in enumerate(self.pieces[span.piece]):
-                size = row_bytes(self.format, self.planes, index, self.columns)
+                size = row_bytes(self.format, self.planes, index, self.file_columns)
                 self.source.forget(plane, low * size, high * size)
 
     def _spans(self, first: int, last: int) -> Iterator[_Span]:
@@ -132,9 +151,40 @@ class TensorRows:
             start = piece * of_piece
             yield _Span(piece, max(first - start, 0), min(last - start, of_piece))
 
+    def _vector(self) -> npt.NDArray[np.float32]:
+        """The numbers of a quantised vector, [rows, 1]."""
+        blocks = self.source.rows(self.planes[0]).reshape(1, -1)
+        self.source.count(blocks.nbytes)
+        numbers = decode(blocks, self.planes[0].element_type).reshape(-1, 1)
+        return numbers[self._file_rows(_Span(0, 0, self.num_rows))]
+
+    def _plane_rows(self, plane: int, first: int, last: int) -> Bytes:
+        """Rows [first, last) of one plane, with all blocks that the columns touch."""
+        pieces = [self._rows_of(plane, span) for span in self._spans(first, last)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
     def _rows_of(self, plane: int, span: _Span) -> Bytes:
-        size = row_bytes(self.format, self.planes, plane, self.columns)
-        return self.source.rows(self.pieces[span.piece][plane]).reshape(-1, size)[self._file_rows(span)]
+        sizes = (self.file_columns, *self._whole_blocks())
+        size, start, stop = (row_bytes(self.format, self.planes, plane, columns) for columns in sizes)
+        # Columns are cut before rows are gathered, so that no other bytes are touched.
+        rows = self.source.rows(self.pieces[span.piece][plane]).reshape(-1, size)[:, start:stop]
+        rows = np.ascontiguousarray(rows[self._file_rows(span)])
+        self.source.count(rows.nbytes)
+        return rows
+
+    def _whole_blocks(self) -> tuple[int, int]:
+        """The columns [start, stop) of all blocks that have columns of this tensor."""
+        if self.recipe.columns is None:
+            return 0, self.columns
+        block, first = self._block_elements, self.recipe.columns.first
+        return first // block * block, -(-(first + self.columns) // block) * block
+
+    @property
+    def _block_elements(self) -> int:
+        """Columns that are quantised together."""
+        if len(self.planes) == 1:
+            return self.planes[0].element_type.block_elements
+        return WeightFormat(self.format).block_elements
 
     def _file_rows(self, span: _Span) -> slice | npt.NDArray[np.int64]:
         rows = self.recipe.rows
@@ -150,7 +200,7 @@ def row_bytes(format: str, planes: tuple[StoredTensor, ...], plane: int, columns
 
 def selected(rows: Rows, first: int, last: int) -> slice | npt.NDArray[np.int64]:
     """The file's rows for rows [first, last) of the model: a slice if they are adjacent and in order."""
-    if len(rows.counts) == 1 and rows.strides[0] == 1:
+    if _are_adjacent(rows):
         return slice(rows.start + first, rows.start + last)
     left = np.arange(first, last, dtype=np.int64)
     places = np.full(last - first, rows.start, np.int64)
@@ -158,3 +208,13 @@ def selected(rows: Rows, first: int, last: int) -> slice | npt.NDArray[np.int64]
         places += left % count * stride
         left //= count
     return places
+
+
+def _are_adjacent(rows: Rows) -> bool:
+    """Whether they are adjacent in the file and in its order."""
+    step = 1
+    for count, stride in zip(reversed(rows.counts), reversed(rows.strides), strict=True):
+        if count > 1 and stride != step:
+            return False
+        step *= count
+    return True

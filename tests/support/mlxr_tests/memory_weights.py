@@ -29,6 +29,9 @@ class _ArrayBytes:
     def forget(self, tensor: StoredTensor, first: int, last: int) -> None:
         """See `TensorBytes`."""
 
+    def count(self, size_bytes: int) -> None:
+        """See `TensorBytes`."""
+
 
 def read_memory(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[TensorSource], TensorRows]:
     """Finds tensors by their canonical names: f32, f16, bf16 as uint16, or uint8 rows of the part's own format.

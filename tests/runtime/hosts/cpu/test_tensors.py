@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlxr.compiler.artifact import CTensor, Recipe, Rows, TensorSource, WeightFormat
+from mlxr.compiler.artifact import Columns, CTensor, Recipe, Rows, TensorSource, WeightFormat
 from mlxr.compiler.errors import HostError, WeightsError
 from mlxr.runtime.hosts.cpu import tensors as placing
 from mlxr.runtime.hosts.cpu.build import load_library
@@ -101,6 +101,25 @@ def test_float_matrices_are_mapped_where_types_agree(library, tmp_path: Path, he
             (array.nbytes, 0) if stored == held else (0, wanted.size_bytes)
         )
         np.testing.assert_array_equal(contents(placed, 0, wanted), encode(array, held))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "place"),
+    [
+        (Recipe("a.weight", rows=Rows(8, (2, 4), (4, 1))), np.s_[8:16, :]),
+        (Recipe("a.weight", columns=Columns(8, COLUMNS)), np.s_[:, 8:16]),
+    ],
+    ids=["rows are mapped", "columns are copied"],
+)
+def test_parts_of_a_float_matrix(library, tmp_path: Path, recipe: Recipe, place: tuple[slice, slice]) -> None:
+    numbers = random(np.random.default_rng(1), 24, COLUMNS)
+    save_file({"a.weight": numbers}, tmp_path / "a.safetensors")
+    expected = numbers[place]
+    wanted = tensor("rows", "f32", TensorSource("a", expected.shape, (recipe,), ()))
+    placed = place_tensors([wanted], library, read_from(open_weights(tmp_path / "a.safetensors")), 2)
+    own = 0 if recipe.columns is None else expected.nbytes
+    assert (placed.mapped_bytes, placed.own_bytes) == (expected.nbytes - own, own)
+    np.testing.assert_array_equal(contents(placed, 0, wanted), expected)
 
 
 def test_bf16_of_gguf_is_mapped(library, tmp_path: Path) -> None:
