@@ -12,6 +12,7 @@
       ChatTemplateError       a chat template that is missing, is faulty, or took too long or too much memory
       HostError               a host that cannot run here, or a kernel that cannot be built
         KernelFault           a kernel that did something illegal (sim: out of bounds, divergence, race, ...)
+        RankLostError         a rank of a model that runs on several was lost: its processes end
       ArenaError              a wrong use of the KV arena
         ArenaFullError        no free block is left
       RequestError            a request that cannot be served (too many sequences, bad sampling option)
@@ -71,6 +72,10 @@ class HostError(MlxrError):
 
 class KernelFault(HostError):  # noqa: N818 (what Metal and CUDA call it)
     """A kernel that did something illegal while it ran."""
+
+
+class RankLostError(HostError):
+    """A rank of a model that runs on several machines was lost, or failed: nothing can be computed any more."""
 
 
 class ArenaError(MlxrError):

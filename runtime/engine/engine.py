@@ -31,6 +31,8 @@ from mlxr.runtime.engine.step_record import StepRecord
 _T = TypeVar("_T")
 _MOST_EMBEDDED = 256
 """Prompts that `embed` puts into the queue at a time."""
+_ABANDONED_SECONDS = 5.0
+"""How long `close` waits for a thread that may hang."""
 _MOST_FAILURES = 3
 """Failures of the loop itself, one after another, after which the engine ends."""
 
@@ -57,7 +59,7 @@ class Engine:
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._closing = self._has_ended = False
+        self._closing = self._has_ended = self._is_abandoned = False
         self._failure: BaseException | None = None
         self._final_stats: CoreStats | None = None
         loaded: Future[Model] = Future()
@@ -225,13 +227,35 @@ class Engine:
             return "the engine is closed"
         return None if self._thread.is_alive() else "the engine's thread has ended"
 
+    def abandon(self, error: Exception) -> None:
+        """Ends all calls with an error, while the engine's thread may hang in a step that never ends.
+
+        The process is about to end: nothing is freed or saved. Any thread may call it.
+
+        Args:
+            error: what callers are told.
+        """
+        self._failure = self._failure or error
+        self._closing = self._is_abandoned = True
+        with self._lock:
+            self._has_ended = True
+        while self._inbox:
+            with suppress(Exception):
+                self._inbox.popleft()()
+        for call in list(self._calls):
+            call.listen(error)
+            if call.loop is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    call.loop.call_soon_threadsafe(_wake_all, [call])
+        self._wake.set()
+
     def close(self) -> None:
         """Cancels all requests, ends the thread and frees the model. Callers that wait get an error."""
         self._closing = True
         self._wake.set()
         _running.discard(self)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_ABANDONED_SECONDS if self._is_abandoned else None)
 
     def __enter__(self) -> "Engine":
         """Itself; leaving closes it."""
@@ -307,6 +331,8 @@ class Engine:
 
         def reply() -> None:
             try:
+                if self._is_abandoned:
+                    self._check()
                 answer.set_result(question(self._model))
             except BaseException as error:
                 answer.set_exception(error)
@@ -328,6 +354,7 @@ class Engine:
             return
         self._model, self._wake = model, model.core.wake
         loaded.set_result(model)
+        model.host.when_lost(self.abandon)
         failures = 0
         try:
             while not self._closing:
@@ -364,6 +391,8 @@ class Engine:
             return
         self._calls.add(call)
         call.num_untold = len(call.requests)
+        if self._is_abandoned:
+            return  # it is told why
         for request in call.requests:
             self._model.core.add(request)
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, debug_level
+from mlxr.compiler.errors import RankLostError
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
@@ -35,12 +36,12 @@ class Host(ABC):
         threads: how many threads run a step, the caller's among them; None on hosts whose number nobody chooses.
     """
 
-    name: ClassVar[str]
+    name: str
     target: ClassVar[str | None] = None
     """The target whose program it runs; None: it interprets the graph."""
     pipelines: ClassVar[bool] = False
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
-    builds_late: ClassVar[bool] = False
+    builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 
     has_own_memory: ClassVar[bool] = False
@@ -138,6 +139,9 @@ class Host(ABC):
     def copy_to_read(self, result: mx.array) -> mx.array:
         """The array to `read` in place of one that a later step takes: a lazy copy where reading moves an array."""
         return result
+
+    def when_lost(self, listener: Callable[[RankLostError], object]) -> None:  # noqa: B027 (most hosts are whole)
+        """Has a function called, in any thread, when a rank of the host was lost: a step that runs may never end."""
 
     def close(self) -> None:  # noqa: B027 (most hosts own nothing but arrays, which are freed with them)
         """Frees what is not freed with the host itself; the host cannot run afterwards."""

@@ -28,7 +28,7 @@ class ReferenceHost(ArrayHost):
         bound: the weights that the graph binds, by name.
     """
 
-    name: ClassVar[str] = "reference"
+    name = "reference"
     reads_buffers: ClassVar[bool] = False
 
     def __init__(

@@ -10,6 +10,7 @@ from mlxr.compiler.errors import (
     MlxrError,
     PromptTooLongError,
     QueueFullError,
+    RankLostError,
     RequestError,
     TokenizerError,
 )
@@ -67,7 +68,7 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(429, text, "rate_limit_error", "queue_full", headers={"Retry-After": "1"})
     if isinstance(error, RequestError | ChatTemplateError | TokenizerError):
         return ApiError(400, text, code="invalid_value")
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError | RankLostError):
         return ApiError(503, text, "server_error", "engine_unavailable", headers={"Retry-After": "1"})
     if isinstance(error, MlxrError):
         return ApiError(500, text, "server_error", "model_failed")

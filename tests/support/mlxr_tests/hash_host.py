@@ -80,7 +80,7 @@ def answer_alone(
 
 
 class HashHost:
-    """The part of a `Host` that an engine's core uses.
+    """The part of a `Host` that an engine's core uses, and a host that has others.
 
     Attributes:
         pipelines: whether it is taken for a host with lazy steps.
@@ -91,6 +91,8 @@ class HashHost:
         launches: as a host's; it launches no kernels.
         on_step: called at the beginning of each step.
     """
+
+    name, artifact, program, threads, notes, builds_late = "hash", None, None, None, (), False
 
     def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False) -> None:
         self.plan: Any = SimpleNamespace(
@@ -186,6 +188,12 @@ class HashHost:
             raise HostError("blocks could not be written")
         blocks[list(block_ids)] = data.view(np.uint64)
 
+    def when_lost(self, listener: Callable[[Any], object]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def interrupt(self) -> None:
         """Raises what was planned."""
         interruption, self.interruption = self.interruption, None
@@ -210,6 +218,7 @@ class HashEngine:
         max_tokens: int = 16,
         pipelines: bool = False,
         tiers: BlockTiers | None = None,
+        make_host: Callable[..., Any] = HashHost,
     ) -> None:
         self.geometry: Any = SimpleNamespace(
             num_blocks=num_blocks,
@@ -219,7 +228,7 @@ class HashEngine:
             max_blocks_per_sequence=-(-context // block_size),
             mode="paged",
         )
-        self.host = HashHost(self.geometry, max_tokens, pipelines=pipelines)
+        self.host = make_host(self.geometry, max_tokens, pipelines=pipelines)
         self.pager = Pager.from_geometry(self.geometry, record_evictions=tiers is not None)
         self.now = 0.0
         self.core = EngineCore(self.host, self.pager, tiers, clock=lambda: self.now)  # type: ignore[arg-type]
@@ -285,7 +294,7 @@ class HashModel:
     """The part of a `Model` that `Engine` uses."""
 
     def __init__(self, engine: HashEngine) -> None:
-        self.core, self._engine = engine.core, engine
+        self.core, self.host, self._engine = engine.core, engine.host, engine
         self.is_closed = False
 
     def make_requests(

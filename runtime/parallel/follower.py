@@ -1,0 +1,203 @@
+"""A rank that only executes: what it tells rank 0, and the loop that runs the steps that rank 0 describes."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, NoReturn
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Facts, Kind
+from mlxr.runtime.parallel.handshake import PROOF_SECONDS, StrangerError, prove
+from mlxr.runtime.parallel.heartbeat import Heartbeat
+from mlxr.runtime.parallel.identity import Identity
+from mlxr.runtime.parallel.loss import LOST_CODE, Loss, write_line
+from mlxr.runtime.parallel.meeting import Meeting, Share, find
+from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
+
+_END_SECONDS = 10.0
+"""How long this process may take to end after rank 0 has."""
+
+
+class Follower:
+    """A rank's connection to rank 0.
+
+    Attributes:
+        rank: of this process.
+        local_size: ranks on this machine.
+    """
+
+    def __init__(
+        self, share: Share, rank: int, same: Mapping[str, str], *, end: Callable[[int], None] = os._exit
+    ) -> None:
+        """Connects to rank 0.
+
+        Args:
+            share: a collective of the group.
+            rank: of this process.
+            same: what must be the same on all ranks, by the names of `identity.FIXES`.
+            end: ends the process after a loss.
+
+        Raises:
+            HostError: rank 0 cannot be reached, or refuses this rank.
+        """
+        self.rank, self._loss, self._end = rank, Loss(end), end
+        self._leader = "rank 0"
+        meeting = find(share)
+        self._connection = Connection(_connect(meeting, rank, "control"), "rank 0")
+        links = {0: _connect(meeting, rank, "heartbeat")}
+        self._heartbeat = Heartbeat(links, self._lost, self._leader_ended)
+        facts = self._exchange(Identity.here(rank).facts | dict(same))
+        self._leader = str(Identity.of(0, facts))
+        self.local_size = int(facts.get("local_size", 1))
+
+    def agree(self, blocks: int, same: Mapping[str, object]) -> int:
+        """The blocks that the arena of every rank gets; see `Leader.agree`.
+
+        Raises:
+            HostError: rank 0 refuses; the message says why.
+        """
+        return int(self._exchange({"blocks": blocks, **same})["blocks"])
+
+    def _exchange(self, facts: Facts) -> dict[str, Any]:
+        try:
+            self._connection.send_facts(facts)
+            return self._connection.receive_facts()
+        except ConnectionEndedError as error:
+            self._fail(f"its control connection broke: {error}")
+
+    def give_up(self, reason: str) -> None:
+        """Tells rank 0 why this rank cannot take part; this process is about to end by itself."""
+        self._connection.send_error(reason)
+        self._heartbeat.end()
+
+    def serve(self, host: Host, limits: StepLimits) -> None:
+        """Runs the steps that rank 0 describes until it ends.
+
+        Args:
+            host: of this rank; it is closed at the end.
+            limits: of its plan and arena.
+
+        Raises:
+            HostError: rank 0, or another rank, cannot load.
+        """
+        self._exchange({"block_bytes": host.block_bytes, "notes": list(host.notes)})
+        most = max(limits.most_bytes, limits.num_blocks * (host.block_bytes + 8) + 4)
+        with _Signals(self.rank):
+            try:
+                while True:
+                    kind, data = self._connection.receive(most)
+                    if kind == Kind.CLOSE:
+                        break
+                    self._run(host, limits, kind, data)
+            except ConnectionEndedError as error:
+                self._fail(f"its control connection broke: {error}")
+            except Exception as error:
+                self._fail(f"a step failed: {type(error).__name__}: {error}", own=True)
+            host.close()
+
+    def _run(self, host: Host, limits: StepLimits, kind: Kind, data: bytearray) -> None:
+        if kind == Kind.STEP:
+            logits = host.step(unpack_step(data, limits))
+            if host.pipelines:  # the collectives of this step come before those of the next one
+                assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
+                host.start(logits, host.arena.token)
+                host.read(host.copy_to_read(host.arena.token))
+        elif kind == Kind.COPY:
+            copies = _numbers(data, 2, limits.num_blocks)
+            host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
+        elif kind == Kind.READ:
+            try:
+                blocks = host.read_blocks(_numbers(data, 1, limits.num_blocks))
+            except MlxrError as error:
+                self._connection.send_error(str(error))
+            else:
+                self._connection.send(Kind.BLOCKS, np.ascontiguousarray(blocks).data.cast("B"))
+        elif kind == Kind.WRITE:
+            count = int.from_bytes(data[:4], "little")
+            if len(data) != 4 + count * (4 + host.block_bytes):
+                raise HostError(f"{len(data)} bytes to write {count} blocks of {host.block_bytes} bytes")
+            ids = _numbers(data[4 : 4 + 4 * count], 1, limits.num_blocks)
+            host.write_blocks(ids, np.frombuffer(data, np.uint8, offset=4 + 4 * count).reshape(count, -1))
+        else:
+            raise HostError(f"rank 0 sent {kind.name}, expected a step, blocks or the end")
+
+    def _fail(self, reason: str, *, own: bool = False) -> NoReturn:
+        """Ends this process because it no longer does what the others do."""
+        self._loss.wait_for_reason()
+        text = f"rank {self.rank}: {reason}"
+        self._loss.tell(text, f"{text}; it ends", lambda: self._heartbeat.report(reason if own else text))
+        self._loss.wait_for_end()
+        raise SystemExit(LOST_CODE)
+
+    def _lost(self, rank: int, reason: str) -> None:
+        """Runs in the heartbeat's thread."""
+        if rank < 0:
+            told = reason
+        elif reason.startswith("rank "):
+            told = reason  # rank 0 tells of another one
+        else:
+            told = f"{self._leader} was lost: {reason}"
+        self._loss.tell(told, f"rank {self.rank}: error: {told}; this rank ends", self._connection.shut)
+
+    def _leader_ended(self) -> None:
+        """Rank 0 ends as it should, so this process is about to. If it hangs in a step, it is ended."""
+        time.sleep(_END_SECONDS)
+        self._end(LOST_CODE)
+
+
+class _Signals:
+    """While this rank serves, rank 0 decides when all end: Ctrl-C in a terminal reaches every rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._count = rank, 0
+
+    def __enter__(self) -> None:
+        self._before = [
+            (number, signal.signal(number, action))
+            for number, action in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, self._told))
+        ]
+
+    def __exit__(self, *exception: object) -> None:
+        for number, action in self._before:
+            signal.signal(number, action)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 1:
+            os._exit(128 + number)
+        write_line(f"rank {self._rank}: it ends when rank 0 does; a second signal ends it at once")
+
+
+def _connect(meeting: Meeting, rank: int, purpose: Any) -> socket.socket:
+    where = f"{meeting.host} port {meeting.port}"
+    try:
+        link = socket.create_connection((meeting.host, meeting.port), PROOF_SECONDS)
+    except OSError as error:
+        raise HostError(
+            f"rank {rank} cannot reach rank 0 at {where}: {error.strerror or error}; name an address that all machines "
+            "reach with --control HOST:PORT"
+        ) from error
+    try:
+        prove(link, meeting.secret, rank, purpose)
+    except StrangerError as error:
+        link.close()
+        raise HostError(f"rank {rank} asked {where} for rank 0, and does not trust who answers: {error}") from error
+    return link
+
+
+def _numbers(data: bytes | bytearray, group: int, end: int) -> list[int]:
+    """Block ids, as int32."""
+    if not data or len(data) % (4 * group):
+        raise HostError(f"{len(data)} bytes of block ids, expected int32 numbers in groups of {group}")
+    ids = np.frombuffer(data, np.int32)
+    if ids.min() < 0 or ids.max() >= end:
+        raise HostError(f"block ids are {ids.min()} to {ids.max()}, expected 0 to {end - 1}")
+    numbers: list[int] = ids.tolist()
+    return numbers

@@ -1,0 +1,172 @@
+"""Rank 0's host: it tells the other ranks what to execute, and executes its own part of it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError, RankLostError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.parallel.connection import Kind
+from mlxr.runtime.parallel.leader import Leader
+from mlxr.runtime.parallel.step_message import pack_step
+from mlxr.runtime.parallel.uninterrupted import Uninterrupted
+from mlxr.runtime.weights.weight_file import WeightFile
+
+
+class LeaderHost(Host):
+    """Rank 0's own host, and the other ranks'. The arena's blocks have the same ids on all ranks.
+
+    It never pipelines: a step's token ids must be known when the others are told of it.
+    """
+
+    def __init__(self, inner: Host, leader: Leader, bytes_of_ranks: Sequence[int], notes: Sequence[str] = ()) -> None:
+        """Takes over the ranks, which are ready.
+
+        Args:
+            inner: rank 0's own host; closed with this one.
+            leader: connections to the other ranks; closed with this host.
+            bytes_of_ranks: the other ranks' `Host.block_bytes`, in their order.
+            notes: the other ranks' `Host.notes`.
+        """
+        self._inner, self._leader = inner, leader
+        self._bytes = dict(zip(leader.ranks, bytes_of_ranks, strict=True))
+        self._rank_notes = tuple(notes)
+        self.name, self.builds_late = inner.name, inner.builds_late
+        self.artifact, self.plan, self.program = inner.artifact, inner.plan, inner.program
+        self.arena, self.threads = inner.arena, inner.threads
+
+    @classmethod
+    def from_file(
+        cls,
+        artifact: Artifact,
+        file: WeightFile,
+        arena: Arena,
+        *,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Never called: it is made of a host that has been loaded."""
+        raise AssertionError("a LeaderHost is made of another host")
+
+    @property
+    def launches(self) -> Counter[str]:
+        """Rank 0's own."""
+        return self._inner.launches
+
+    @launches.setter
+    def launches(self, counts: Counter[str]) -> None:
+        self._inner.launches = counts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All ranks'."""
+        return (*self._inner.notes, *self._rank_notes)
+
+    @notes.setter
+    def notes(self, notes: tuple[str, ...]) -> None:
+        self._inner.notes = notes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K and V of one block, all layers, all ranks."""
+        return self._inner.block_bytes + sum(self._bytes.values())
+
+    def when_lost(self, listener: Callable[[RankLostError], object]) -> None:
+        """See `Host.when_lost`."""
+        self._leader.loss.when_lost(listener)
+
+    def step(self, batch: Batch) -> Logits:
+        """Tells all ranks of a step and runs rank 0's part; see `Host.step`.
+
+        Raises:
+            RankLostError: a rank was lost, or a part of the step failed: the process ends soon.
+        """
+        with Uninterrupted():
+            self._leader.send(Kind.STEP, pack_step(batch, self.arena.geometry.block_size))
+            try:
+                logits = self._inner.step(batch)
+                if self._inner.pipelines:  # the collectives of this step come before those of the next one
+                    assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
+                    self._inner.start(logits, self._inner.arena.token)
+            except Exception as error:
+                self._failed("a step", error)
+        return logits
+
+    def read(self, result: Logits) -> npt.NDArray[Any]:
+        """See `Host.read`.
+
+        Raises:
+            RankLostError: a rank was lost, or a part of the step failed: the process ends soon.
+        """
+        with Uninterrupted():
+            try:
+                return self._inner.read(result)
+            except Exception as error:
+                self._failed("a step", error)
+
+    def start(self, *results: mx.array) -> None:
+        """See `Host.start`."""
+        self._inner.start(*results)
+
+    def copy_to_read(self, result: mx.array) -> mx.array:
+        """See `Host.copy_to_read`."""
+        return self._inner.copy_to_read(result)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See `Host.copy_blocks`; all ranks copy."""
+        with Uninterrupted():
+            self._leader.send(Kind.COPY, np.array(copies, np.int32).tobytes())
+            try:
+                self._inner.copy_blocks(copies)
+            except Exception as error:
+                self._failed("a copy of blocks", error)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """See `Host.read_blocks`: of each block the bytes of rank 0, then those of the others in their order."""
+        count = len(block_ids)
+        with Uninterrupted():
+            self._leader.send(Kind.READ, np.array(block_ids, np.int32).tobytes())
+            parts, failures = [], []
+            for rank, size in self._bytes.items():  # all answer, whatever fails here
+                try:
+                    data = self._leader.receive(rank, Kind.BLOCKS, count * size)
+                except RankLostError:
+                    raise
+                except HostError as error:
+                    failures.append(error)
+                else:
+                    parts.append(np.frombuffer(data, np.uint8).reshape(count, size))
+            if failures:
+                raise failures[0]
+            return np.concatenate([self._inner.read_blocks(block_ids), *parts], axis=1)
+
+    def write_blocks(self, block_ids: Sequence[int], data: npt.NDArray[np.uint8]) -> None:
+        """See `Host.write_blocks`; each rank gets its own bytes."""
+        head = len(block_ids).to_bytes(4, "little") + np.array(block_ids, np.int32).tobytes()
+        start = self._inner.block_bytes
+        with Uninterrupted():
+            for rank, size in self._bytes.items():
+                self._leader.send(Kind.WRITE, head + data[:, start : start + size].tobytes(), rank)
+                start += size
+            try:
+                self._inner.write_blocks(block_ids, np.ascontiguousarray(data[:, : self._inner.block_bytes]))
+            except Exception as error:
+                self._failed("a write of blocks", error)
+
+    def close(self) -> None:
+        """Lets the other ranks end, and closes the own host."""
+        self._leader.close()
+        self._inner.close()
+
+    def _failed(self, what: str, error: Exception) -> NoReturn:
+        """The other ranks do it, and this one cannot: nothing would be the same from now on."""
+        if isinstance(error, RankLostError):
+            raise error
+        self._leader.fail(f"{what} failed on rank 0: {type(error).__name__}: {error}")

@@ -1,0 +1,127 @@
+"""The descriptor of a step: the arrays of a `Batch` as int32 numbers, sent to the ranks that only execute."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mlxr.compiler.artifact import ArenaGeometry
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.batch import Batch, Int32Array
+
+_COUNTS = 6
+
+
+class StepLimits(NamedTuple):
+    """The largest step that a plan and its arena allow.
+
+    Attributes:
+        tokens: most tokens of a step.
+        rows: most rows of logits.
+        sequences: most sequences.
+        query_tile: most tokens of a query tile, of every step.
+        block_size: tokens of a block of the arena.
+        num_blocks: blocks of the arena.
+        table: blocks of the longest sequence: columns of `Batch.block_tables`.
+    """
+
+    tokens: int
+    rows: int
+    sequences: int
+    query_tile: int
+    block_size: int
+    num_blocks: int
+    table: int
+
+    @classmethod
+    def of(cls, max_tokens: int, max_rows: int, query_tile: int, arena: ArenaGeometry) -> "StepLimits":
+        """The limits of a plan, with the arena that was allocated."""
+        return cls(
+            max_tokens,
+            max_rows,
+            arena.max_sequences,
+            query_tile,
+            arena.block_size,
+            arena.num_blocks,
+            arena.max_blocks_per_sequence,
+        )
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest descriptor."""
+        numbers = 5 * self.tokens + 2 * self.sequences + 1 + self.sequences * self.table + self.rows
+        return 4 * (_COUNTS + numbers)
+
+
+def pack_step(batch: Batch, block_size: int) -> bytes:
+    """The descriptor of a step, a few hundred bytes in decode: of block tables, only the columns that are in use.
+
+    Args:
+        batch: its token ids are known.
+        block_size: tokens of a block of the arena.
+    """
+    columns = -(-int(batch.context_lens.max()) // block_size)
+    tables = batch.block_tables[:, :columns]
+    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles, tables.shape[1], batch.query_tile)
+    arrays = (
+        np.array(counts, np.int32),
+        np.asarray(batch.tokens),
+        batch.positions,
+        batch.slots,
+        batch.query_start,
+        batch.context_lens,
+        tables,
+        batch.logit_rows,
+        batch.query_tiles,
+    )
+    return np.concatenate(arrays, axis=None, dtype=np.int32).tobytes()
+
+
+def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
+    """The batch of a descriptor.
+
+    Args:
+        data: what `pack_step` gave.
+        limits: of this rank's plan and arena.
+
+    Raises:
+        HostError: it is no descriptor, or a step that this rank cannot run.
+    """
+    if len(data) % 4 or len(data) < 4 * _COUNTS:
+        raise HostError(f"a step's descriptor has {len(data)} bytes, expected int32 numbers, at least {_COUNTS}")
+    numbers = np.frombuffer(data, np.int32)
+    tokens, sequences, rows, tiles, columns, query_tile = numbers[:_COUNTS].tolist()
+    lengths = (tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows, 2 * tiles)
+    fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
+    fits = fits and 0 < columns <= limits.table and 0 <= tiles <= tokens and query_tile == limits.query_tile
+    if not fits or sum(lengths) != len(numbers) - _COUNTS:
+        raise HostError(
+            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks and {tiles} tiles in "
+            f"{len(numbers)} numbers is not one that this rank can run: {limits}"
+        )
+    ends = np.cumsum(lengths)[:-1].tolist()
+    ids, positions, slots, query_start, context, used, logit_rows, query_tiles = np.split(numbers[_COUNTS:], ends)
+    _check("positions", positions, columns * limits.block_size)
+    _check("slots", slots, limits.num_blocks * limits.block_size)
+    _check("blocks", used, limits.num_blocks)
+    _check("rows", logit_rows, tokens)
+    _check("query starts", query_start, tokens + 1)
+    _check("tiles", query_tiles, max(tokens, sequences))
+    _check("context lengths", context, columns * limits.block_size + 1)
+    tables = np.zeros((sequences, limits.table), np.int32)
+    tables[:, :columns] = used.reshape(sequences, columns)
+    return Batch(
+        tokens=ids,
+        positions=positions,
+        slots=slots,
+        query_start=query_start,
+        context_lens=context,
+        block_tables=tables,
+        logit_rows=logit_rows,
+        query_tiles=query_tiles.reshape(tiles, 2),
+        query_tile=query_tile,
+    )
+
+
+def _check(what: str, values: Int32Array, end: int) -> None:
+    if len(values) and not (values.min() >= 0 and values.max() < end):
+        raise HostError(f"{what} of a step are {values.min()} to {values.max()}, expected 0 to {end - 1}")

@@ -1,0 +1,96 @@
+"""Messages of the control channel: batches come out as they went in; what is no message gives an error, not a crash."""
+
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Kind
+from mlxr.runtime.parallel.handshake import StrangerError, check_proof, prove
+from mlxr.runtime.parallel.step_message import StepLimits, pack_step, unpack_step
+from mlxr_tests.hash_host import HashEngine
+
+ARENA = HashEngine(64, 4, 4, context=64).geometry
+LIMITS = StepLimits.of(16, 8, 4, ARENA)
+
+
+def batch(*tokens: int) -> Batch:
+    """A step of sequences of so many tokens, some of which have come before."""
+    pager = Pager.from_geometry(ARENA)
+    ids = [pager.add_sequence() for _ in tokens]
+    pager.append_all([(i, 3 * i + 1) for i in ids])
+    requests = [BatchRequest(i, range(1, 1 + n), 3 * i + 1) for i, n in zip(ids, tokens, strict=True)]
+    return Batch.build(requests, pager, 4)
+
+
+def test_a_batch_comes_out_as_it_went_in() -> None:
+    for before in (batch(1), batch(1, 1, 1), batch(7, 1, 5)):
+        data = pack_step(before, 4)
+        assert len(data) < 400
+        after = unpack_step(bytearray(data), LIMITS)
+        for name, value in vars(before).items():
+            np.testing.assert_array_equal(getattr(after, name), value, err_msg=name)
+
+
+@given(st.data())
+def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
+    whole = pack_step(batch(7, 1, 5), 4)
+    numbers = np.frombuffer(whole, np.int32).copy()
+    place = data.draw(st.integers(0, len(numbers) - 1))
+    numbers[place] = data.draw(st.sampled_from([-1, 2**31 - 1, -(2**31), 10**6]))
+    for damaged in (numbers.tobytes(), whole[: data.draw(st.integers(0, len(whole) - 1))], whole + b"\0\0\0\0"):
+        if len(damaged) != len(whole) or place not in range(6, 6 + 13):  # any number may be a token's id
+            with pytest.raises(HostError):
+                unpack_step(damaged, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"GET / HTTP/1.1\r\n", "do not begin a message"),
+        (struct.pack("<4sIQ", b"MLXR", 99, 0), "do not begin a message"),
+        (struct.pack("<4sIQ", b"MLXR", Kind.STEP, 2**60), "expected at most 100"),
+        (struct.pack("<4sIQ", b"MLXR", Kind.STEP, 50), None),
+        (b"ML", None),
+    ],
+)
+def test_nonsense_is_refused(data: bytes, error: str | None) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as sender:
+        connection = Connection(listener.accept()[0], "rank 1")
+        sender.sendall(data)
+    with pytest.raises(HostError if error else ConnectionEndedError, match=error):
+        connection.receive(100)
+    connection.close()
+
+
+def test_who_does_not_know_the_secret_is_a_stranger() -> None:
+    for secrets in ((b"x" * 16, b"x" * 16), (b"x" * 16, b"y" * 16)):
+        one, other = socket.socketpair()
+        results: list[object] = []
+
+        def listen(link: socket.socket = other, secret: bytes = secrets[1], told: list[object] = results) -> None:
+            try:
+                told.append(check_proof(link, secret))
+            except StrangerError as error:
+                told.append(error)
+                link.close()
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        if secrets[0] == secrets[1]:
+            prove(one, secrets[0], 3, "heartbeat")
+        else:
+            with pytest.raises(StrangerError):
+                prove(one, secrets[0], 3, "heartbeat")
+        thread.join()
+        one.close()
+        other.close()
+        assert results == [(3, "heartbeat")] if secrets[0] == secrets[1] else isinstance(results[0], StrangerError)
