@@ -6,13 +6,13 @@
 
 // What was chosen, and what becomes of it.
 typedef struct {
-    const int32_t *experts;  // [tokens][top_k]
+    const int32_t *experts;  // [tokens][top_k]; -1: another rank's, whose inputs are not read nor its outputs written
     const float *weights;    // [tokens][top_k]: outputs are summed over a token's choices by them; NULL: kept apart
     int tokens, count, top_k;
     int inputs_of_pairs;  // inputs are [tokens * top_k] rows, else [tokens]
 } mlxr_choice;
 
-// Pairs sorted by expert: those of expert e are [starts[e], starts[e + 1]).
+// Pairs sorted by expert: those of expert e are [starts[e], starts[e + 1]); those of other ranks' come before them all.
 typedef struct {
     int32_t *starts;   // [count + 2], the last one scratch
     int32_t *sources;  // a pair's row of the inputs
@@ -83,10 +83,11 @@ MLXR_INLINE void mlxr_start_sums(const mlxr_output *out, int tokens, int from, i
 // threads share the columns, else the experts' units by their cost.
 MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const mlxr_choice *choice,
                                const mlxr_segment *all, int few, int wide, const mlxr_output *output) {
-    const int K = inputs->columns, pairs = choice->tokens * choice->top_k, alone = choice->tokens == 1;
+    const int K = inputs->columns, all_pairs = choice->tokens * choice->top_k, alone = choice->tokens == 1;
     const int single = alone && !choice->inputs_of_pairs;  // one row serves all
     const mlxr_pairs sorted = mlxr_sort_pairs(choice, w->scratch);
-    float *row = (float *)(w->scratch + mlxr_pairs_bytes(choice->count, pairs));
+    const int elsewhere = sorted.starts[0], pairs = all_pairs - elsewhere;
+    float *row = (float *)(w->scratch + mlxr_pairs_bytes(choice->count, all_pairs));
     uint8_t *own = (uint8_t *)row + mlxr_row_floats(K) * 4, *shared = w->shared;
     const int units = mlxr_units(all);
     int64_t cost = 0;
@@ -100,7 +101,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
     }
     mlxr_input in = *inputs;
     in.rows = single ? 1 : pairs;
-    in.gather = single ? NULL : sorted.sources;
+    in.gather = single ? NULL : sorted.sources + elsewhere;
     const uint8_t *x[MLXR_FORMS] = {NULL};
     size_t x_bytes[MLXR_FORMS] = {0};
     for (int form = 0; form < MLXR_FORMS; form++) {
@@ -135,7 +136,7 @@ MLXR_OUTLINE void mlxr_experts(mlxr_worker *w, const mlxr_input *inputs, const m
         if (choice->weights) out.residual = out.out;
         const uint8_t *at[MLXR_FORMS];
         for (int form = 0; form < MLXR_FORMS; form++)
-            at[form] = single || !x[form] ? x[form] : x[form] + (size_t)start * x_bytes[form];
+            at[form] = single || !x[form] ? x[form] : x[form] + (size_t)(start - elsewhere) * x_bytes[form];
         mlxr_expert(m, K, few, wide, &s, first, last, at, x_bytes, own, &out);
     }
 }

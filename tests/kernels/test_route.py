@@ -27,7 +27,8 @@ def route_kernel(num_experts, top_k, router, *, bias=None, normalise=False, scal
 def route(kernel, x, bias=None, *, seed=0, text=None):
     """(experts, weights) of sim, once compared with the reference's."""
     inputs = {"x": x} | ({"bias": bias} if bias is not None else {})
-    attrs = {name: getattr(kernel, name) for name in ("top_k", "router", "normalise", "scale")}
+    names = ("top_k", "router", "normalise", "scale", "first_expert", "owned")
+    attrs = {name: getattr(kernel, name) for name in names}
     want = evaluate("route", inputs, attrs)
     shape = (x.shape[0], kernel.top_k)
     got = run_kernel(kernel, inputs, {"experts": shape, "weights": shape}, (x.shape[0], 1, 1), seed=seed, text=text)

@@ -27,6 +27,9 @@ class Route(OpKind):
             over the chosen logits; `sigmoid`: the sigmoid of each logit.
         normalise: whether the chosen experts' weights are divided by their sum.
         scale: factor of the weights.
+        first_expert, owned: of a rank that has a part of the experts, the first one and their number. Choice and
+            weights are those of all experts; an expert of the rank is then counted from its first one, and any other
+            is -1. None: the rank has all experts.
     """
 
     name = "route"
@@ -40,6 +43,8 @@ class Route(OpKind):
     router: Router
     normalise: bool
     scale: float
+    first_expert: int | None = None
+    owned: int | None = None
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
         """From x [tokens, experts], bias [experts] -> experts [tokens, top_k] i32, weights [tokens, top_k] f32."""
@@ -47,15 +52,28 @@ class Route(OpKind):
         require(1 <= self.top_k <= count, f"top_k is {self.top_k} of {count} experts")
         require_positive("scale", self.scale)
         require_vector(t, "bias", count)
+        self._check_owned(count)
         return {"experts": Tensor((rows, self.top_k), DType.I32), "weights": Tensor((rows, self.top_k), DType.F32)}
+
+    def _check_owned(self, count: int) -> None:
+        first, owned = self.first_expert, self.owned
+        require((first is None) == (owned is None), "first_expert and owned are given together")
+        if first is not None and owned is not None:
+            require(
+                0 <= first < first + owned <= count,
+                f"first_expert is {first} and owned {owned}; expected a range within the {count} experts",
+            )
 
 
 @dataclass(frozen=True)
 class ExpertProduct(Product):
     """A product with the matrices of each token's chosen experts. One weight has the matrices of all experts.
 
+    A choice of -1 is an expert of another rank: no weight is read for it. Where results are kept apart, its columns are
+    zeros in the reference, and are not written by the targets, whose sums do not read them.
+
     Attributes:
-        num_experts: experts in the weight.
+        num_experts: experts in the weight; on a rank its own, which may be fewer than top_k.
         top_k: experts of a token.
         dtype: the type of its result.
     """
@@ -97,7 +115,7 @@ class ExpertLinear(ExpertProduct):
 
 
 class ExpertSum(OpKind):
-    """The weighted sum over a token's experts."""
+    """The weighted sum over a token's experts. A choice of -1 adds nothing: its columns are zeros."""
 
     name = "expert_sum"
     summary = "the weighted sum of the experts' results"
@@ -157,7 +175,7 @@ class ExpertProjection(ExpertProduct):
 
 @dataclass(frozen=True)
 class ExpertCombine(ExpertProduct):
-    """The last product of each chosen expert, and the sum over them.
+    """The last product of each chosen expert, and the sum over them, to which a choice of -1 adds nothing.
 
     Attributes:
         num_experts, top_k, dtype: see `ExpertProduct`.

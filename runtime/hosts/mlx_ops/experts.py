@@ -19,7 +19,7 @@ def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outp
     """The top_k experts of each token, best first, and their weights, of router logits x [tokens, experts].
 
     Of equal experts the first comes first, and a logit that is no number is the least of all. A bias [experts] counts
-    for the choice alone.
+    for the choice alone. Experts of other ranks are -1.
     """
     logits, top_k, router = f32(inputs["x"]), attrs.top_k, attrs.router
     logits = mx.where(mx.isnan(logits), -mx.inf, logits)
@@ -36,6 +36,9 @@ def route(inputs: Inputs, attrs: Route, arena: ArenaLayer | None = None) -> Outp
         weights = mx.softmax(weights, axis=-1)
     elif attrs.normalise:
         weights = weights / mx.sum(weights, axis=-1, keepdims=True)
+    if attrs.first_expert is not None and attrs.owned is not None:
+        own = chosen - attrs.first_expert
+        chosen = mx.where((own >= 0) & (own < attrs.owned), own, -1)
     return {"experts": chosen, "weights": weights * attrs.scale}
 
 
@@ -86,7 +89,7 @@ def expert_combine(inputs: Inputs, attrs: ExpertCombine, arena: ArenaLayer | Non
 
 
 def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.array, num_experts: int) -> mx.array:
-    """The chosen experts' products, [tokens, top_k, F].
+    """The chosen experts' products, [tokens, top_k, F]; zeros where the choice is -1.
 
     x [tokens, K] or [tokens, top_k * K], weight [E * F, K], bias [E * F], experts [tokens, top_k].
     """
@@ -98,6 +101,9 @@ def _multiply(x: mx.array, weight: mx.array, bias: mx.array | None, experts: mx.
     products = []
     for expert in np.unique(chosen):
         pairs = np.flatnonzero(chosen == expert)
+        if expert < 0:
+            products.append(mx.zeros((len(pairs), rows)))
+            continue
         own = slice(int(expert) * rows, (int(expert) + 1) * rows)
         of_token = pieces[mx.array(pairs // top_k), mx.array(pairs % top_k if pieces.shape[1] > 1 else pairs * 0)]
         y = of_token @ f32(weight[own]).T

@@ -18,6 +18,7 @@ from mlxr.compiler.artifact import (
 )
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.rows import Embed
+from mlxr.compiler.ir.routed_experts import routed_experts
 from mlxr.inspect.layers import alike, is_in_layer, without_layer
 from mlxr.runtime.hosts.registry import hosts_that_call_mlx
 
@@ -185,7 +186,7 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
         weights = [name for name in launch.inputs if name in sizes]
         gathers = isinstance(op.attrs, Embed | ExpertProduct)
         if isinstance(op.attrs, ExpertProduct):  # of an expert's weights, those of the chosen ones
-            read = sum(sizes[name] for name in weights) * op.attrs.top_k // op.attrs.num_experts
+            read = sum(sizes[name] for name in weights) * op.attrs.top_k // routed_experts(graph, op)
         else:
             read = sum(sizes[name] // rows_of[name] if gathers else sizes[name] for name in weights)
         rows.append(

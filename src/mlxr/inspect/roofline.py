@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, Phase, Plan
+from mlxr.compiler.artifact import BATCH_DIMS, K_ARENA, Artifact, BatchDim, Chip, Op, OpGraph, Phase, Plan
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.ir.ops.attention import PackedAttention
 from mlxr.compiler.ir.ops.cache import RopeCacheWrite
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.packed_heads import PackedHeads
+from mlxr.compiler.ir.routed_experts import routed_experts
 from mlxr.inspect.c_report import CallRow
 from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
 
@@ -148,7 +149,7 @@ def works(artifact: Artifact, rows: PhaseRows, dims: Dims) -> dict[int, Work]:
     phase = next(phase for phase in artifact.plan.program(_TARGET).phases if phase.name == rows.name)
     graph = artifact.graph(phase.name)
     running = rows.running(dims)
-    return {row.index: _work(artifact.plan, phase, row, graph.op(row.launch.op), dims) for row in running}
+    return {row.index: _work(artifact.plan, phase, graph, row, graph.op(row.launch.op), dims) for row in running}
 
 
 def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: Dims) -> dict[int, Work]:
@@ -166,18 +167,19 @@ def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: D
         if not call.launch.runs(dims, library=False):
             continue
         phase, row = phases[call.phase], call
-        ops = {op.name: op for op in artifact.graph(phase.name).ops}
+        graph = artifact.graph(phase.name)
+        ops = {op.name: op for op in graph.ops}
         if (op := ops.get(row.launch.op)) is None:  # a table that the phase makes first
             works[row.index] = Work(0, 0)
             continue
         if isinstance(op.attrs, ExpertProduct):
-            chosen = row.weight_bytes * op.attrs.top_k // op.attrs.num_experts
+            chosen = row.weight_bytes * op.attrs.top_k // routed_experts(graph, op)
             row = replace(row, weight_bytes=chosen, per_token=True)
-        work = Work(_weight_bytes(row, op, dims) + _activation_bytes(plan, phase, row, op, dims), 0)
+        work = Work(_weight_bytes(graph, row, op, dims) + _activation_bytes(plan, phase, row, op, dims), 0)
         if isinstance(op.attrs, PackedHeads):
             work = _with_arena(plan, op, dims, work)
         elif row.weight_bytes:
-            work = Work(work.size_bytes, _projection_flops(plan, row, op, dims))
+            work = Work(work.size_bytes, _projection_flops(plan, graph, row, op, dims))
         works[row.index] = work
     return works
 
@@ -205,11 +207,11 @@ def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: 
     return StepLimits(rows.name, about, dims["tokens"], rows, dims, tuple(launches))
 
 
-def _work(plan: Plan, phase: Phase, row: LaunchRow, op: Op, dims: Dims) -> Work:
-    size = _weight_bytes(row, op, dims) + _activation_bytes(plan, phase, row, op, dims)
+def _work(plan: Plan, phase: Phase, graph: OpGraph, row: LaunchRow, op: Op, dims: Dims) -> Work:
+    size = _weight_bytes(graph, row, op, dims) + _activation_bytes(plan, phase, row, op, dims)
     if K_ARENA in row.launch.inputs:
         return _with_arena(plan, op, dims, Work(size, 0))
-    return Work(size, _projection_flops(plan, row, op, dims))
+    return Work(size, _projection_flops(plan, graph, row, op, dims))
 
 
 def _with_arena(plan: Plan, op: Op, dims: Dims, work: Work) -> Work:
@@ -228,13 +230,13 @@ def _with_arena(plan: Plan, op: Op, dims: Dims, work: Work) -> Work:
     return Work(work.size_bytes + (seen * seqs + tokens) * row_bytes, 4 * heads * pairs)
 
 
-def _weight_bytes(row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
+def _weight_bytes(graph: OpGraph, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
     if not row.per_token:
         return row.weight_bytes
     every = row.weight_bytes * dims["tokens"]
     if not isinstance(op.attrs, ExpertProduct):
         return every
-    return min(every, row.weight_bytes * op.attrs.num_experts // op.attrs.top_k)
+    return min(every, row.weight_bytes * routed_experts(graph, op) // op.attrs.top_k)
 
 
 def _activation_bytes(plan: Plan, phase: Phase, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
@@ -260,12 +262,11 @@ def _partitions(row: LaunchRow, op: Op, context: int, most: int) -> int:
     return last // (last // (shortest * most) * shortest + shortest) + 1
 
 
-def _projection_flops(plan: Plan, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
+def _projection_flops(plan: Plan, graph: OpGraph, row: LaunchRow | CallRow, op: Op, dims: Dims) -> int:
     weight = next((w for w in plan.weights if w.name == op.inputs.get("weight") and len(w.shape) == 2), None)
     if weight is None:
         return 0
     used = math.prod(weight.shape)
     if row.per_token:
-        experts = op.attrs_as(ExpertProduct)
-        used = used * experts.top_k // experts.num_experts
+        used = used * op.attrs_as(ExpertProduct).top_k // routed_experts(graph, op)
     return 2 * used * dims["rows" if "rows" in op.inputs else "tokens"]

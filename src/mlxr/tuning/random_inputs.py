@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from mlxr.compiler.artifact import K_ARENA, V_ARENA, Artifact, DType, Phase, Value, layer_buffer
 from mlxr.compiler.errors import RequestError
+from mlxr.compiler.ir.ops.experts import Route
 from mlxr.compiler.text.plural import counted
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
@@ -82,10 +83,9 @@ class RandomInputs:
         self._arrays: dict[tuple[DType, tuple[int, ...]], list[mx.array]] = {}
         graphs = [artifact.graph(phase.name) for phase in artifact.plan.program("metal").phases]
         self._experts = {
-            op.outputs["experts"]: _columns(graph.value(op.inputs["x"]))
+            op.outputs["experts"]: (_columns(graph.value(op.inputs["x"])), route)
             for graph in graphs
-            for op in graph.ops
-            if op.kind == "route"
+            for op, route in graph.ops_of(Route)
         }
 
     def is_weight(self, name: str) -> bool:
@@ -120,7 +120,7 @@ class RandomInputs:
             return _in_turn([mx.zeros((MIN_ELEMENTS,), dtype=mx.uint32)])
         shape = shape_of(shapes[name], batch_dims(batch))
         if name in self._experts:
-            return _in_turn([self._choice(shape, self._experts[name]) for _ in range(_EXPERT_TURNS)])
+            return _in_turn([self._choice(shape, *self._experts[name]) for _ in range(_EXPERT_TURNS)])
         return _in_turn(self._random(dtype, shape, 1))
 
     def _random(self, dtype: DType, shape: tuple[int, ...], copies: int) -> Sequence[mx.array]:
@@ -133,10 +133,14 @@ class RandomInputs:
             mx.eval(arrays[-1])
         return arrays[:count]
 
-    def _choice(self, shape: tuple[int, ...], num_experts: int) -> mx.array:
-        """Different experts for each token: [tokens, top_k] i32."""
+    def _choice(self, shape: tuple[int, ...], num_experts: int, route: Route) -> mx.array:
+        """Different experts for each token: [tokens, top_k] i32; -1 for those of other ranks."""
         order = mx.argsort(mx.random.uniform(shape=(shape[0], num_experts)), axis=-1)
-        chosen = bindable(order[:, : shape[1]].astype(mx.int32))
+        chosen = order[:, : shape[1]].astype(mx.int32)
+        if route.first_expert is not None and route.owned is not None:
+            own = chosen - route.first_expert
+            chosen = mx.where((own >= 0) & (own < route.owned), own, -1)
+        chosen = bindable(chosen)
         mx.eval(chosen)
         return chosen
 

@@ -26,6 +26,7 @@ PLAIN: dict[str, Any] = {"dtype": "bf16", **PLAIN_PROJECTION}
 NORM: dict[str, Any] = {"kind": "rms", "eps": 0.1, "groups": 1, "residual_scale": 1.0}
 CHOSEN: dict[str, Any] = {"num_experts": 4, "top_k": 2, "dtype": "bf16"}
 ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "scale": 2.5}
+ROUTE |= {"first_expert": None, "owned": None}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
 
 
@@ -97,6 +98,12 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         "route",
         {"x": tokens(4), "bias": matrix(4)},
         ROUTE,
+        {"experts": CHOICE, "weights": Tensor(("tokens", 2), F32)},
+    ),
+    "route, of a rank with fewer experts than a token has": (
+        "route",
+        {"x": tokens(4)},
+        ROUTE | {"first_expert": 3, "owned": 1},
         {"experts": CHOICE, "weights": Tensor(("tokens", 2), F32)},
     ),
     "expert_linear": (
@@ -252,6 +259,8 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
         {"router": "random"},
         "attribute router is 'random'; expected one of softmax_topk, topk_softmax, sigm",
     ),
+    ("route", {}, {"owned": 2}, "first_expert and owned are given together"),
+    ("route", {}, {"first_expert": 3, "owned": 2}, "first_expert is 3 and owned 2; expected a range within the 4"),
     ("route", {}, {"normalise": 1}, "attribute normalise is 1; expected true or false"),
     ("route", {"bias": (5,)}, {}, r"bias is \[5\]; expected \[4\]"),
     ("expert_linear", {}, {"num_experts": 5}, "weight has 96 rows; expected 5 experts of equal size"),

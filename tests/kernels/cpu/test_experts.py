@@ -67,11 +67,14 @@ def matrix(format, rows, columns, seed):
 
 
 def choices(rng, kernel, tokens, kind):
-    """Distinct experts of each token: any, or nearly always the same."""
+    """Distinct experts of each token: any, or nearly always the same; some of other ranks (-1), or all."""
     of_one = [rng.permutation(kernel.num_experts)[: kernel.top_k] for _ in range(tokens)]
     if kind == "same":
         of_one[: tokens - 1] = [np.arange(kernel.num_experts)[-kernel.top_k :]] * (tokens - 1)
-    return np.array(of_one, np.int32)
+    chosen = np.array(of_one, np.int32)
+    if kind == "elsewhere":
+        chosen[rng.random(chosen.shape) < 0.6] = -1
+    return np.full_like(chosen, -1) if kind == "all elsewhere" else chosen
 
 
 def expected(kernel, given, weights):
@@ -89,7 +92,7 @@ def expected(kernel, given, weights):
     return activation(kernel.epilogue.activation, parts[0]), norms[0] * (1 + np.abs(parts[0]))
 
 
-@pytest.mark.parametrize("kind", ["any", "same"])
+@pytest.mark.parametrize("kind", ["any", "same", "elsewhere", "all elsewhere"])
 @pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.label)
 def test_experts(kernels, kernel, kind):
     rng = np.random.default_rng(3)
@@ -110,12 +113,19 @@ def test_experts(kernels, kernel, kind):
         width = n if kernel.combine else kernel.top_k * n
         given["out"] = np.full((tokens + 1, width), 7, np.float32)
         given["out"][:tokens] = np.nan
+        own = given["experts"] >= 0
+        if kernel.inputs_of_pairs:  # nobody writes the others, nor reads them
+            given["x"].reshape(shape)[~own] = np.nan
         kernels.run(kernel, [given[param.name] for param in kernel.params], tokens)
         want, scale = expected(kernel, given, weights)
+        want[~own] = scale[~own] = 0
         if kernel.combine:
             want, scale = (np.einsum("tpn,tp->tn", a, given["weights"]) for a in (want, scale))
             want = want * kernel.epilogue.residual_scale + given["residual"] * kernel.epilogue.residual
         got = given["out"][:tokens].reshape(want.shape)
+        if not kernel.combine:
+            assert np.isnan(got[~own]).all(), "results of other ranks' experts are not written"
+            got[~own] = 0
         worst = np.max(np.abs(got - want) / (scale + 1e-3))
         assert worst < limit, f"{tokens} tokens: off by {worst:.1e}"
         assert np.all(given["out"][tokens] == 7)

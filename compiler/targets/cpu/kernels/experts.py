@@ -29,7 +29,7 @@ class CpuExperts(CpuMatrixKernel):
 
     Attributes:
         segments: see `CpuMatrixKernel`; each tensor has the matrices of all experts, and `rows` counts one expert's.
-        num_experts: matrices in each tensor.
+        num_experts: matrices in each tensor; a choice of -1 is none of them, and is skipped.
         top_k: experts that each token goes through.
         inputs_of_pairs: whether x has a row for each choice, [tokens, top_k, in_features], or for each token,
             [tokens, in_features].

@@ -24,6 +24,7 @@ class CpuRoute(CpuKernel):
         bias: whether a bias, [num_experts], is added to the scores that choose experts; it does not change weights.
         normalise: whether the weights of a token are divided by their sum.
         scale: factor of the weights.
+        first_expert, owned: see `Route`.
     """
 
     template = "route.jinja"
@@ -33,6 +34,8 @@ class CpuRoute(CpuKernel):
     bias: bool
     normalise: bool
     scale: float
+    first_expert: int | None = None
+    owned: int | None = None
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -44,7 +47,13 @@ class CpuRoute(CpuKernel):
     def formula(self) -> str:
         """The formula, for the head of the function."""
         steps = f"{self.router}, the best {self.top_k} of {self.num_experts}"
-        return f"{self.label}: {steps}{', normalised' if self.normalise else ''}, times {self.scale}"
+        return f"{self.label}: {steps}{', normalised' if self.normalise else ''}, times {self.scale}{self._own}"
+
+    @property
+    def _own(self) -> str:
+        if self.first_expert is None:
+            return ""
+        return f"; experts are counted from {self.first_expert}, and those beyond the {self.owned} of this rank are -1"
 
 
 @lowers(Route)
@@ -65,5 +74,7 @@ def lower_route(lowering: CpuLowering, op: Op, attrs: Route) -> None:
         bias="bias" in op.inputs,
         normalise=attrs.normalise,
         scale=attrs.scale,
+        first_expert=attrs.first_expert,
+        owned=attrs.owned,
     )
     lowering.add_call(op, kernel)

@@ -9,6 +9,7 @@ from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.formats.weight_layout import WeightLayout
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.experts import ExpertProduct
+from mlxr.compiler.ir.routed_experts import routed_experts
 from mlxr.compiler.schedule.geometry import OneRow
 from mlxr.compiler.schedule.geometry_rules import Choice
 from mlxr.compiler.targets.epilogue import Epilogue
@@ -27,10 +28,12 @@ class ExpertKernel(MatrixKernel):
         out_features: outputs of one expert. The weight has the rows of all experts, one expert after the other.
         num_experts: experts of the weight.
         top_k: experts of a token.
+        skips: whether a choice may be -1, an expert of another rank: its results are neither computed nor read.
     """
 
     num_experts: int
     top_k: int
+    skips: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the rows of all experts lie in the same way."""
@@ -40,7 +43,8 @@ class ExpertKernel(MatrixKernel):
 
     def _head(self, x: str, *rows: str) -> str:
         """The table of buffers: x has the shape `x`, and `rows` are lines for the subclass's own buffers."""
-        table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32", *rows]
+        skipped = "; -1: another rank's" if self.skips else ""
+        table = [*self._matrix_table(x), f"experts    [tokens, {self.top_k}] i32{skipped}", *rows]
         if self.epilogue.bias:
             table.append(f"bias       [{self.layout.rows}] {self.epilogue.bias}")
         return "".join(f"//   {row}\n" for row in table)
@@ -58,6 +62,7 @@ class ExpertFields(TypedDict):
     simdgroups: int
     num_experts: int
     top_k: int
+    skips: bool
 
 
 def expert_choice(lowering: MetalLowering, op: Op, label: str) -> Choice:
@@ -87,4 +92,5 @@ def expert_fields(lowering: MetalLowering, op: Op, choice: Choice) -> ExpertFiel
         "simdgroups": g.simdgroups,
         "num_experts": experts.num_experts,
         "top_k": experts.top_k,
+        "skips": routed_experts(lowering.graph, op) > experts.num_experts,
     }

@@ -29,6 +29,7 @@ class RouteKernel(MetalKernel):
         bias: element type of the selection bias [num_experts]; None: there is no bias.
         normalise: whether the weights are divided by their sum.
         scale: factor of the weights.
+        first_expert, owned: see `Route`.
     """
 
     template = "route.metal.jinja"
@@ -38,6 +39,8 @@ class RouteKernel(MetalKernel):
     bias: DType | None
     normalise: bool
     scale: float
+    first_expert: int | None = None
+    owned: int | None = None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -82,5 +85,7 @@ def lower_route(lowering: MetalLowering, op: Op, attrs: Route) -> None:
         bias=lowering.optional_dtype(op, "bias"),
         normalise=attrs.normalise,
         scale=attrs.scale,
+        first_expert=attrs.first_expert,
+        owned=attrs.owned,
     )
     lowering.emit(op, kernel, (row_count(x),), {port: op.outputs[port] for port in ("experts", "weights")})

@@ -14,6 +14,7 @@ from mlxr_tests.tolerances import check_op
 
 Numbers = npt.NDArray[np.float64]
 EXPERTS, TOP_K, TOKENS = 5, 2, 7
+ALL: dict[str, Any] = {"first_expert": None, "owned": None}
 
 
 def numbers(array: mx.array) -> Numbers:
@@ -42,7 +43,7 @@ def test_route(rng: np.random.Generator, router: str, bias: bool, normalise: boo
     inputs = {"x": random_array(rng, (TOKENS, EXPERTS), "f32", 2.0)}
     if bias:
         inputs["bias"] = random_array(rng, (EXPERTS,), "f32")
-    attrs = {"top_k": top_k, "router": router, "normalise": normalise, "scale": 2.5}
+    attrs = {"top_k": top_k, "router": router, "normalise": normalise, "scale": 2.5, **ALL}
     made = evaluate("route", inputs, attrs)
     chosen, weights = np.array(made["experts"]), numbers(made["weights"])
     assert made["experts"].dtype == mx.int32 and made["weights"].dtype == mx.float32
@@ -59,7 +60,7 @@ def test_route(rng: np.random.Generator, router: str, bias: bool, normalise: boo
 
 
 def test_of_equal_experts_the_first_comes_first_and_nan_last() -> None:
-    attrs: dict[str, Any] = {"top_k": 3, "router": "softmax_topk", "normalise": False, "scale": 1.0}
+    attrs: dict[str, Any] = {"top_k": 3, "router": "softmax_topk", "normalise": False, "scale": 1.0, **ALL}
     logits = mx.array([[1.0, 2.0, 2.0, 2.0, 0.0], [float("nan"), 0.0, float("nan"), 1.0, 1.0]])
     made = evaluate("route", {"x": logits}, attrs)
     assert made["experts"].tolist() == [[1, 2, 3], [3, 4, 1]]
@@ -68,7 +69,7 @@ def test_of_equal_experts_the_first_comes_first_and_nan_last() -> None:
 
 def test_close_logits_are_told_apart_where_their_softmax_is_not() -> None:
     logits = mx.array([[0.0, 1e-9, 30.0, 2e-9, -1.0]])
-    attrs: dict[str, Any] = {"top_k": 2, "router": "softmax_topk", "normalise": False, "scale": 1.0}
+    attrs: dict[str, Any] = {"top_k": 2, "router": "softmax_topk", "normalise": False, "scale": 1.0, **ALL}
     assert evaluate("route", {"x": logits}, attrs)["experts"].tolist() == [[2, 3]]
 
 
