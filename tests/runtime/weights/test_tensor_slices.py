@@ -7,6 +7,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from mlxr.compiler.artifact import Columns, DType, Recipe, Rows, TensorSource, WeightFormat, WeightPlan
@@ -14,7 +16,7 @@ from mlxr.compiler.errors import WeightsError
 from mlxr.runtime.weights import load_weights, open_weights
 from mlxr.runtime.weights.mapped_weights import MappedWeights
 from mlxr.runtime.weights.open_tensor import open_tensor
-from mlxr.runtime.weights.tensor_rows import TensorRows
+from mlxr.runtime.weights.tensor_rows import TensorRows, selected
 from mlxr_tests.format_planes import numbers_of, random_planes
 
 ROWS, COLUMNS = 12, 512
@@ -143,3 +145,12 @@ def test_a_rank_checks_the_whole_model(tmp_path: Path) -> None:
         save_file(tensors, path)
         with pytest.raises(WeightsError, match=message):
             load_weights(own, [], path, all_weights=model)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=4), st.data())
+def test_rows_of_a_selection(digits: list[tuple[int, int]], data: st.DataObject) -> None:
+    counts, strides = zip(*digits, strict=True)
+    every = (7 + np.tensordot(strides, np.indices(counts), 1)).reshape(-1)
+    first = data.draw(st.integers(0, len(every) - 1))
+    last = data.draw(st.integers(first + 1, len(every)))
+    np.testing.assert_array_equal(np.arange(600)[selected(Rows(7, counts, strides), first, last)], every[first:last])
