@@ -95,7 +95,7 @@ def _decode(host: Host, pager: Pager, sequences: int, context: int) -> None:
         pager.append_all([(seq_id, context) for seq_id in ids])
         samples = _sample(host, pager, [BatchRequest(seq_id, [0], context) for seq_id in ids], _SAMPLINGS)
         after = [BatchRequest(seq_id, [0], context + 1) for seq_id in ids]
-        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens)
+        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens if host.pipelines else None)
     finally:
         for seq_id in ids:
             pager.free(seq_id)
@@ -113,5 +113,8 @@ def _sample(
     rows = [row for row, request in enumerate(r for r in requests if r.rows == "last")]
     for sampling in samplings:
         samples = Samples(host, logits, rows, [Row(Sampler(sampling), 0)] * len(rows))
-        host.read(host.copy_to_read(samples.tokens) if rows else host.arena.token | 0)
+        if rows and not host.pipelines:
+            samples.read()
+        else:
+            host.read(host.copy_to_read(samples.tokens) if rows else host.arena.token | 0)
     return samples
