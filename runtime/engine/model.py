@@ -24,6 +24,7 @@ from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
 from mlxr.runtime.engine.generation import Generation
+from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.launch_step import launch_step
 from mlxr.runtime.engine.make_requests import TERMS, RequestMaker, Terms
 from mlxr.runtime.engine.model_tokenizer import ModelTokenizer
@@ -71,6 +72,7 @@ class Model:
         shrink_arena: bool = False,
         most_bytes: int | None = None,
         progress: Progress | None = None,
+        ranks: LeadingRank | None = None,
     ) -> None:
         """Loads weights and prepares a host.
 
@@ -86,6 +88,8 @@ class Model:
                 least a sequence of full context fits into it.
             most_bytes: memory that it may take, mapped weights included; None: what is free.
             progress: called as loading proceeds.
+            ranks: the other ranks that execute parts of the model, of which the artifact is rank 0's; None: it is
+                whole. The host closes them.
 
         Raises:
             WeightsError: the weights are corrupt or of another model.
@@ -119,25 +123,27 @@ class Model:
             threads=threads,
             tier_memory=tiers.memory_bytes,
             shrink=shrink_arena,
-            most_bytes=most_bytes,
+            most_bytes=most_bytes if ranks is None else ranks.most_bytes(entry, most_bytes),
         )
-        self.arena = Arena(chosen.geometry)
-        self.pager = Pager.from_geometry(chosen.geometry, record_evictions=bool(tiers))
+        geometry = chosen.geometry if ranks is None else ranks.agree(chosen.geometry, file, entry)
+        self.arena = Arena(geometry)
+        self.pager = Pager.from_geometry(geometry, record_evictions=bool(tiers))
         self.host = make_host(host, artifact, file, self.arena, threads=threads, progress=progress)
+        if ranks is not None:
+            self.host = ranks.lead(self.host)
         self._notes = chosen.notes
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
         self._file = file
-        self._maker = RequestMaker(
-            plan, chosen.geometry, self.tokenizer, (artifact.spec.name, str(chosen.geometry.dtype))
-        )
+        self._maker = RequestMaker(plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.dtype)))
 
     def _open_tiers(self, file: WeightFile, sizes: TierSizes) -> BlockTiers | None:
         if not sizes:
             return None
+        own = BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena)
         return BlockTiers(
-            BlockIdentity.of(self.artifact, weights_digest(file), self.host.name, self.arena),
+            replace(own, block_bytes=self.host.block_bytes),  # of all ranks
             memory_bytes=sizes.memory_bytes,
             disk_bytes=sizes.disk_bytes,
             folder=None if sizes.folder is None else Path(sizes.folder),

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -93,7 +94,7 @@ class Follower:
             try:
                 while True:
                     kind, data = self._connection.receive(most)
-                    if kind == Kind.CLOSE:
+                    if kind in (Kind.CLOSE, Kind.ERROR):
                         break
                     self._run(host, limits, kind, data)
             except ConnectionEndedError as error:
@@ -101,6 +102,8 @@ class Follower:
             except Exception as error:
                 self._fail(f"a step failed: {type(error).__name__}: {error}", own=True)
             host.close()
+            if kind == Kind.ERROR:  # rank 0 could not load what comes after the ranks
+                raise HostError(bytes(data).decode(errors="replace"))
 
     def _run(self, host: Host, limits: StepLimits, kind: Kind, data: bytearray) -> None:
         if kind == Kind.STEP:
@@ -159,6 +162,9 @@ class _Signals:
         self._rank, self._count = rank, 0
 
     def __enter__(self) -> None:
+        self._before = []
+        if threading.current_thread() is not threading.main_thread():
+            return  # no other thread gets signals
         self._before = [
             (number, signal.signal(number, action))
             for number, action in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, self._told))

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import mlxr
 from mlxr_tests.few import few
 from mlxr_tests.hash_rank import start_ranks
+from mlxr_tests.storyteller import TINY
 
 NOTICED_SECONDS = 5.0
 SLACK_SECONDS = 6.0
@@ -43,6 +45,14 @@ def test_answers_are_those_of_one_rank(count: int, tiers: bool, tmp_path: Path) 
     assert bool(told["restored_tokens"]) == tiers
     assert told["blocks"] == min(60 + 5 - count, 61), "as many as the smallest memory holds"
     assert all(not out and not err for _, out, err in results[1:])
+
+
+def test_a_model_leads_and_follows(tmp_path: Path) -> None:
+    with start_ranks(2, tmp_path, scene="model") as ranks:
+        results = [ends(rank) for rank in ranks]
+    assert [code for code, _, _ in results] == [0, 0], results
+    with mlxr.load(TINY, host="cpu", threads=1) as model:
+        assert json.loads(results[0][1]) == model.generate("Once upon", max_tokens=20).token_ids
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,22 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxr.model_source import resolve_artifact
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
+from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
 from mlxr.runtime.engine.engine import Engine
+from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
+from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.leader_host import LeaderHost
-from mlxr.runtime.parallel.meeting import share_bytes
+from mlxr.runtime.parallel.meeting import Share, share_bytes
 from mlxr.runtime.parallel.step_message import StepLimits
 from mlxr_tests.hash_host import VOCAB, HashEngine, HashHost, HashModel, answer_alone
 from mlxr_tests.kv_blocks import other
+from mlxr_tests.storyteller import TINY
 
 CONTEXT, BLOCKS = 200, 60
 
@@ -79,6 +84,9 @@ def main(options: Mapping[str, Any]) -> None:
     def make_host(*arguments: Any, **more: Any) -> RankHost:
         return RankHost(world, slow, *arguments, **more)
 
+    if options["scene"] == "model":
+        whole_model(share, rank, world.size(), same)
+        return
     if rank:
         follower = Follower(share, rank, same)
         blocks = follower.agree(BLOCKS + rank, {"block size": 4})
@@ -100,6 +108,17 @@ def main(options: Mapping[str, Any]) -> None:
 
     hashes = HashEngine(blocks, 4, 4, context=CONTEXT, tiers=tiers, make_host=make_leader)
     SCENES[options["scene"]](hashes)
+
+
+def whole_model(share: Share, rank: int, size: int, same: Mapping[str, str]) -> None:
+    """Every rank has a whole model: only what is told between them is tried. Rank 0 prints an answer's ids."""
+    artifact, _ = resolve_artifact(str(TINY))
+    if rank:
+        FollowingRank(Follower(share, rank, same), lambda host: None).follow(artifact, TINY, host="cpu", threads=1)
+        return
+    ranks = LeadingRank(Leader(share, size, same), lambda host: None)
+    with Model(artifact, TINY, host="cpu", threads=1, tiers=TierSizes(memory_bytes=1 << 20), ranks=ranks) as model:
+        print(json.dumps(model.generate("Once upon", max_tokens=20).token_ids), flush=True)
 
 
 def answers(hashes: HashEngine) -> None:

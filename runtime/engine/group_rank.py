@@ -1,0 +1,133 @@
+"""A rank of a model that is split: how it takes part in loading, and, on all ranks but the first, in every step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlxr.compiler.artifact import ArenaGeometry, Artifact
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.engine.choose_arena import choose_arena
+from mlxr.runtime.hosts.entry import HostEntry
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.select import check_host, make_host
+from mlxr.runtime.memory.fitting_arena import has_free_size
+from mlxr.runtime.parallel.follower import Follower
+from mlxr.runtime.parallel.leader import Leader
+from mlxr.runtime.parallel.leader_host import LeaderHost
+from mlxr.runtime.parallel.step_message import StepLimits
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr.runtime.weights.weight_file import WeightFile
+from mlxr.runtime.weights.weights_digest import weights_digest
+
+Connect = Callable[[Host], object]
+"""Gives a host the collectives of its rank, before its first step."""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What all ranks do.
+
+    Attributes:
+        side: the rank's end of the control channel.
+        connect: see `Connect`.
+    """
+
+    side: Leader | Follower
+    connect: Connect
+
+    def most_bytes(self, entry: HostEntry, most_bytes: int | None) -> int | None:
+        """Memory that this rank may take: ranks on one machine share what is free.
+
+        Args:
+            entry: its host.
+            most_bytes: what all ranks of this machine may take; None: what is free.
+        """
+        host, count = entry.load(), self.side.local_size
+        if count == 1 or host.has_own_memory:
+            return most_bytes
+        free = host.free_memory().free_bytes
+        return (free if most_bytes is None else min(free, most_bytes)) // count
+
+    def agree(self, geometry: ArenaGeometry, file: WeightFile, entry: HostEntry) -> ArenaGeometry:
+        """The arena that every rank allocates: of as many blocks as fit into the smallest memory.
+
+        Args:
+            geometry: the arena that fits here.
+            file: this rank's weights, which must be those of all ranks.
+            entry: its host, which must be that of all ranks.
+
+        Raises:
+            HostError: a rank differs, or cannot load.
+        """
+        same = {"weights": weights_digest(file), "host": entry.name, "block size": geometry.block_size}
+        blocks = self.side.agree(geometry.num_blocks, same)
+        if blocks != geometry.num_blocks and not has_free_size(geometry):
+            raise HostError(f"a rank has room for {blocks} blocks, and this arena needs {geometry.num_blocks}")
+        return replace(geometry, num_blocks=blocks)
+
+
+@dataclass(frozen=True)
+class LeadingRank(_Rank):
+    """Rank 0, for `Model`."""
+
+    side: Leader
+
+    def lead(self, host: Host) -> LeaderHost:
+        """Waits until the other ranks have loaded; the host of all.
+
+        Raises:
+            HostError: a rank cannot load.
+        """
+        self.connect(host)
+        return LeaderHost(host, self.side, *self.side.wait_until_ready())
+
+
+@dataclass(frozen=True)
+class FollowingRank(_Rank):
+    """Any other rank."""
+
+    side: Follower
+
+    def follow(
+        self,
+        artifact: Artifact,
+        weights: str | Path,
+        *,
+        host: str = "auto",
+        threads: int | None = None,
+        shrink_arena: bool = False,
+        most_bytes: int | None = None,
+    ) -> None:
+        """Loads this rank's part of the model, and runs the steps that rank 0 describes until that ends.
+
+        Args:
+            artifact: of this rank.
+            weights: as for `Model`.
+            host: as for `Model`.
+            threads: as for `Model`.
+            shrink_arena: as for `Model`.
+            most_bytes: as for `Model`.
+
+        Raises:
+            MlxrError: this rank cannot load, or rank 0 refuses. Then all ranks end.
+        """
+        try:
+            plan = artifact.plan
+            entry = check_host(host, plan.targets, threads)
+            file = open_weights(weights)
+            chosen = choose_arena(
+                artifact,
+                file,
+                entry,
+                threads=threads,
+                shrink=shrink_arena,
+                most_bytes=self.most_bytes(entry, most_bytes),
+            )
+            geometry = self.agree(chosen.geometry, file, entry)
+            runner = make_host(host, artifact, file, Arena(geometry), threads=threads)
+            self.connect(runner)
+        except MlxrError as error:
+            self.side.give_up(str(error))
+            raise
+        self.side.serve(runner, StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, geometry))
