@@ -1,0 +1,99 @@
+"""A rank that tries every collective and compares with NumPy: `python -m mlxr_tests.links_rank TENSOR PIPELINE`.
+
+It prints a hash of all sums, which must be the same on all ranks of a stage.
+"""
+
+import hashlib
+import os
+import sys
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.runtime.parallel.join import join
+from mlxr.runtime.parallel.links import Links, Rows
+from mlxr.runtime.parallel.place import Place
+
+SHAPES = ((1, 7), (3, 2048), (257, 1100))
+
+
+def main() -> None:
+    """Runs as one rank."""
+    tensor, pipeline = map(int, sys.argv[1:])
+    place = Place(int(os.environ["MLX_RANK"]), tensor, pipeline)
+    world = join(place.size)
+    assert (world.local_rank, world.local_size) == (place.rank, place.size)
+    links = Links(place, world)
+    sums = hashlib.sha256()
+    for shape in SHAPES:
+        _check_sums(links, shape, sums)
+        _check_move(links, shape)
+        _check_gather(links, shape[0])
+    print(place.stage, sums.hexdigest())
+
+
+def _of_rank(rank: int, shape: tuple[int, int]) -> Rows:
+    return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+
+
+def _check_sums(links: Links, shape: tuple[int, int], sums: "hashlib._Hash") -> None:
+    place = links.place
+    own = _of_rank(place.rank, shape)
+    expected = np.zeros(shape, np.float32)
+    for rank in range(place.stage * place.tensor, (place.stage + 1) * place.tensor):
+        expected = expected + _of_rank(rank, shape)  # in this order, the bits are these
+    out = np.empty_like(own)
+    links.all_sum(own, out)
+    np.testing.assert_array_equal(out, expected)
+    links.all_sum(own, own)
+    np.testing.assert_array_equal(own, expected)
+    sums.update(out.tobytes())
+    # Numbers below 8, rounded before and after each addition.
+    for dtype, tolerance in ((mx.float32, 0.0), (mx.bfloat16, 0.1), (mx.float16, 0.0125)):
+        lazy = links.all_sum_lazy(mx.array(_of_rank(place.rank, shape)).astype(dtype))
+        assert lazy.dtype == dtype
+        np.testing.assert_allclose(np.array(lazy.astype(mx.float32)), expected, rtol=0, atol=tolerance)
+        sums.update(np.array(lazy.astype(mx.float32)).tobytes())
+
+
+def _check_move(links: Links, shape: tuple[int, int]) -> None:
+    """Each stage adds its number to the rows, in a way that shows the order."""
+    place = links.place
+    rows = _of_rank(100, shape)
+    expected = rows
+    for stage in range(1, place.stage + 1):
+        expected = expected * 2 + stage
+    if place.stage:
+        links.receive(rows := np.empty(shape, np.float32))
+        rows = rows * 2 + place.stage
+    np.testing.assert_array_equal(rows, expected)
+    if not place.in_last_stage:
+        links.send(rows)
+    lazy = mx.array(_of_rank(100, shape)).astype(mx.bfloat16)
+    expected_lazy = np.array(lazy.astype(mx.float32))
+    if place.stage:
+        lazy = links.receive_lazy(shape, mx.bfloat16)
+    if not place.in_last_stage:
+        lazy = links.send_lazy(lazy)
+    np.testing.assert_array_equal(np.array(lazy.astype(mx.float32)), expected_lazy)
+
+
+def _check_gather(links: Links, rows: int) -> None:
+    """Uneven columns; the second rank has none."""
+    place = links.place
+    widths = [5, 0, 9, 2][: place.tensor]
+    bounds = tuple(int(bound) for bound in np.cumsum([0, *widths]))
+    whole = _of_rank(50, (rows, bounds[-1]))
+    mine = whole[:, bounds[place.tensor_rank] : bounds[place.tensor_rank + 1]] if place.in_last_stage else None
+    out = None if place.rank else np.zeros_like(whole)
+    links.gather(mine, bounds, out)
+    lazy = links.gather_lazy(None if mine is None else mx.array(mine), bounds, rows, mx.float32)
+    if lazy is not None:
+        mx.eval(lazy)
+    if out is not None and lazy is not None:
+        np.testing.assert_array_equal(out, whole)
+        np.testing.assert_array_equal(np.array(lazy), whole)
+
+
+if __name__ == "__main__":
+    main()
