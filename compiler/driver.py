@@ -11,19 +11,25 @@ from pydantic import ValidationError
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
-from mlxr.compiler.artifact.manifest import CHIP, PLAN, SPEC
+from mlxr.compiler.artifact.manifest import CHIP, PARALLEL, PLAN, SPEC, rank_folder
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
 from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
+from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.parallel.check_ranks import Rank, check_ranks
+from mlxr.compiler.parallel.divide_model import divide_model, parallel_plan
+from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
+from mlxr.compiler.schedule.weights import plan_weights
 from mlxr.compiler.spec.load import dump_spec
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.make_plan import make_plan
@@ -67,16 +73,16 @@ def compile_spec(
     chip, targets = chip or find_chip(GENERIC), choose_targets(targets)
     table = GeometryTable(geometry or Geometry(), chip.geometry)
     types = [TARGETS[target].types(spec, chip.half) for target in targets]
-    plan, sources, graphs, records = _plan(spec, table, types)
-    _check_budget(spec, plan, table)
-    files = {SPEC: dump_spec(spec), PLAN: plan.model_dump_json(indent=1, exclude_defaults=True) + "\n"}
+    files = {SPEC: dump_spec(spec)}
+    if spec.parallel is None:
+        planned = _plan(spec, table, types)
+        _check_budget(spec, planned.plan, table)
+        files |= planned.files
+        records = planned.passes
+    else:
+        split_files, records = _plan_ranks(spec, table, types)
+        files |= split_files
     files[CHIP] = chip.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    for name, graph in graphs.items():
-        files[f"graph.{name}.json"] = json.dumps(graph.to_json(), indent=1) + "\n"
-        files[f"graph.{name}.txt"] = graph.dump()
-    files |= sources
-    if debug_level() >= 3:
-        print("".join(sources.values()), file=sys.stderr)
     return Compilation(Artifact(files), records, (time.perf_counter() - start) * 1e6)
 
 
@@ -93,32 +99,110 @@ def choose_targets(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(target for target in TARGETS if names is None or target in names)
 
 
-def _plan(
-    spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
-) -> tuple[Plan, dict[str, str], dict[str, OpGraph], dict[PhaseName, list[PassRecord]]]:
-    first = types[0]
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, its sources by file, its graphs by name, and the record of the passes."""
+
+    plan: Plan
+    sources: dict[str, str]
+    graphs: dict[str, OpGraph]
+    passes: dict[PhaseName, list[PassRecord]]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files of an artifact with this plan."""
+        if debug_level() >= 3:
+            print("".join(self.sources.values()), file=sys.stderr)
+        files = {PLAN: self.plan.model_dump_json(indent=1, exclude_defaults=True) + "\n"}
+        for name, graph in self.graphs.items():
+            files |= _graph_files(name, graph)
+        return files | self.sources
+
+
+def _graph_files(name: str, graph: OpGraph) -> dict[str, str]:
+    return {
+        f"graph.{name}.json": json.dumps(graph.to_json(), indent=1) + "\n",
+        f"graph.{name}.txt": graph.dump(),
+    }
+
+
+def _plan(spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]) -> _Planned:
+    """Plans a model that is not split."""
+    typed = _typed(spec, types)
+    arena = arena_geometry(typed, table, [target_types.cache for target_types in types])
+    source = build_graph(typed, arena)
+    return _plan_graph(spec, typed, arena, source, source, table, types)
+
+
+def _typed(spec: ModelSpec, types: Sequence[TargetTypes]) -> ModelSpec:
+    """The spec with the types of the first target."""
+    cache = spec.cache.model_copy(update={"dtype": str(types[0].cache)})
+    return spec.model_copy(update={"activation_dtype": str(types[0].activations), "cache": cache})
+
+
+def _plan_graph(
+    spec: ModelSpec,
+    typed: ModelSpec,
+    arena: ArenaGeometry,
+    whole: OpGraph,
+    source: OpGraph,
+    table: GeometryTable,
+    types: Sequence[TargetTypes],
+    part: RankPart | None = None,
+) -> _Planned:
+    """Plans a source graph, which is that of the whole model or of a part of it."""
     origin = Provenance(VERSION, spec.name, hashlib.sha256(dump_spec(spec).encode()).hexdigest()[:12])
-    cache = spec.cache.model_copy(update={"dtype": str(first.cache)})
-    spec = spec.model_copy(update={"activation_dtype": str(first.activations), "cache": cache})
-    arena = arena_geometry(spec, table, [target_types.cache for target_types in types])
-    source = build_graph(spec, arena)
     graphs: dict[PhaseName, OpGraph] = {}
     records: dict[PhaseName, list[PassRecord]] = {}
     for phase in PHASES:
         graphs[phase], records[phase] = run_passes(source, passes_of(phase, deterministic=spec.deterministic))
-    plan, sources = make_plan(spec, arena, source, graphs, table, types, origin)
-    return plan, sources, {"source": source} | {str(phase): graph for phase, graph in graphs.items()}, records
+    plan, sources = make_plan(typed, arena, whole, graphs, table, types, origin, part)
+    named = {"source": source} | {str(phase): graph for phase, graph in graphs.items()}
+    return _Planned(plan, sources, named, records)
+
+
+def _plan_ranks(
+    spec: ModelSpec, table: GeometryTable, types: Sequence[TargetTypes]
+) -> tuple[dict[str, str], dict[PhaseName, list[PassRecord]]]:
+    """Plans every rank of a model that is split. Returns the files of all, and the passes of rank 0."""
+    typed = _typed(spec, types)
+    arena = arena_geometry(typed, table, [target_types.cache for target_types in types])
+    whole = build_graph(typed, arena)
+    parts = divide_model(typed, whole, arena)
+    check_ranks(typed, whole, [Rank(part.graph, part.slices) for part in parts])
+    all_weights = plan_weights(typed, whole, [whole])
+    files, planned = _graph_files("source", whole), []
+    for rank, part in enumerate(parts):
+        of_rank = RankPart(part.plan, part.slices, all_weights)
+        planned.append(_plan_graph(spec, typed, part.arena, whole, part.graph, table, types, of_rank))
+        plan, budget = planned[-1].plan, spec.budget_of(rank)
+        if budget is not None and plan.largest_memory.total_bytes > budget:
+            needs = _needs(plan.largest_memory)
+            raise BudgetError(
+                f"rank {rank} of {spec.name} needs {needs} but its memory_budget is {size(budget)}; give it a smaller "
+                "share (parallel.shares, parallel.layers), more ranks, or a shorter context"
+            )
+        files |= {rank_folder(rank) + path: text for path, text in planned[-1].files.items()}
+    split = parallel_plan(spec, parts, [each.plan for each in planned], [each.graphs for each in planned])
+    files[PARALLEL] = split.model_dump_json(indent=1) + "\n"
+    return files, planned[0].passes
+
+
+def _needs(memory: MemoryPlan) -> str:
+    return (
+        f"{size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena {size(memory.arena_bytes)}, "
+        f"activations {size(memory.activation_bytes)})"
+    )
 
 
 def _check_budget(spec: ModelSpec, plan: Plan, table: GeometryTable) -> None:
-    memory, budget = plan.largest_memory, spec.memory_budget
+    memory, budget = plan.largest_memory, spec.budget_of(0)
     if budget is None or memory.total_bytes <= budget:
         return
     types = [program.types for program in plan.programs.values()]
     raise BudgetError(
-        f"{spec.name} needs {size(memory.total_bytes)} (weights {size(memory.weights_bytes)}, arena "
-        f"{size(memory.arena_bytes)}, activations {size(memory.activation_bytes)}) but memory_budget is {size(budget)}"
-        f"; the largest that fits: {_what_fits(spec, memory.weights_bytes, table, types)}"
+        f"{spec.name} needs {_needs(memory)} but memory_budget is {size(budget)}; the largest that fits: "
+        f"{_what_fits(spec, memory.weights_bytes, table, types)}"
     )
 
 
@@ -154,11 +238,12 @@ def _fits(
     data["memory_budget"] = None
     data["weights"]["tensors"] = {}
     try:
-        memory = _plan(ModelSpec.model_validate(data), table, types)[0].largest_memory
+        memory = _plan(ModelSpec.model_validate(data), table, types).plan.largest_memory
     except (MlxrError, ValidationError):
         return False
-    assert spec.memory_budget is not None, "the caller has checked that there is a budget"
-    return weights_bytes + memory.arena_bytes * layers + memory.activation_bytes <= spec.memory_budget
+    budget = spec.budget_of(0)
+    assert budget is not None, "the caller has checked that there is a budget"
+    return weights_bytes + memory.arena_bytes * layers + memory.activation_bytes <= budget
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -19,11 +19,13 @@ from mlxr.compiler.artifact.c_library import CLibrary, CTensor
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import BATCH_DIMS, BatchDim, Condition, Extent, KernelCall, Launch
-from mlxr.compiler.artifact.library_call import AttentionCall, LibraryCall, MatmulCall
+from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
+from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES, CollectiveKind, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
@@ -47,6 +49,7 @@ __all__ = [
     "ARENAS",
     "ARENA_TOKEN",
     "BATCH_DIMS",
+    "COLLECTIVES",
     "INCLUDE",
     "K_ARENA",
     "LAYERS",
@@ -62,6 +65,8 @@ __all__ = [
     "CLibrary",
     "CTensor",
     "Chip",
+    "CollectiveCall",
+    "CollectiveKind",
     "Columns",
     "Condition",
     "DType",
@@ -74,13 +79,17 @@ __all__ = [
     "LibraryCall",
     "MatmulCall",
     "MemoryPlan",
+    "Message",
     "ModelSpec",
     "Op",
     "OpGraph",
+    "ParallelPlan",
     "Phase",
     "PhaseName",
     "Plan",
     "Program",
+    "RankPlan",
+    "RankShare",
     "Recipe",
     "Rows",
     "Segment",

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
-from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PLAN, SPEC, digest_of, sha256
+from mlxr.compiler.artifact.manifest import CHIP, MANIFEST, PARALLEL, PLAN, SPEC, digest_of, rank_folder, sha256
 from mlxr.compiler.artifact.metal_sections import body_of, header_of
+from mlxr.compiler.artifact.parallel_plan import ParallelPlan
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.writer import write_files
+from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.spec.load import parse_spec
 from mlxr.compiler.spec.model import ModelSpec
@@ -33,8 +35,30 @@ class Artifact:
         return parse_spec(self.files[SPEC], SPEC)
 
     @cached_property
+    def parallel(self) -> ParallelPlan | None:
+        """How the model is split over ranks, each with a plan of its own (see `of_rank`); None: it is not split."""
+        text = self.files.get(PARALLEL)
+        return None if text is None else ParallelPlan.model_validate_json(text)
+
+    def of_rank(self, rank: int) -> "Artifact":
+        """The artifact of one rank of a model that is split."""
+        prefix = rank_folder(rank)
+        own = {path.removeprefix(prefix): text for path, text in self.files.items() if path.startswith(prefix)}
+        return Artifact({SPEC: self.files[SPEC], CHIP: self.files[CHIP], **own})
+
+    @cached_property
     def plan(self) -> Plan:
-        """The plan."""
+        """The plan.
+
+        Raises:
+            ArtifactError: the model is split, so that each rank has its own.
+        """
+        if self.parallel is not None:
+            size = self.parallel.size
+            raise ArtifactError(
+                f"{self.spec.name} is compiled for {size} ranks, and here is one process: start it with "
+                f"mlx.launch -n {size} -- mlxr run ARTIFACT ..., or compile it without parallel"
+            )
         return Plan.model_validate_json(self.files[PLAN])
 
     @cached_property

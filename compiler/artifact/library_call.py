@@ -1,9 +1,10 @@
-"""Calls of MLX's functions, which replace kernels on hosts that have these functions."""
+"""Calls of what is no generated kernel: MLX's functions, where they replace kernels, and exchanges with other ranks."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mlxr.compiler.artifact.rank_plan import CollectiveKind
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.spec.record import Record
@@ -55,8 +56,26 @@ class AttentionCall(Record):
     scale: float
 
 
-LibraryCall = Annotated[MatmulCall | AttentionCall, Field(discriminator="function")]
-"""A call of one of MLX's functions."""
+class CollectiveCall(Record):
+    """An exchange of rows with other ranks. Unlike the other calls it replaces no kernels, and every host makes it.
+
+    Attributes:
+        function: what is exchanged.
+        label: the name under which hosts count it.
+        ports: `x`, unless the rank has nothing to give, and `after`: what it has sent before.
+        dtype: type of the rows.
+        width: columns of the result.
+    """
+
+    function: CollectiveKind
+    label: str
+    ports: tuple[LibraryPort, ...]
+    dtype: DType
+    width: int
+
+
+LibraryCall = Annotated[MatmulCall | AttentionCall | CollectiveCall, Field(discriminator="function")]
+"""A call of something that is no generated kernel."""
 
 
 class WeightCast(Record):

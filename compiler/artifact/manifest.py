@@ -10,6 +10,8 @@ SPEC = "spec.yaml"
 PLAN = "plan.json"
 CHIP = "chip.json"
 TUNING = "tuning.json"
+PARALLEL = "parallel.json"
+"""Only in an artifact for several ranks, which has a folder `rank-R` with the plan, graphs and sources of each."""
 GRAPHS = ("source", "decode", "prefill")
 """The op graphs: as built, and after the passes of each phase."""
 
@@ -17,6 +19,11 @@ GRAPHS = ("source", "decode", "prefill")
 def is_artifact(path: Path) -> bool:
     """Whether a folder looks like an artifact."""
     return (path / MANIFEST).is_file()
+
+
+def rank_folder(rank: int) -> str:
+    """The prefix of the paths of a rank's files."""
+    return f"rank-{rank}/"
 
 
 def sha256(content: bytes) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.padding import padded
 from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.errors import ArtifactError
@@ -26,6 +27,8 @@ class Plan(Record):
             sequences (see `AttendMany`) it does so with any context.
         max_tokens, max_rows: the largest batch, in tokens and in rows of logits.
         hidden_size: columns of the rows that a step gives in place of logits; None: it gives logits.
+        rank: which part of a model this is; None: all of it.
+        all_weights: of a part, the weights of the whole model, with which files are compared; else empty.
     """
 
     programs: Mapping[str, Program]
@@ -40,6 +43,8 @@ class Plan(Record):
     max_tokens: int
     max_rows: int
     hidden_size: int | None = None
+    rank: RankPlan | None = None
+    all_weights: tuple[WeightPlan, ...] = ()
 
     def __repr__(self) -> str:
         kernels = sum(len(program.kernels) for program in self.programs.values())

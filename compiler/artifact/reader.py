@@ -8,7 +8,18 @@ from pydantic import ValidationError
 
 from mlxr.compiler.artifact.artifact import Artifact
 from mlxr.compiler.artifact.folder_lock import unchanging
-from mlxr.compiler.artifact.manifest import CHIP, GRAPHS, MANIFEST, PLAN, SPEC, digest_of, is_artifact, sha256
+from mlxr.compiler.artifact.manifest import (
+    CHIP,
+    GRAPHS,
+    MANIFEST,
+    PARALLEL,
+    PLAN,
+    SPEC,
+    digest_of,
+    is_artifact,
+    rank_folder,
+    sha256,
+)
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.text.plural import counted
@@ -46,7 +57,32 @@ def _load(folder: Path) -> Artifact:
     artifact = Artifact({name: _read(folder, name, expected) for name, expected in hashes.items()})
     if digest_of(hashes) != digest:
         raise ArtifactError(f"{folder / MANIFEST} was changed since it was written; compile the spec again")
-    missing = [n for n in (PLAN, SPEC, CHIP, *(f"graph.{g}.json" for g in GRAPHS)) if n not in artifact.files]
+    if SPEC not in artifact.files or CHIP not in artifact.files:
+        raise ArtifactError(f"{folder} lacks {SPEC if CHIP in artifact.files else CHIP}; compile the spec again")
+    try:
+        _ = artifact.chip
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{folder / CHIP} does not describe a chip ({counted(error.error_count(), 'error')}); compile the spec "
+            "again"
+        ) from error
+    try:
+        split = artifact.parallel
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{folder / PARALLEL} does not describe ranks ({counted(error.error_count(), 'error')}); compile the spec "
+            "again"
+        ) from error
+    if split is None:
+        _check_plan(artifact, folder)
+    for rank in range(0 if split is None else split.size):
+        _check_plan(artifact.of_rank(rank), folder / rank_folder(rank))
+    return artifact
+
+
+def _check_plan(artifact: Artifact, folder: Path) -> None:
+    """Checks that graphs, plan and sources are there."""
+    missing = [name for name in (PLAN, *(f"graph.{graph}.json" for graph in GRAPHS)) if name not in artifact.files]
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
     try:
@@ -56,16 +92,8 @@ def _load(folder: Path) -> Artifact:
         raise ArtifactError(
             f"{folder / PLAN} is not a plan ({counted(error.error_count(), 'error')}); compile the spec again"
         ) from error
-    try:
-        _ = artifact.chip
-    except ValidationError as error:
-        raise ArtifactError(
-            f"{folder / CHIP} does not describe a chip ({counted(error.error_count(), 'error')}); compile the spec "
-            "again"
-        ) from error
     if absent:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
-    return artifact
 
 
 def _read(folder: Path, name: str, expected: str) -> str:

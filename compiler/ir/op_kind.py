@@ -12,7 +12,7 @@ from mlxr.compiler.ir.tensor import Tensor, Tensors
 AttrValue = int | float | str | bool | None
 """The type of an attribute in JSON."""
 ArenaAccess = Literal["none", "read", "write", "readwrite"]
-Family = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "elementwise"]
+Family = Literal["gather", "norm", "matmul", "rope", "cache", "attention", "elementwise", "collective"]
 """How the picture of a graph draws an op."""
 Stage = Literal["source", "fused", "ordered"]
 

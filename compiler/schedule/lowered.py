@@ -7,6 +7,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.artifact.chosen_geometry import ChosenGeometry
 from mlxr.compiler.artifact.library_call import WeightCast
 from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import WeightPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
@@ -30,6 +31,9 @@ class LoweringInput:
         limits: the largest batch of each phase, by symbolic dim.
         table: the geometry of each launch.
         types: the types of the target.
+        shapes: shape of every tensor of the model that the graphs bind, by its canonical name.
+        budget: most bytes that the program may need; None: no limit is known.
+        rank: which part of a model this is; None: all of it.
     """
 
     spec: ModelSpec
@@ -39,6 +43,9 @@ class LoweringInput:
     limits: Mapping[PhaseName, Mapping[str, int]]
     table: GeometryTable
     types: TargetTypes
+    shapes: Mapping[str, tuple[int, ...]]
+    budget: int | None = None
+    rank: RankPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def make_program(
             weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or inputs.weights),
             arena_bytes=inputs.arena.size_bytes,
             activation_bytes=placed.activation_bytes + lowered.scratch_bytes,
-            budget_bytes=inputs.spec.memory_budget,
+            budget_bytes=inputs.budget,
         ),
         casts=lowered.casts,
         batch_invariant=lowered.batch_invariant,

@@ -1,31 +1,45 @@
 """The weights that the phases bind, and the tensors of files that make them up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mlxr.compiler.artifact.weight_plan import TensorSource, WeightPlan
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.ir.graph import OpGraph, Value
+from mlxr.compiler.parallel.slice_source import slice_source
+from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice
 from mlxr.compiler.schedule.recipes import recipes
 from mlxr.compiler.spec.model import ModelSpec
 
 
-def plan_weights(spec: ModelSpec, source: OpGraph, graphs: Iterable[OpGraph]) -> tuple[WeightPlan, ...]:
-    """The weights that any phase binds, each once, in program order."""
+def plan_weights(
+    spec: ModelSpec, source: OpGraph, graphs: Iterable[OpGraph], slices: Mapping[str, TensorSlice] | None = None
+) -> tuple[WeightPlan, ...]:
+    """The weights that any phase binds, each once, in program order.
+
+    Args:
+        spec: the spec.
+        source: the source graph of the whole model, for the shapes of its tensors.
+        graphs: the ordered graphs of the phases.
+        slices: of a rank, its part of each tensor; None: it has all of them.
+
+    Raises:
+        PlanError: the phases disagree on a weight, or a part cannot be taken from files.
+    """
     plans: dict[str, WeightPlan] = {}
     for value in (v for graph in graphs for v in graph.values if v.role == "weight"):
         parts = []
         for part in value.parts:
             in_safetensors, in_gguf = recipes(spec.model, part)
-            parts.append(
-                TensorSource(
-                    name=part,
-                    shape=_numbers(source.value(part).shape),
-                    safetensors=in_safetensors,
-                    gguf=in_gguf,
-                    format=_format_of(spec, part, value),
-                )
+            whole = TensorSource(
+                name=part,
+                shape=_numbers(source.value(part).shape),
+                safetensors=in_safetensors,
+                gguf=in_gguf,
+                format=_format_of(spec, part, value),
             )
+            cut = slices[part] if slices is not None else WHOLE
+            parts.append(slice_source(whole, cut.rows, cut.columns))
         plan = WeightPlan(value.name, _numbers(value.shape), value.dtype, tuple(parts))
         if plans.setdefault(value.name, plan) != plan:
             raise PlanError(f"the phases disagree on weight {value.name!r}: {plans[value.name]} and {plan}")

@@ -45,9 +45,11 @@ def parse_spec(text: str, source: str = "<string>") -> ModelSpec:
 def dump_spec(spec: ModelSpec) -> str:
     """The spec as YAML with every value resolved. It reads back equal, and equal specs give equal text.
 
-    An output of logits is left out, as in artifacts from before there was another.
+    An output of logits is left out, as in artifacts from before there was another, and so is a split that there is not.
     """
     data = spec.model_dump(mode="json")
+    if spec.parallel is None:
+        del data["parallel"]
     if spec.output == "logits":
         del data["output"]
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -29,6 +29,7 @@ from mlxr.compiler.spec.fields import (
 )
 from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
+from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.spec.record import Record
 from mlxr.compiler.spec.rope import LinearScaling, Llama3Scaling, LongRopeScaling, NoScaling, Rope, YarnScaling
 
@@ -46,6 +47,7 @@ __all__ = [
     "ModelSpec",
     "NoScaling",
     "Norm",
+    "Parallel",
     "QkNorm",
     "Rope",
     "SharedExpert",
@@ -185,8 +187,11 @@ class ModelSpec(Record):
     prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] | None = 512
     """Most prompt tokens of one step; null: as many as the chip's table says. A step in which all sequences decode may
     have max_sequences."""
-    memory_budget: SizeBytes | None = None
-    """Most bytes for weights, arena and activations together; a spec that needs more is refused."""
+    memory_budget: SizeBytes | Annotated[tuple[SizeBytes, ...], Field(min_length=1)] | None = None
+    """Most bytes for weights, arena and activations together; a spec that needs more is refused. With `parallel`, that
+    of every rank, or a list with one for each."""
+    parallel: Parallel | None = None
+    """How the model is split over several machines; null: it is not."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSpec":
@@ -207,8 +212,26 @@ class ModelSpec(Record):
                 f"prefill_chunk {self.prefill_chunk} x {width}, the widest activation, is more than 2^31 - 1 elements",
                 f"use at most {INT32_MAX // width}",
             )
+        self._check_parallel(wrong)
         wrong.refuse()
         return self
+
+    def _check_parallel(self, wrong: Contradictions) -> None:
+        split, budget = self.parallel, self.memory_budget
+        if isinstance(budget, tuple) and len(budget) != (split.size if split else 1):
+            count = f"parallel has {split.size} ranks" if split else "without parallel there is one machine"
+            wrong.add("memory_budget", f"memory_budget has {len(budget)} numbers, but {count}", "give one for each")
+        if split is None:
+            return
+        layers = self.model.num_layers
+        if split.layers is not None and sum(split.layers) != layers:
+            wrong.add("parallel.layers", f"layers are {sum(split.layers)} together, the model has {layers}")
+        elif split.pipeline > layers:
+            wrong.add("parallel.pipeline", f"pipeline has {split.pipeline} stages, the model only {layers} layers")
+
+    def budget_of(self, rank: int) -> int | None:
+        """The memory budget of a rank, in bytes; rank 0 is the only one of a model that is not split."""
+        return self.memory_budget[rank] if isinstance(self.memory_budget, tuple) else self.memory_budget
 
     def _check_formats(self, wrong: Contradictions) -> None:
         shapes = self.matrix_shapes()

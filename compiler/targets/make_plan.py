@@ -12,6 +12,7 @@ from mlxr.compiler.artifact.site import Site
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.schedule.check import check_plan
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.lowered import LoweringInput
@@ -32,17 +33,19 @@ def make_plan(
     table: GeometryTable,
     types: Sequence[TargetTypes],
     origin: Provenance,
+    part: RankPart | None = None,
 ) -> tuple[Plan, dict[str, str]]:
     """The plan of a spec, and the sources that it names, by file.
 
     Args:
         spec: the spec, with the types of the first target.
         arena: the arena, with the first target's cache type.
-        source: the graph as built, for the shapes of the tensors in files.
+        source: the graph as built, of the whole model.
         graphs: the ordered graph of each phase.
         table: the geometry of each launch.
         types: the types of each target to generate code for.
         origin: the origin that the sources state.
+        part: which part of the model the graphs are; None: all of it.
 
     Raises:
         PlanError: no plan can be made, or it breaks a rule.
@@ -53,7 +56,9 @@ def make_plan(
     max_tokens = max(sequences, min(prefill_chunk, spec.model.context * sequences))
     # Hidden rows are wanted of whole prompts, logits of few tokens.
     max_rows = max_tokens if spec.output == "hidden" else max(sequences, min(prefill_chunk, 64))
-    weights = plan_weights(spec, source, graphs.values())
+    weights = plan_weights(spec, source, graphs.values(), part.slices if part else None)
+    tensors = {tensor.name: tensor.shape for weight in weights for tensor in weight.parts}
+    budget, rank = spec.budget_of(part.plan.rank if part else 0), part.plan if part else None
     limits = {phase: batch_limits(spec, phase, max_tokens, max_rows) for phase in PHASES}
     programs: dict[str, Program] = {}
     sources: dict[str, str] = {}
@@ -61,7 +66,7 @@ def make_plan(
     for types_of_target in types:
         target = TARGETS[types_of_target.target]
         own_arena = replace(arena, dtype=types_of_target.cache)
-        inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target)
+        inputs = LoweringInput(spec, graphs, weights, own_arena, limits, table, types_of_target, tensors, budget, rank)
         lowered = target.lower(inputs)
         programs[target.name], texts = target.render(place(lowered, inputs), inputs, origin)
         sources |= texts
@@ -74,12 +79,14 @@ def make_plan(
         ignored_tensors=load_family(spec.model.tensor_names).ignored_for(spec.model, output=spec.output == "logits"),
         arena_chosen=arena_choice(spec, arena, table),
         vocab_size=spec.model.vocab_size,
-        num_layers=spec.model.num_layers,
+        num_layers=arena.num_layers,
         query_tile=query_tile or DEFAULT_QUERY_TILE,
         whole_context=min(arena.context, attention.whole.max_context or attention.partition.length),
         max_tokens=max_tokens,
         max_rows=max_rows,
         hidden_size=spec.model.hidden_size if spec.output == "hidden" else None,
+        rank=rank,
+        all_weights=part.all_weights if part else (),
     )
     check_plan(plan)
     return plan, sources

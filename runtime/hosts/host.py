@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, debug_level
-from mlxr.compiler.errors import RankLostError
+from mlxr.compiler.errors import HostError, RankLostError
 from mlxr.runtime.cache import arena_blocks
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.memory.footprint import Footprint
 from mlxr.runtime.memory.free_memory import FreeMemory, MachineMemory
 from mlxr.runtime.mlx_arrays import start_computing
@@ -119,6 +120,14 @@ class Host(ABC):
         Raises:
             KernelFault: a kernel did something illegal (sim).
         """
+
+    def use(self, collectives: Collectives) -> None:
+        """Takes what steps of one rank's part of a model exchange rows with; before the first step.
+
+        Raises:
+            HostError: this host runs whole models only.
+        """
+        raise HostError(f"host {self.name} runs no part of a model; use another host on every rank")
 
     def start(self, *results: mx.array) -> None:
         """Starts computing arrays that depend on a step's logits, without waiting; for hosts that pipeline.
@@ -243,7 +252,9 @@ class ArrayHost(Host):
             assert progress is not None, "only called where there is one"
             progress("weights", done, total)
 
-        return load(plan.weights, plan.ignored_tensors, file, tell if progress else None, cls.make_array)
+        return load(
+            plan.weights, plan.ignored_tensors, file, tell if progress else None, cls.make_array, plan.all_weights
+        )
 
     @staticmethod
     def make_array(shape: tuple[int, ...], dtype: mx.Dtype, fill: Fill) -> mx.array:

@@ -18,6 +18,8 @@ typedef struct {
     const int32_t *block_tables;  // [seqs][max_blocks]
     const int32_t *logit_rows;    // [rows]
     float *logits;                // [rows][vocab]
+    // Takes part in a collective for one of several ranks; see collective.jinja. Other programs never call it.
+    void (*exchange)(int32_t kind, const float *x, float *out, int32_t rows, int32_t columns);
 } mlxr_batch;
 
 struct mlxr_model;

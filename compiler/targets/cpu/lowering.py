@@ -23,14 +23,14 @@ class CpuLowering(Lowering):
         spec: the spec.
         arena: the KV arena.
         max_tokens: the most tokens of a batch of any phase.
-        shapes: rows and columns of every matrix in files, by name.
+        shapes: shape of every tensor of the model, by name.
     """
 
     def __init__(self, inputs: LoweringInput, phase: PhaseName) -> None:
         super().__init__(inputs.graphs[phase], phase)
         self.spec, self.arena = inputs.spec, inputs.arena
         self.max_tokens = max(limits["tokens"] for limits in inputs.limits.values())
-        self.shapes = self.spec.matrix_shapes()
+        self.shapes = inputs.shapes
         self._tables: dict[CpuKernel, str] = {}
 
     @property

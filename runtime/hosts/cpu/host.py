@@ -20,7 +20,9 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
+from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
+from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
@@ -85,6 +87,7 @@ class CpuHost(Host):
         self._names = [kernel.name for kernel in self.program.kernels]
         self._told = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.output_width)
+        self._exchange: Exchange | None = None
 
     @classmethod
     def from_file(
@@ -98,7 +101,7 @@ class CpuHost(Host):
     ) -> Self:
         """See `Host.from_file`. Tensors that the program reads in place stay mapped from the file."""
         plan = artifact.plan
-        check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
+        check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
         return cls(artifact, read_from(file), arena, threads=threads, progress=progress)
 
     @classmethod
@@ -106,10 +109,16 @@ class CpuHost(Host):
         """See `Host.footprint`. Which tensors stay mapped from the file depends on the file."""
         plan, program = artifact.plan, artifact.plan.program(cls.target)
         assert program.library is not None, "a program in C has a library"
-        check_tensors(file, plan.weights, [re.compile(pattern) for pattern in plan.ignored_tensors])
+        check_tensors(file, plan.weights, [re.compile(p) for p in plan.ignored_tensors], plan.all_weights)
         own, mapped = bytes_by_place(program.library.tensors, read_from(file))
         scratch = program.library.thread_bytes * (num_threads(threads) - 1)  # the plan counts one thread
         return Footprint(own, mapped, program.memory.activation_bytes + scratch)
+
+    def use(self, collectives: Collectives) -> None:
+        """See `Host.use`."""
+        rank = self.plan.rank
+        assert rank is not None, "only a part of a model exchanges anything"
+        self._exchange = Exchange(collectives, rank.result_bounds)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one batch and waits for it; see `Host.step`.
@@ -136,8 +145,11 @@ class CpuHost(Host):
                 _address(batch.block_tables),
                 _address(batch.logit_rows),
                 _address(logits),
+                0 if self._exchange is None else self._exchange.address,
             )
         )
+        if self._exchange is not None:
+            self._exchange.check()
         if self._tell:
             self._count_launches()
         return logits

@@ -35,6 +35,7 @@ class CBatch(ctypes.Structure):
         ("block_tables", ctypes.c_void_p),
         ("logit_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("exchange", ctypes.c_void_p),
     )
 
 

@@ -13,12 +13,22 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, K_ARENA, V_ARENA, Artifact, Launch, Phase, layer_buffer
+from mlxr.compiler.artifact import (
+    ARENA_TOKEN,
+    K_ARENA,
+    V_ARENA,
+    Artifact,
+    CollectiveCall,
+    Launch,
+    Phase,
+    layer_buffer,
+)
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
+from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
@@ -97,6 +107,10 @@ class MlxHost(ArrayHost):
             HostError: a kernel cannot be built.
         """
 
+    def use(self, collectives: Collectives) -> None:
+        """See `Host.use`."""
+        self.launcher.collectives = collectives
+
     def step(self, batch: Batch) -> mx.array:
         """Builds the graph of one step; its result and the arena's new token are lazy."""
         phase = self.program.phase(phase_of(self.plan, batch))
@@ -158,6 +172,10 @@ class MlxHost(ArrayHost):
         """Logits [rows, vocab] f32 and the arena's new token, from all arrays of a step."""
         name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.output_width)
+        if self.plan.rank is not None:
+            sent = [arrays[launch.outputs[0]] for launch in phase.launches if _is_sent(launch)]
+            if sent:  # a step without rows of logits has nothing else that hangs on it
+                arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]
         return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
 
     def start(self, *results: mx.array) -> None:
@@ -220,3 +238,7 @@ class MlxHost(ArrayHost):
         arrays[ARENA_TOKEN] = self.arena.token
         self.launcher.run(None, launch, arrays, {"copies": len(copies)})
         self.arena.token = arrays[launch.outputs[0]]
+
+
+def _is_sent(launch: Launch) -> bool:
+    return isinstance(launch.body, CollectiveCall) and launch.body.function == "send"

@@ -5,9 +5,19 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import Condition, KernelCall, Launch, LibraryCall, Phase, PhaseName, Program
+from mlxr.compiler.artifact import (
+    CollectiveCall,
+    Condition,
+    KernelCall,
+    Launch,
+    LibraryCall,
+    Phase,
+    PhaseName,
+    Program,
+)
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims, shape_of
+from mlxr.runtime.hosts.collectives import LazyCollectives
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
 from mlxr.runtime.hosts.mlx.library import call_library
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
@@ -30,7 +40,11 @@ class _Kernel(NamedTuple):
 
 
 class Launcher:
-    """Runs launches of one program, as hosts and the tuner do."""
+    """Runs launches of one program, as hosts and the tuner do.
+
+    Attributes:
+        collectives: what launches exchange rows with, where the program is that of one rank of several.
+    """
 
     def __init__(
         self,
@@ -45,6 +59,7 @@ class Launcher:
             kernels: ready to launch, by name; at least those that will be launched.
             count: called at each launch with the name of the kernel or the label of the library call, and a detail.
         """
+        self.collectives: LazyCollectives | None = None
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -111,7 +126,30 @@ class Launcher:
         arrays.update(zip(launch.outputs, outputs, strict=True))
         self._count(call.kernel, grid)
 
+    def _exchange(self, call: CollectiveCall, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        """Runs a collective. What a rank has sent hangs on the result, or else on the arena's token: see `MlxHost`."""
+        collectives = self.collectives
+        assert collectives is not None, "a part of a model is given them before its first step"
+        bound = {
+            port.name: of_shape(arrays[name], shape_of(port.shape, dims))
+            for port, name in zip(call.ports, launch.inputs, strict=True)
+        }
+        dtype = MLX_DTYPES[str(call.dtype)]
+        if call.function == "all_sum":
+            out = collectives.all_sum_lazily(bound["x"])
+        elif call.function == "send":
+            out = collectives.send_lazily(bound["x"])
+        elif call.function == "receive":
+            out = collectives.receive_lazily((dims["tokens"], call.width), dtype)
+        else:
+            out = collectives.gather_lazily(bound.get("x"), (dims["rows"], call.width))
+        arrays[launch.outputs[0]] = bindable(out)
+        self._count(call.label, launch.op)
+
     def _call(self, call: LibraryCall, launch: Launch, arrays: Arrays, dims: Dims) -> None:
+        if isinstance(call, CollectiveCall):
+            self._exchange(call, launch, arrays, dims)
+            return
         inputs = {
             port.name: of_shape(arrays[name], shape_of(port.shape, dims))
             for port, name in zip(call.ports, launch.inputs, strict=True)

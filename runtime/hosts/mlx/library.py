@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlxr.compiler.artifact import AttentionCall, DType, Finish, InputNorm, LibraryCall, MatmulCall
+from mlxr.compiler.artifact import AttentionCall, DType, Finish, InputNorm, MatmulCall
 from mlxr.runtime.hosts.mlx_ops.activations import activate, activate_gated
 from mlxr.runtime.hosts.mlx_ops.dense import finish_projection
 from mlxr.runtime.hosts.mlx_ops.types import Inputs, f32
@@ -18,7 +18,7 @@ from mlxr.runtime.mlx_arrays import MLX_DTYPES
 _ELEMENTWISE = ("bias", "gate", "residual")
 
 
-def call_library(call: LibraryCall, inputs: Inputs) -> mx.array:
+def call_library(call: MatmulCall | AttentionCall, inputs: Inputs) -> mx.array:
     """The result of a library call.
 
     Args:

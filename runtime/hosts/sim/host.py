@@ -20,6 +20,8 @@ from mlxr.compiler.artifact import (
     V_ARENA,
     Artifact,
     BatchDim,
+    CollectiveCall,
+    DType,
     Launch,
     Phase,
     layer_buffer,
@@ -28,8 +30,10 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, from_buffer, grid_of, phase_of, shape_of
+from mlxr.runtime.hosts.collectives import BlockingCollectives
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
+from mlxr.runtime.weights.element_types import ElementType, decode, encode
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _MOST_LAYOUTS = 64
@@ -81,6 +85,7 @@ class SimHost(ArrayHost):
         self._layouts: dict[tuple[str | int, ...], dict[str, SimBuffer]] = {}
         self._inputs: dict[tuple[int, int], SimBuffer] = {}
         self._seed = 0
+        self._collectives: BlockingCollectives | None = None
 
     @classmethod
     def from_file(
@@ -105,6 +110,10 @@ class SimHost(ArrayHost):
         buffers = self._fixed | self._layout(phase, dims)
         buffers |= {n: SimBuffer.of(array, writable=False, name=n) for n, array in arrays.items()}
         for launch in phase.launches:
+            if isinstance(launch.body, CollectiveCall):
+                if launch.runs(dims, library=False):
+                    self._exchange(launch.body, launch, buffers, dims)
+                continue
             grid = grid_of(launch, dims)
             if grid is not None:
                 self._launch(launch, buffers, grid)
@@ -116,6 +125,39 @@ class SimHost(ArrayHost):
         offset = buffers[logits].address - self._memory.ctypes.data
         size = rows * self.plan.output_width * 4
         return mx.array(self._memory[offset : offset + size].view(np.float32).reshape(rows, self.plan.output_width))
+
+    def use(self, collectives: BlockingCollectives) -> None:
+        """See `Host.use`."""
+        self._collectives = collectives
+
+    def _exchange(self, call: CollectiveCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims) -> None:
+        """Runs a collective, in f32."""
+        collectives, rank = self._collectives, self.plan.rank
+        assert collectives is not None and rank is not None, "a part of a model is given them before its first step"
+        values = {
+            port.name: self._floats(buffers[name], shape_of(port.shape, dims), str(port.dtype))
+            for port, name in zip(call.ports, launch.inputs, strict=True)
+        }
+        rows = dims["rows" if call.function == "gather" else "tokens"]
+        out = np.zeros((rows, call.width), np.float32)
+        if call.function == "all_sum":
+            collectives.all_sum(values["x"], out)
+        elif call.function == "send":
+            collectives.send(values["x"])
+        elif call.function == "receive":
+            collectives.receive(out)
+        else:
+            collectives.gather(values.get("x"), rank.result_bounds, out)
+        to, size = buffers[launch.outputs[0]].address - self._memory.ctypes.data, out.size * call.dtype.size_bytes
+        self._memory[to : to + size] = encode(out, str(call.dtype)).reshape(-1).view(np.uint8)
+        self.count(call.label, launch.op)
+
+    def _floats(self, buffer: SimBuffer, shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.float32]:
+        """A copy of an activation as f32."""
+        start = buffer.address - self._memory.ctypes.data
+        element = ElementType(dtype.upper(), 1, DType(dtype).size_bytes)
+        numbers = decode(self._memory[start : start + buffer.size_bytes], element)
+        return np.asarray(numbers, np.float32).reshape(-1)[: int(np.prod(shape))].reshape(shape)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Launches the copy kernel once for all pairs."""

@@ -198,6 +198,15 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         {"out": tokens(240, BF16), "token": TOKEN},
     ),
     "rope_cache_write": ("rope_cache_write", PACKED, HEADS | ROTARY, {"token": TOKEN}),
+    "all_sum": ("all_sum", {"x": tokens(48, BF16)}, {}, {"out": tokens(48, BF16)}),
+    "send": ("send", {"x": tokens(48, BF16)}, {}, {"out": tokens(48, BF16)}),
+    "receive": ("receive", {"token_ids": IDS}, {"width": 48, "dtype": "bf16"}, {"out": tokens(48, BF16)}),
+    "gather_result": (
+        "gather_result",
+        {"rows": ROWS, "x": Tensor(("rows", 20), F32), "after": tokens(48)},
+        {"width": 61},
+        {"out": Tensor(("rows", 61), F32)},
+    ),
     "rope_attention": ("rope_attention", PACKED, FUSED, {"out": tokens(240, BF16), "token": TOKEN}),
 }
 
@@ -216,6 +225,9 @@ def test_every_kind_has_a_case() -> None:
 
 ALL = "projection, all of it"
 BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
+    ("gather_result", {"x": Tensor(("rows", 62), F32)}, {}, "x has 62 columns of 61"),
+    ("gather_result", {"x": Tensor(("rows", 20), BF16)}, {}, "x is bf16; expected f32"),
+    ("gather_result", {"x": Tensor(("tokens", 20), F32)}, {}, "x has tokens rows; expected rows"),
     ("embed", {"ids": Tensor(("tokens",), F32)}, {}, "ids are f32; expected i32"),
     ("embed", {}, {"dtype": "f8"}, "attribute dtype is 'f8'; expected one of f32"),
     ("embed", {"table": (61,)}, {}, r"table is \[61\]; expected \[rows, columns\]"),
@@ -332,7 +344,8 @@ def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
     attention = {"qk_norm", "rope_write_attention", "rope_cache_write", "rope_attention"}
     experts = {"route", "expert_projection", "expert_combine"}
-    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention
+    collectives = {"all_sum", "send", "receive", "gather_result"}
+    assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | collectives
 
 
 def test_kinds_with_the_same_attributes_differ() -> None:

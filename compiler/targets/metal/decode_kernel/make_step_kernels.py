@@ -33,6 +33,9 @@ def with_step_kernels(
     if inputs.spec.deterministic:
         because = "steps are deterministic, and one kernel could round otherwise than those of a prefill step"
         return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
+    if inputs.rank is not None:
+        because = "ranks exchange rows between the launches of a step"
+        return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
     kernels: list[StepKernelEntry] = []
     as_launches: list[StepsAsLaunches] = []
     texts: dict[str, str] = {}

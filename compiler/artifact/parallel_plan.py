@@ -1,0 +1,69 @@
+"""What an artifact for several ranks says of all of them: parallel.json."""
+
+from mlxr.compiler.artifact.phase_name import PhaseName
+from mlxr.compiler.artifact.rank_plan import CollectiveKind
+from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.spec.record import Record
+
+Range = tuple[int, int]
+"""[first, last)."""
+
+
+class Message(Record):
+    """A collective of a step, as one rank takes part in it.
+
+    Attributes:
+        op: its op in the graph.
+        kind: see `CollectiveKind`.
+        columns: columns of what the rank gives, or of what it gets if it gives nothing; 0: neither.
+        row_bytes: bytes of a row of these.
+        dim: how many rows: `tokens` of the batch, or `rows` of its result.
+    """
+
+    op: str
+    kind: CollectiveKind
+    columns: int
+    row_bytes: int
+    dim: str
+
+
+class RankShare(Record):
+    """What one rank has.
+
+    Attributes:
+        layers, heads, kv_heads, vocabulary: ranges of the model's layers, query heads, KV heads, and vocabulary.
+        columns: columns of MLPs, by their whole width.
+        experts: experts, by their whole number.
+        copies_attention: whether every rank of the stage computes all of attention.
+        memory: what each target's program needs.
+        messages: the collectives of a step of each phase, in order.
+    """
+
+    layers: Range
+    heads: Range
+    kv_heads: Range
+    vocabulary: Range
+    columns: dict[int, Range]
+    experts: dict[int, Range]
+    copies_attention: bool
+    memory: dict[str, MemoryPlan]
+    messages: dict[PhaseName, tuple[Message, ...]]
+
+
+class ParallelPlan(Record):
+    """How a model is split over ranks. Rank r is rank r % tensor of stage r // tensor.
+
+    Attributes:
+        tensor: ranks that share each layer.
+        pipeline: stages.
+        ranks: what each rank has.
+    """
+
+    tensor: int
+    pipeline: int
+    ranks: tuple[RankShare, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)

@@ -1,0 +1,87 @@
+"""Ops in which several ranks take part: every rank of a group issues them in the same order."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import matrix, require, require_positive
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+class AllSum(OpKind):
+    """The sum of what each rank of a stage has."""
+
+    name = "all_sum"
+    summary = "the sum of x over the ranks of the stage"
+    family = "collective"
+    inputs = ("x",)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width] -> out like x."""
+        matrix(t, "x")
+        return {"out": t["x"]}
+
+
+class Send(OpKind):
+    """Rows for the next stage."""
+
+    name = "send"
+    summary = "x, to the next stage"
+    family = "collective"
+    inputs = ("x",)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width] -> out like x."""
+        matrix(t, "x")
+        return {"out": t["x"]}
+
+
+@dataclass(frozen=True)
+class Receive(OpKind):
+    """Rows from the stage before.
+
+    Attributes:
+        width: their columns.
+        dtype: their type.
+    """
+
+    name = "receive"
+    summary = "rows of the stage before"
+    family = "collective"
+    inputs = ("token_ids",)
+
+    width: int
+    dtype: DType
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From token_ids [tokens], for their number -> out [tokens, width]."""
+        require_positive("width", self.width)
+        return {"out": Tensor((t["token_ids"].shape[0], self.width), self.dtype)}
+
+
+@dataclass(frozen=True)
+class GatherResult(OpKind):
+    """The result of a step, from the ranks of the last stage to rank 0; on other ranks it is not to be read.
+
+    Attributes:
+        width: columns of the result.
+    """
+
+    name = "gather_result"
+    summary = "columns of the ranks of the last stage, at rank 0; after: what a stage before that has sent"
+    family = "collective"
+    inputs = ("rows",)
+    optional = ("x", "after")
+
+    width: int
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From rows [rows], for their number, and x [rows, columns of this rank] -> out [rows, width] f32."""
+        rows = t["rows"].shape[0]
+        require_positive("width", self.width)
+        if "x" in t:
+            of, columns = matrix(t, "x")
+            require(of == rows, f"x has {of} rows; expected {rows}")
+            require(columns <= self.width, f"x has {columns} columns of {self.width}")
+            require(t["x"].dtype is DType.F32, f"x is {t['x'].dtype}; expected f32")
+        return {"out": Tensor((rows, self.width), DType.F32)}

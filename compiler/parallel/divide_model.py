@@ -1,0 +1,125 @@
+"""Divides a model among its ranks: a graph, an arena and a part of each tensor for every one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.artifact.plan import Plan
+from mlxr.compiler.artifact.rank_plan import CollectiveKind, RankPlan
+from mlxr.compiler.formats.arena import ArenaGeometry
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.parallel.shard import shard
+from mlxr.compiler.parallel.share import Share, shares
+from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
+from mlxr.compiler.spec.model import ModelSpec
+
+_KINDS: Mapping[type[OpKind], CollectiveKind] = {
+    AllSum: "all_sum",
+    Send: "send",
+    Receive: "receive",
+    GatherResult: "gather",
+}
+
+
+@dataclass(frozen=True)
+class DividedModel:
+    """What one rank gets.
+
+    Attributes:
+        share: which part of the model.
+        plan: what its plan says of that.
+        graph: its source graph.
+        arena: its arena.
+        slices: its part of each tensor that it has anything of, by canonical name.
+    """
+
+    share: Share
+    plan: RankPlan
+    graph: OpGraph
+    arena: ArenaGeometry
+    slices: Mapping[str, TensorSlice]
+
+
+def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list[DividedModel]:
+    """The parts of all ranks.
+
+    Args:
+        spec: the spec, which says how the model is split.
+        source: the source graph of the whole model.
+        arena: its arena; the ranks' arenas have as many blocks.
+
+    Raises:
+        PlanError: something cannot be divided among so many ranks.
+    """
+    all_shares, parts = shares(spec), []
+    tensor = all_shares[0].split.tensor
+    if spec.output == "hidden":
+        bounds = (0, *[spec.model.hidden_size] * tensor)
+    else:
+        bounds = (0, *(share.vocabulary[1] for share in all_shares[-tensor:]))
+    for share in all_shares:
+        own_arena = replace(
+            arena,
+            num_layers=share.layers[1] - share.layers[0],
+            num_kv_heads=share.kv_heads[1] - share.kv_heads[0],
+        )
+        split = share.split
+        plan = RankPlan(rank=share.rank, tensor=split.tensor, pipeline=split.pipeline, result_bounds=bounds)
+        slices = {
+            value.name: part
+            for value in source.values
+            if value.role == "weight" and (part := slice_of(spec, share, value.name)) is not None
+        }
+        parts.append(DividedModel(share, plan, shard(source, spec, share, own_arena), own_arena, slices))
+    return parts
+
+
+def parallel_plan(
+    spec: ModelSpec,
+    parts: Sequence[DividedModel],
+    plans: Sequence[Plan],
+    graphs: Sequence[Mapping[str, OpGraph]],
+) -> ParallelPlan:
+    """What the artifact says of all ranks.
+
+    Args:
+        spec: the spec.
+        parts: the part of each rank.
+        plans: the plan of each.
+        graphs: its graphs by name.
+    """
+    assert spec.parallel is not None, "the model is split"
+    ranks = tuple(
+        RankShare(
+            layers=share.layers,
+            heads=share.heads,
+            kv_heads=share.kv_heads,
+            vocabulary=share.vocabulary,
+            columns=share.columns,
+            experts=share.experts,
+            copies_attention=share.copies_attention,
+            memory={target: program.memory for target, program in plan.programs.items()},
+            messages={phase: _messages(own[phase]) for phase in PHASES},
+        )
+        for part, plan, own in zip(parts, plans, graphs, strict=True)
+        for share in (part.share,)
+    )
+    return ParallelPlan(tensor=spec.parallel.tensor, pipeline=spec.parallel.pipeline, ranks=ranks)
+
+
+def _messages(graph: OpGraph) -> tuple[Message, ...]:
+    messages = []
+    for op in graph.ops:
+        if (kind := _KINDS.get(type(op.attrs))) is None:
+            continue
+        name = op.inputs.get("x") if kind != "receive" else op.out
+        value = None if name is None else graph.value(name)
+        columns = 0 if value is None else value.shape[1]
+        assert isinstance(columns, int), "only rows have symbolic dims"
+        row_bytes = 0 if value is None else columns * value.dtype.size_bytes
+        dim = "rows" if kind == "gather" else "tokens"
+        messages.append(Message(op=op.name, kind=kind, columns=columns, row_bytes=row_bytes, dim=dim))
+    return tuple(messages)

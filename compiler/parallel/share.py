@@ -1,0 +1,248 @@
+"""Which part of a model each rank has.
+
+Heads go by whole KV heads, with the queries that share them; where KV heads are fewer than ranks, several ranks have a
+copy of one, and its queries are divided. MLPs go by columns, mixtures by experts, embedding and logits by rows of the
+vocabulary, and stages have whole layers. No block of a quantised weight is divided.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxr.compiler.errors import PlanError
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.parallel import Parallel
+
+Range = tuple[int, int]
+"""[first, last)."""
+_ROWS = 16
+"""Rows of the vocabulary that stay together: target cpu packs as many."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of one rank.
+
+    Attributes:
+        rank: its number.
+        split: how the model is split.
+        layers: its layers.
+        heads, kv_heads: its query heads and KV heads, the same in all layers.
+        copies_attention: whether every rank of a stage computes all of attention.
+        columns: its columns of MLPs, by their whole width.
+        experts: its experts, by their whole number.
+        vocabulary: its rows of embedding and output.
+    """
+
+    rank: int
+    split: Parallel
+    layers: Range
+    heads: Range
+    kv_heads: Range
+    copies_attention: bool
+    columns: dict[int, Range]
+    experts: dict[int, Range]
+    vocabulary: Range
+
+    @property
+    def stage(self) -> int:
+        """The stage of this rank."""
+        return self.rank // self.split.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Its number within the stage."""
+        return self.rank % self.split.tensor
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its stage has the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stage has the output."""
+        return self.stage == self.split.pipeline - 1
+
+
+def shares(spec: ModelSpec) -> tuple[Share, ...]:
+    """The share of every rank.
+
+    Raises:
+        PlanError: something cannot be divided among so many ranks; the message names it.
+    """
+    split = spec.parallel
+    assert split is not None, "the caller knows that the model is split"
+    fractions = _fractions(spec, split)
+    of_stages = fractions if split.tensor == 1 else (1 / split.pipeline,) * split.pipeline
+    of_ranks = fractions if split.tensor > 1 else (1.0,)
+    layers = _layers(spec, split, of_stages)
+    model, copies = spec.model, split.tensor > 1 and _norms_all_heads(spec)
+    heads = _heads(spec, of_ranks) if not copies else [_all_heads(spec)] * split.tensor
+    columns = {width: _columns(spec, width, names, of_ranks, heads) for width, names in _widths(spec).items()}
+    experts = {}
+    for count in sorted({la.mlp.experts.count for la in model.layers if la.mlp.experts is not None}):
+        experts[count] = _divided(count, 1, of_ranks, f"{count} experts")
+    unit = _ROWS if model.vocab_size >= 4 * _ROWS * split.tensor else 1
+    vocabulary = _divided(model.vocab_size, unit, of_ranks, f"a vocabulary of {model.vocab_size}")
+    return tuple(
+        Share(
+            rank=rank,
+            split=split,
+            layers=layers[rank // split.tensor],
+            heads=heads[t][0],
+            kv_heads=heads[t][1],
+            copies_attention=copies,
+            columns={width: ranges[t] for width, ranges in columns.items()},
+            experts={count: ranges[t] for count, ranges in experts.items()},
+            vocabulary=vocabulary[t],
+        )
+        for rank in range(split.size)
+        for t in (rank % split.tensor,)
+    )
+
+
+def divide(count: int, weights: Sequence[float]) -> list[int]:
+    """`count` things in parts as near to the weights as whole numbers can be, each at least 1; count >= parts.
+
+    The parts' ends are the rounded ends of the weights', so that equal weights give parts that differ by one at most.
+    """
+    ends: list[int] = []
+    total = sum(weights)
+    for index in range(1, len(weights) + 1):
+        end = round(count * sum(weights[:index]) / total)
+        low, high = (ends[-1] if ends else 0) + 1, count - (len(weights) - index)
+        ends.append(min(max(end, low), high))
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _fractions(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
+    """The fraction of each rank of a stage, or of each stage if tensor is 1."""
+    parts = split.tensor if split.tensor > 1 else split.pipeline
+    if split.shares is not None:
+        return split.shares
+    budget = spec.memory_budget
+    if not isinstance(budget, tuple):
+        return (1 / parts,) * parts
+    if split.tensor == 1:
+        return tuple(bytes_ / sum(budget) for bytes_ in budget)
+    least = [min(budget[t :: split.tensor]) for t in range(split.tensor)]
+    return tuple(bytes_ / sum(least) for bytes_ in least)
+
+
+def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> list[Range]:
+    """The layers of each stage. Without a list, embedding and output count as what they weigh."""
+    counts = list(split.layers or ())
+    if not counts:
+        shapes = spec.matrix_shapes()
+        elements = {name: rows * columns for name, (rows, columns) in shapes.items()}
+        in_layers = sum(count for name, count in elements.items() if name.startswith("layers."))
+        outside = elements["embedding"]
+        total = in_layers + outside + (elements.get("output", outside) if split.pipeline > 1 else 0)
+        weights = [fraction * total for fraction in fractions]
+        weights[0] -= outside
+        weights[-1] -= elements.get("output", outside)
+        counts = divide(spec.model.num_layers, [max(weight, in_layers * 1e-3) for weight in weights])
+    return _ranges(counts)
+
+
+def _norms_all_heads(spec: ModelSpec) -> bool:
+    """Whether queries are normalised over all heads together, so that ranks cannot do that apart."""
+    norms = [layer.attention.qk_norm for layer in spec.model.layers]
+    return any(norm is not None and norm.scope == "all" for norm in norms)
+
+
+def _all_heads(spec: ModelSpec) -> tuple[Range, Range]:
+    attention = spec.model.attention
+    return (0, attention.num_heads), (0, attention.num_kv_heads)
+
+
+def _heads(spec: ModelSpec, fractions: Sequence[float]) -> list[tuple[Range, Range]]:
+    """Query heads and KV heads of each rank of a stage."""
+    attention, ranks = spec.model.attention, len(fractions)
+    ratio, head_dim, kv_heads = attention.gqa_ratio, attention.head_dim, attention.num_kv_heads
+    block = _block(spec, [f"layers.{layer}.attention.o" for layer in range(spec.model.num_layers)])
+    if ranks == 1:
+        return [_all_heads(spec)]
+    if kv_heads >= ranks:
+        unit = block // math.gcd(block, ratio * head_dim)
+        what = f"{kv_heads} KV heads"
+        if kv_heads % unit or kv_heads // unit < ranks:
+            raise _too_few(what, ranks, f"layers.0.attention.o has blocks of {block} columns, those of {unit} KV heads")
+        kv_ranges = _ranges([unit * part for part in divide(kv_heads // unit, fractions)])
+        return [((first * ratio, last * ratio), (first, last)) for first, last in kv_ranges]
+    unit = block // math.gcd(block, head_dim)
+    result: list[tuple[Range, Range]] = []
+    for kv_head, copies in enumerate(divide(ranks, [1.0] * kv_heads)):
+        if ratio % unit or ratio // unit < copies:
+            raise _too_few(
+                f"the {ratio} query heads of a KV head", copies, f"{unit} of them share a block of attention.o"
+            )
+        mine = fractions[len(result) : len(result) + copies]
+        for first, last in _ranges([unit * part for part in divide(ratio // unit, mine)]):
+            result.append(((kv_head * ratio + first, kv_head * ratio + last), (kv_head, kv_head + 1)))
+    return result
+
+
+def _widths(spec: ModelSpec) -> dict[int, list[str]]:
+    """The names of the matrices that read an MLP's columns, by their number."""
+    widths: dict[int, list[str]] = {}
+    for index, layer in enumerate(spec.model.layers):
+        if layer.mlp.experts is None:
+            widths.setdefault(layer.mlp.intermediate_size, []).append(f"layers.{index}.mlp.down")
+        elif layer.mlp.experts.shared is not None:
+            width = layer.mlp.experts.shared.intermediate_size
+            widths.setdefault(width, []).append(f"layers.{index}.mlp.shared.down")
+    return widths
+
+
+def _columns(
+    spec: ModelSpec,
+    width: int,
+    names: Sequence[str],
+    fractions: Sequence[float],
+    heads: Sequence[tuple[Range, Range]],
+) -> list[Range]:
+    """Columns of each rank, such that each has its fraction of a layer, attention included."""
+    if len(fractions) == 1:
+        return [(0, width)]
+    unit = math.lcm(_block(spec, names), 16)
+    unit = unit if width % unit == 0 else math.lcm(_block(spec, names), 8)
+    count = width // unit
+    if width % unit or count < len(fractions):
+        raise _too_few(f"{names[0]} of {width} columns", len(fractions), f"it is divided by {unit} columns")
+    shapes = spec.matrix_shapes()
+    prefix = names[0].removesuffix("down")
+    mlp = sum(rows * columns for name, (rows, columns) in shapes.items() if name.startswith(prefix))
+    layer = prefix.split(".")[1]
+    of_head = 2 * spec.model.attention.head_dim * spec.model.hidden_size
+    own = [of_head * ((q[1] - q[0]) + (kv[1] - kv[0])) for q, kv in heads]
+    dense = f"layers.{layer}.mlp.experts.up" not in shapes
+    weights = [f * (sum(own) + mlp) - o if dense else f * mlp for f, o in zip(fractions, own, strict=True)]
+    return _ranges([unit * part for part in divide(count, [max(weight, mlp * 1e-3) for weight in weights])])
+
+
+def _divided(count: int, unit: int, fractions: Sequence[float], what: str) -> list[Range]:
+    """Ranges of whole units; the last one has what is left over."""
+    if count // unit < len(fractions):
+        raise _too_few(what, len(fractions), f"it is divided by {unit}")
+    parts = [unit * part for part in divide(count // unit, fractions)]
+    parts[-1] += count % unit
+    return _ranges(parts)
+
+
+def _block(spec: ModelSpec, names: Sequence[str]) -> int:
+    """Columns that no rank may divide in any of these matrices."""
+    return math.lcm(*(spec.weights.of_tensor(name).block_elements for name in names))
+
+
+def _ranges(counts: Sequence[int]) -> list[Range]:
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def _too_few(what: str, ranks: int, why: str) -> PlanError:
+    return PlanError(
+        f"{what} cannot be divided among {ranks} ranks: {why}; use fewer tensor ranks, stages instead (pipeline), or "
+        "another weight format"
+    )

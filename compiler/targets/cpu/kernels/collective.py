@@ -1,0 +1,81 @@
+"""Collectives: thread 0 calls the runtime, which exchanges rows with the other ranks, while the other threads wait."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES, CollectiveKind
+from mlxr.compiler.ir.graph import Op
+from mlxr.compiler.ir.op_kind import OpKind
+from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
+from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
+
+
+@dataclass(frozen=True)
+class CpuCollective(CpuKernel):
+    """One exchange of f32 rows with other ranks.
+
+    Attributes:
+        kind: what is exchanged.
+        columns: columns of x; of a `receive`, those of out; 0 if a rank takes part in a `gather` without any.
+        width: columns of out.
+        follows: whether it comes after something that the rank has sent.
+    """
+
+    template = "collective.jinja"
+    kind: CollectiveKind
+    columns: int
+    width: int
+    follows: bool = False
+
+    @property
+    def number(self) -> int:
+        """Its kind's number, for the runtime."""
+        return COLLECTIVES.index(self.kind)
+
+    @property
+    def dim(self) -> str:
+        """What the rows are, in the batch."""
+        return "rows" if self.kind == "gather" else "tokens"
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has an x."""
+        return self.kind != "receive" and self.columns > 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether the runtime writes to out."""
+        return self.kind != "send"
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """x, if there is one, and out. Nobody writes a send's out; a gather that follows it takes it as `after`."""
+        names = [name for name, bound in (("x", self.reads), ("after", self.follows)) if bound]
+        return (*(Param(name, "input") for name in names), Param("out", "output"))
+
+    @property
+    def formula(self) -> str:
+        """What it does, for the head of the function."""
+        return {
+            "all_sum": "out = the sum of x over the ranks of the stage",
+            "send": "x, to the next stage",
+            "receive": "out = rows of the stage before",
+            "gather": "out = the columns x of all ranks of the last stage, at rank 0",
+        }[self.kind]
+
+    @property
+    def buffers(self) -> tuple[tuple[str, str], ...]:
+        """Names and shapes, for the head of the function."""
+        x = (("x", f"[{self.dim}, {self.columns}] f32"),) if self.reads else ()
+        return (*x, ("out", f"[{self.dim}, {self.width}] f32")) if self.writes else x
+
+
+@lowers(AllSum, Send, Receive, GatherResult)
+def lower_collective(lowering: CpuLowering, op: Op, attrs: OpKind) -> None:
+    """Adds the call for an op."""
+    kinds: dict[type[OpKind], CollectiveKind] = {AllSum: "all_sum", Send: "send", Receive: "receive"}
+    kind = kinds.get(type(attrs), "gather")
+    width = lowering.graph.value(op.out).shape[1]
+    assert isinstance(width, int), "only rows have symbolic dims"
+    columns = lowering.width(op, "x") if "x" in op.inputs else width if kind == "receive" else 0
+    lowering.add_call(op, CpuCollective(kind, kind, columns, width, "after" in op.inputs))

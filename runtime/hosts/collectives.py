@@ -1,0 +1,57 @@
+"""What hosts need to run one rank's part of a model: exchanges of rows with the other ranks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+class BlockingCollectives(Protocol):
+    """What a rank exchanges with others. Each call waits until its own part is done."""
+
+    def all_sum(self, x: Floats, out: Floats) -> None:
+        """Writes to out, like x, the sum of all x over the ranks of the stage, with the same bits at each."""
+
+    def send(self, x: Floats) -> None:
+        """Sends rows to the next stage."""
+
+    def receive(self, out: Floats) -> None:
+        """Receives rows of the stage before."""
+
+    def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
+        """Writes to out at rank 0, [rows, bounds[-1]], the columns of the ranks of the last stage.
+
+        Args:
+            x: this rank's columns, [rows, columns]; None: it has none.
+            bounds: tensor rank t of the last stage has columns [bounds[t], bounds[t + 1]).
+            out: at other ranks, memory to work in.
+        """
+
+
+class LazyCollectives(Protocol):
+    """The same for steps that are lazy MLX graphs. Every rank makes the same calls in the same order."""
+
+    def all_sum_lazily(self, x: mx.array) -> mx.array:
+        """The sum of all x over the ranks of the stage, like x."""
+
+    def send_lazily(self, x: mx.array) -> mx.array:
+        """x; it is sent to the next stage when this is computed."""
+
+    def receive_lazily(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """Rows of the stage before."""
+
+    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
+        """At rank 0, the columns of the ranks of the last stage, `shape` in f32; elsewhere an array that hangs on it.
+
+        Args:
+            x: this rank's columns; None: it has none.
+            shape: rows, and columns of all ranks.
+        """
+
+
+class Collectives(BlockingCollectives, LazyCollectives, Protocol):
+    """What a host is given; it uses one of the two."""

@@ -1,0 +1,79 @@
+"""Collectives of the C program: it calls back in the middle of a step, from the thread that called the step."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlxr.compiler.artifact import COLLECTIVES
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+
+
+class Exchange:
+    """The callback of one program.
+
+    Attributes:
+        address: the C function to call.
+    """
+
+    def __init__(self, collectives: BlockingCollectives, bounds: Sequence[int]) -> None:
+        """Prepares.
+
+        Args:
+            collectives: this rank's.
+            bounds: see `BlockingCollectives.gather`.
+        """
+        self._collectives, self._bounds = collectives, bounds
+        self._failure: BaseException | None = None
+        self._functions: Sequence[Callable[[int | None, int, int, int], None]] = [
+            getattr(self, f"_{kind}") for kind in COLLECTIVES
+        ]
+        self._callback = _CALLBACK(self._call)  # kept alive: C has only its address
+        address = ctypes.cast(self._callback, ctypes.c_void_p).value
+        assert address is not None, "a function has an address"
+        self.address = address
+
+    def check(self) -> None:
+        """Raises what a collective of the last step raised.
+
+        Raises:
+            HostError: it failed.
+        """
+        if (failure := self._failure) is None:
+            return
+        self._failure = None
+        if isinstance(failure, HostError):
+            raise failure
+        raise HostError(f"the ranks cannot exchange their results: {failure}") from failure
+
+    def _call(self, kind: int, x: int | None, out: int | None, rows: int, columns: int) -> None:
+        if self._failure is not None:
+            return  # the step has failed, and its other collectives would wait for ranks that have left it
+        try:
+            self._functions[kind](x, out or 0, rows, columns)
+        except BaseException as error:  # C cannot pass it on
+            self._failure = error
+
+    def _all_sum(self, x: int | None, out: int, rows: int, columns: int) -> None:
+        assert x is not None, "a sum has an addend"
+        self._collectives.all_sum(_floats(x, rows, columns), _floats(out, rows, columns))
+
+    def _send(self, x: int | None, out: int, rows: int, columns: int) -> None:
+        assert x is not None, "something is sent"
+        self._collectives.send(_floats(x, rows, columns))
+
+    def _receive(self, x: int | None, out: int, rows: int, columns: int) -> None:
+        self._collectives.receive(_floats(out, rows, columns))
+
+    def _gather(self, x: int | None, out: int, rows: int, columns: int) -> None:
+        own = None if x is None else _floats(x, rows, columns)
+        self._collectives.gather(own, self._bounds, _floats(out, rows, self._bounds[-1]))
+
+
+def _floats(address: int, rows: int, columns: int) -> Floats:
+    """The program's memory as an array."""
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+    return np.ctypeslib.as_array(pointer, (rows, columns))

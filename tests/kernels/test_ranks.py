@@ -1,0 +1,145 @@
+"""Whole models on the ranks of a split: the C and the Metal programs of all ranks against the reference of the whole.
+
+Ranks are threads here, each with its own program, weights and arena; see `thread_ranks`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.parallel import Parallel
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.select import make_host
+from mlxr.runtime.weights.open_weights import open_weights
+from mlxr_tests.family_specs import ALL_SPECS, family_spec
+from mlxr_tests.few import few
+from mlxr_tests.specs import small_spec
+from mlxr_tests.thread_ranks import ThreadRanks, save_canonical
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "tensor 2": {"tensor": 2},
+    "2 stages": {"pipeline": 2},
+    "2 x 2": {"tensor": 2, "pipeline": 2},
+}
+EXACT = {"model__tensor_names": "canonical", "compute": "exact"}
+
+
+def steps(step: Callable[[Batch], Floats], pager: Pager, query_tile: int) -> Iterator[Floats]:
+    """Logits of prompts in one chunk and in several, of decode steps, a mixed step and a fork."""
+
+    def feed(*parts: tuple[int, list[int]]) -> Floats:
+        requests = [BatchRequest(seq, tokens, pager.length(seq), "all") for seq, tokens in parts]
+        return step(Batch.build(requests, pager, query_tile)).copy()
+
+    a, b = pager.add_sequence(), pager.add_sequence()
+    yield feed((a, [3, 1, 4, 1, 5, 9, 2, 6, 5]))
+    yield feed((a, [3]))
+    yield feed((b, [7, 8, 50, 60]))
+    c = pager.fork(a)
+    yield feed((c, [11]), (a, [9]), (b, [10]))
+    yield feed((a, [9, 7, 9, 3]), (b, [1]))
+
+
+def logits_of_whole(spec: ModelSpec, folder: Path) -> tuple[Path, list[Floats]]:
+    """A file of random weights, and what the reference gives."""
+    artifact = compile_spec(spec, targets=["cpu"]).artifact
+    path = save_canonical(folder, artifact)
+    plan = artifact.plan
+    host = make_host("reference", artifact, open_weights(path), Arena(plan.arena), threads=None, progress=None)
+    pager = Pager.from_geometry(plan.arena)
+
+    def step(batch: Batch) -> Floats:
+        if copies := pager.take_copies():
+            host.copy_blocks(copies)
+        return np.asarray(host.read(host.step(batch)))
+
+    return path, list(steps(step, pager, plan.query_tile))
+
+
+def split(spec: ModelSpec, host: str, **parallel: Any) -> Artifact:
+    changes = {"parallel": Parallel(**parallel)}
+    return compile_spec(spec.model_copy(update=changes), targets=["metal" if host == "sim" else "cpu"]).artifact
+
+
+def check(spec: ModelSpec, host: str, folder: Path, *splits: dict[str, Any]) -> list[ThreadRanks]:
+    path, expected = logits_of_whole(spec, folder)
+    every = []
+    for parallel in splits:
+        ranks = ThreadRanks(split(spec, host, **parallel), open_weights(path), host)
+        for got, wanted in zip(steps(ranks.step, ranks.pager, ranks.plan.query_tile), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=2e-5 * float(np.abs(wanted).max()), rtol=0)
+        every.append(ranks)
+    return every
+
+
+ON_CPU = itertools.product(ALL_SPECS, SPLITS)
+SHORT_ON_CPU = [("gpt-oss-like", "2 x 2"), ("scales", "tensor 2"), ("experts-scaled-residual", "tensor 2")]
+
+
+@pytest.mark.parametrize(("name", "parallel"), few(ON_CPU, SHORT_ON_CPU))
+def test_families_on_cpu(name: str, parallel: str, tmp_path: Path) -> None:
+    check(family_spec(name, **EXACT), "cpu", tmp_path, SPLITS[parallel])
+
+
+@pytest.mark.parametrize("name", few(ALL_SPECS, ["deepseek-like"]))
+def test_families_on_sim(name: str, tmp_path: Path) -> None:
+    check(family_spec(name, **EXACT), "sim", tmp_path, SPLITS["2 x 2"])
+
+
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] = {
+    "3 KV heads on 2 ranks": ({"num_heads": 9, "num_kv_heads": 3, "head_dim": 40}, {"tensor": 2}, [(6, 2), (3, 1)]),
+    "1 KV head on 2 ranks": ({"num_heads": 5, "num_kv_heads": 1, "head_dim": 40}, {"tensor": 2}, [(2, 1), (3, 1)]),
+    "2 KV heads on 3 ranks": ({"num_heads": 8, "num_kv_heads": 2, "head_dim": 32}, {"tensor": 3}, []),
+    "shares": (
+        {"num_heads": 10, "num_kv_heads": 5, "head_dim": 40},
+        {"tensor": 2, "shares": (0.6, 0.4)},
+        [(6, 3), (4, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", few(HEADS, ["3 KV heads on 2 ranks", "1 KV head on 2 ranks"]))
+def test_heads(case: str, tmp_path: Path) -> None:
+    attention, parallel, expected = HEADS[case]
+    spec = small_spec(model__attention=attention, **EXACT)
+    (ranks,) = check(spec, "cpu", tmp_path, parallel)
+    attends = [op.attrs for part in ranks.artifacts for op in part.graph("source").ops if op.kind == "attention"]
+    heads = [(attrs.attributes["num_heads"], attrs.attributes["num_kv_heads"]) for attrs in attends[::2]]
+    assert sum(queries for queries, _ in heads) == attention["num_heads"]
+    assert not expected or heads == expected
+
+
+def test_three_uneven_stages(tmp_path: Path) -> None:
+    """Each stage has its layers alone, in its arena too; every collective is a launch that its program counts."""
+    spec = small_spec(model__num_layers=6, **EXACT)
+    (ranks,) = check(spec, "cpu", tmp_path, {"pipeline": 3, "layers": (3, 1, 2)})
+    assert [arena.geometry.num_layers for arena in ranks.arenas] == [3, 1, 2]
+    weights = [{part.name for weight in part.plan.weights for part in weight.parts} for part in ranks.artifacts]
+    layers = [sorted({name.split(".")[1] for name in names if name.startswith("layers.")}) for names in weights]
+    assert layers == [["0", "1", "2"], ["3"], ["4", "5"]]
+    assert ["embedding" in names for names in weights] == [True, False, False]
+    assert ["output" in names for names in weights] == [False, False, True]
+    for host, collectives in zip(ranks.hosts, ranks.collectives, strict=True):
+        labels = {kernel.name: kernel.label for kernel in host.program.kernels}
+        launched = {labels[name]: count for name, count in host.launches.items()}
+        for kind in ("send", "receive", "gather"):
+            assert launched.get(kind, 0) == collectives.calls.count(kind)
+    assert [collectives.calls.count("send") for collectives in ranks.collectives] == [5, 5, 0]
+
+
+def test_sums_of_a_layer(tmp_path: Path) -> None:
+    """Two sums for each layer and one for the embedding; with parallel blocks one for each layer."""
+    for changes, sums in (({}, 5), ({"model__parallel_blocks": True}, 3)):
+        (ranks,) = check(small_spec(**EXACT, **changes), "cpu", tmp_path, {"tensor": 2})
+        assert ranks.collectives[0].calls == ranks.collectives[1].calls
+        assert ranks.collectives[1].calls.count("all_sum") == 5 * sums

@@ -1,0 +1,136 @@
+"""All ranks of a split model in one process: a thread for each, and collectives in memory.
+
+They run the programs and read the weights that processes would; only the transport is another.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.runtime.cache.arena import Arena
+from mlxr.runtime.cache.pager import Pager
+from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.hosts.select import make_host
+from mlxr.runtime.weights.weight_file import WeightFile
+
+_PATIENCE_S = 60.0
+
+
+class Meeting:
+    """Where the threads of all ranks meet."""
+
+    def __init__(self, tensor: int, pipeline: int) -> None:
+        self.tensor, self.pipeline = tensor, pipeline
+        self.stages = [threading.Barrier(tensor) for _ in range(pipeline)]
+        self.all = threading.Barrier(tensor * pipeline)
+        self.given: dict[int, Floats | None] = {}
+        self.rows: list[list[Floats]] = [[] for _ in range(pipeline + 1)]
+        self.sent = threading.Condition()
+
+
+class ThreadCollectives:
+    """The collectives of one rank; see `Collectives`."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank = meeting, rank
+        self.stage, self.tensor_rank = divmod(rank, meeting.tensor)
+        self.calls: list[str] = []
+
+    def all_sum(self, x: Floats, out: Floats) -> None:
+        self.calls.append("all_sum")
+        meeting, barrier = self.meeting, self.meeting.stages[self.stage]
+        meeting.given[self.rank] = x.copy()
+        barrier.wait(_PATIENCE_S)
+        first = self.stage * meeting.tensor
+        addends = [meeting.given[rank] for rank in range(first, first + meeting.tensor)]
+        out[:] = np.sum([addend for addend in addends if addend is not None], axis=0, dtype=np.float32)
+        barrier.wait(_PATIENCE_S)
+
+    def send(self, x: Floats) -> None:
+        self.calls.append("send")
+        if self.tensor_rank == self.meeting.tensor - 1:
+            with self.meeting.sent:
+                self.meeting.rows[self.stage + 1] += [x.copy() for _ in range(self.meeting.tensor)]
+                self.meeting.sent.notify_all()
+
+    def receive(self, out: Floats) -> None:
+        self.calls.append("receive")
+        with self.meeting.sent:
+            arrived = self.meeting.sent.wait_for(lambda: self.meeting.rows[self.stage], _PATIENCE_S)
+            assert arrived, "the stage before sends nothing"
+            out[:] = self.meeting.rows[self.stage].pop(0)
+
+    def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
+        self.calls.append("gather")
+        meeting = self.meeting
+        meeting.given[self.rank] = None if x is None else x.copy()
+        meeting.all.wait(_PATIENCE_S)
+        if self.rank == 0:
+            for t in range(meeting.tensor):
+                columns = meeting.given[(meeting.pipeline - 1) * meeting.tensor + t]
+                if columns is not None:
+                    out[:, bounds[t] : bounds[t + 1]] = columns
+        meeting.all.wait(_PATIENCE_S)
+
+
+class ThreadRanks:
+    """The ranks of an artifact that is split, with the weights of a file, driven through one pager."""
+
+    def __init__(self, artifact: Artifact, file: WeightFile, host: str = "cpu") -> None:
+        split = artifact.parallel
+        assert split is not None, "the artifact is split"
+        self.artifacts = [artifact.of_rank(rank) for rank in range(split.size)]
+        self.plan = self.artifacts[0].plan
+        meeting = Meeting(split.tensor, split.pipeline)
+        self.collectives = [ThreadCollectives(meeting, rank) for rank in range(split.size)]
+        self.arenas = [Arena(part.plan.arena) for part in self.artifacts]
+        self.hosts: list[Host] = [
+            make_host(host, part, file, arena, threads=1, progress=None)
+            for part, arena in zip(self.artifacts, self.arenas, strict=True)
+        ]
+        for runner, collectives in zip(self.hosts, self.collectives, strict=True):
+            runner.use(collectives)
+        self.pager = Pager.from_geometry(self.plan.arena)
+        self._threads = ThreadPoolExecutor(split.size)
+
+    def step(self, batch: Batch) -> Floats:
+        """Runs a batch on all ranks; the logits at rank 0."""
+        copies = self.pager.take_copies()
+
+        def run(host: Host) -> Any:
+            if copies:
+                host.copy_blocks(copies)
+            return np.array(host.read(host.step(batch)))
+
+        first, *_ = self._threads.map(run, self.hosts)
+        return first
+
+    def feed(self, *requests: tuple[int, Sequence[int]]) -> Floats:
+        """Appends tokens to sequences and returns the logits after each of them."""
+        parts = [BatchRequest(seq, list(tokens), self.pager.length(seq), "all") for seq, tokens in requests]
+        return self.step(Batch.build(parts, self.pager, self.plan.query_tile))
+
+
+def save_canonical(folder: Path, artifact: Artifact, seed: int = 0) -> Path:
+    """Random weights of a model that is not split, in a file with the names of family `canonical`."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, mx.array] = {}
+    for part in (part for weight in artifact.plan.weights for part in weight.parts):
+        assert not part.format.is_quantised, "files of this kind have floats"
+        if part.name in tensors:
+            continue
+        scale = 0.5 if len(part.shape) == 1 else 1.0 if part.name == "embedding" else part.shape[1] ** -0.5
+        around = 1.0 if len(part.shape) == 1 and part.name.endswith("norm") else 0.0
+        numbers = rng.standard_normal(part.shape, dtype=np.float32) * np.float32(scale) + np.float32(around)
+        tensors[part.safetensors[0].tensors[0]] = mx.array(numbers)
+    path = folder / "model.safetensors"
+    mx.save_safetensors(str(path), tensors)
+    return path
