@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.parallel.handshake import SECRET_BYTES
+from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 
 _MOST_BYTES = 272
 Share = Callable[[bytes], bytes]
@@ -27,13 +29,31 @@ class Meeting(NamedTuple):
     secret: bytes
 
 
-def share_bytes(world: "mx.distributed.Group") -> Share:
-    """The collective of a group: a sum to which only rank 0 gives anything, because every backend has sums."""
+def share_bytes(world: "mx.distributed.Group", seconds: float = 60.0) -> Share:
+    """The collective of a group: a sum to which only rank 0 gives anything, because every backend has sums.
+
+    No heartbeat watches it yet, and MLX may wait for ever for a rank that has ended or is stopped just then: a process
+    that waits too long ends, with the code after which it may be started again.
+
+    Args:
+        world: the group.
+        seconds: how long the collective may take.
+    """
+
+    def give_up() -> None:
+        write_line(f"rank {world.rank()}: error: a rank did not meet the others within {seconds:g} s; this rank ends")
+        os._exit(LOST_CODE)
 
     def share(data: bytes) -> bytes:
         own = np.frombuffer(data, np.uint8).astype(np.int32)
-        total: Any = mx.distributed.all_sum(mx.array(own if world.rank() == 0 else np.zeros_like(own)), group=world)
-        return np.array(total).astype(np.uint8).tobytes()
+        limit = threading.Timer(seconds, give_up)
+        limit.daemon = True
+        limit.start()
+        try:
+            total: Any = mx.distributed.all_sum(mx.array(own if world.rank() == 0 else np.zeros_like(own)), group=world)
+            return np.array(total).astype(np.uint8).tobytes()
+        finally:
+            limit.cancel()
 
     return share
 
