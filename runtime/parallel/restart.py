@@ -11,6 +11,8 @@ from types import FrameType
 from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 
+RESTARTED_VARIABLE = "MLXR_RANK_RESTARTED"
+"""Set where a process was started again."""
 _FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 1.0, 30.0
 _STEADY_SECONDS = 60.0
 """A process that ran for so long is started again without a longer wait than the first."""
@@ -53,6 +55,7 @@ def keep_running(command: Sequence[str]) -> int:
         wait = _FIRST_WAIT_SECONDS if steady or not wait else min(2 * wait, _MOST_WAIT_SECONDS)
         reason = f"code {code}" if code >= 0 else f"signal {-code}"
         write_line(f"process {process.pid} ended with {reason}; it is started again in {wait:g} s")
+        environment[RESTARTED_VARIABLE] = "1"
         told.wait(wait)
         if signals:
             return 128 + signals[-1]

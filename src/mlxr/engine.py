@@ -43,6 +43,7 @@ class Engine(RunningEngine):
         draft: "str | os.PathLike[str] | None" = None,
         prompt_lookup: bool = False,
         most_bytes: int | None = None,
+        control: str | None = None,
         progress: "Progress | None" = None,
     ) -> None:
         """Loads the model.
@@ -60,6 +61,7 @@ class Engine(RunningEngine):
             draft: as for `mlxr.load`.
             prompt_lookup: as for `mlxr.load`.
             most_bytes: as for `mlxr.load`.
+            control: as for `mlxr.load`.
             progress: as for `mlxr.load`.
 
         Raises:
@@ -81,6 +83,7 @@ class Engine(RunningEngine):
                 draft=draft,
                 prompt_lookup=prompt_lookup,
                 most_bytes=most_bytes,
+                control=control,
                 progress=progress,
             ),
             max_waiting=max_waiting,

@@ -6,6 +6,7 @@ path wins.
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ def load(
     prompt_lookup: bool = False,
     shrink_arena: bool = False,
     most_bytes: int | None = None,
+    control: str | None = None,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -68,14 +70,18 @@ def load(
         prompt_lookup: whether tokens are guessed without a model, where the text repeats itself.
         shrink_arena: whether the arena may be smaller than the spec says, if this machine lacks memory now.
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
+        control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
+            chosen.
         progress: called with what is being loaded and how far it is.
 
     Raises:
+        SystemExit: this process is one of a split model's ranks, but not the first one, and that has ended.
         TypeError: an argument of a wrong type.
         MlxrError: it cannot be found, compiled or loaded; see `Model`.
     """
     from mlxr.compare_spec import check_spec  # noqa: PLC0415 (reads GGUF: only when needed)
     from mlxr.imported_model import is_model_file  # noqa: PLC0415
+    from mlxr.load_rank import load_rank  # noqa: PLC0415
     from mlxr.runtime.engine.model import Model  # noqa: PLC0415
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
@@ -104,6 +110,7 @@ def load(
             prompt_lookup=prompt_lookup,
             shrink_arena=shrink_arena,
             most_bytes=most_bytes,
+            control=control,
             progress=progress,
         )
         note_use(registered)
@@ -135,7 +142,7 @@ def load(
             )
         if not of_files:  # else the spec comes from these very weights
             check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-        loaded = Model(
+        loaded = (Model if artifact.parallel is None else partial(load_rank, control=control))(
             artifact,
             chosen,
             host=host,

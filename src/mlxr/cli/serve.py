@@ -2,16 +2,23 @@
 
 import argparse
 import importlib.util
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
 from mlxr.cli.pull_progress import pull_absent
+from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, run_again
 from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
-from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES
+from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES, load
+
+if TYPE_CHECKING:
+    from mlxr.server.pool.served_model import ModelSource
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,6 +85,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients reach this server"
     )
+    add_rank_arguments(parser)
     add_server_arguments(parser)
     add_host_arguments(parser)
     add_context_argument(parser)
@@ -88,13 +96,19 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    check_rank_arguments(args)
+    if (code := run_again(args)) is not None:
+        return code
     for module in ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise RequestError(f"{module} is not installed, which the server needs: pip install 'mlxr[serve]'")
+    from mlxr.engine import with_sequences  # noqa: PLC0415 (loads MLX)
     from mlxr.named_model import named_model  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.runtime.parallel.launch import read_launch  # noqa: PLC0415
     from mlxr.server.log_output import LogOutput  # noqa: PLC0415 (needs the packages above)
     from mlxr.server.pool.engine_source import EngineSource  # noqa: PLC0415
     from mlxr.server.pool.model_pool import ModelPool  # noqa: PLC0415
+    from mlxr.server.pool.ready_source import ReadySource  # noqa: PLC0415
     from mlxr.server.pool.registry_catalog import RegistryCatalog  # noqa: PLC0415
     from mlxr.server.run_server import run_server  # noqa: PLC0415
     from mlxr.server.settings import ServerSettings  # noqa: PLC0415
@@ -130,8 +144,22 @@ def run(args: argparse.Namespace) -> int:
         draft=args.draft,
         prompt_lookup=args.prompt_lookup,
         template=args.template,
+        weights=args.weights,
+        control=args.control,
     )
-    sources = [replace(options, name=name, model=model) for name, model in named.items()]
+    if args.distributed is not None and (launch := read_launch(os.environ)) is not None and launch.rank:
+        load(
+            args.distributed,
+            args.weights,
+            host=args.host,
+            threads=args.threads,
+            changes=with_sequences(changes, args.max_sequences),
+            shrink_arena=True,
+        )  # it executes what rank 0 describes, until that ends
+    own = [replace(options, name=name, model=model) for name, model in named.items()]
+    sources: Sequence[ModelSource] = own
+    if args.distributed is not None:
+        sources = [ReadySource(source, source.load(lambda *_: None)) for source in own]
     catalog = None if named else RegistryCatalog(options)
     if catalog is not None and not catalog.versions():
         raise RequestError(
@@ -149,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
             memory_bytes=args.memory,
             keep_alive=args.keep_alive,
             load_seconds=settings.load_seconds,
-            pinned=args.pin,
+            pinned=named if args.distributed else args.pin,
             catalog=catalog,
         ),
         settings,
@@ -174,7 +202,8 @@ def _is_detach(word: str) -> bool:
 def _all_names(args: argparse.Namespace) -> dict[str, str]:
     """Each served model's name, and what MODEL it is."""
     named: dict[str, str] = {}
-    for name, model in [*((_name_of(model), model) for model in args.models), *args.named]:
+    models = args.models if args.distributed is None else [args.distributed]
+    for name, model in [*((_name_of(model), model) for model in models), *args.named]:
         if name in named:
             raise RequestError(f"two models are named {name!r}: give one another name, with --model NAME=MODEL")
         named[name] = model

@@ -32,6 +32,8 @@ class EngineSource:
         name: what requests call it.
         model: what MODEL means for commands.
         template: a Jinja2 file to use instead of the model's own chat template.
+        weights: as for `mlxr.Engine`.
+        control: as for `mlxr.Engine`.
         meters: measure the answers, by name. Copies (`replace`) share them: what a name had counted stays, whatever it
             means later.
     """
@@ -47,6 +49,8 @@ class EngineSource:
     draft: str | None = None
     prompt_lookup: bool = False
     template: Path | None = None
+    weights: str | None = None
+    control: str | None = None
     meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter), compare=False, repr=False)
 
     @property
@@ -87,6 +91,7 @@ class EngineSource:
         engine = ServedEngine(
             self.model,
             self.meter,
+            weights=self.weights,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             host=self.host,
@@ -96,6 +101,7 @@ class EngineSource:
             draft=self.draft,
             prompt_lookup=self.prompt_lookup,
             most_bytes=most_bytes,
+            control=self.control,
             progress=progress,
         )
         try:

@@ -1,0 +1,50 @@
+"""Options of `mlxr serve` about one model that runs on several machines."""
+
+import argparse
+import os
+import sys
+
+from mlxr.compiler.errors import RequestError
+from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
+from mlxr.runtime.parallel.restart import keep_running
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds them, in a group of their own."""
+    ranks = parser.add_argument_group("one model over several machines (started by mlx.launch on each of them)")
+    ranks.add_argument("--distributed", metavar="DIR", help="the artifact of a model that is split over ranks")
+    ranks.add_argument("--weights", metavar="W", help="its weights: a .gguf or .safetensors file, or a folder of them")
+    ranks.add_argument(
+        "--control",
+        metavar="HOST:PORT",
+        help="where rank 0 listens for the others (default: its address in mlx.launch's hostfile, any free port)",
+    )
+    ranks.add_argument(
+        "--restart",
+        action="store_true",
+        help="when a rank was lost, start again on each machine, and wait for all others (default: end with code 75)",
+    )
+
+
+def check_rank_arguments(args: argparse.Namespace) -> None:
+    """Refuses options that do not go together.
+
+    Raises:
+        RequestError: they do not.
+    """
+    if args.distributed is None:
+        for option in ("weights", "control", "restart"):
+            if getattr(args, option):
+                raise RequestError(f"--{option} is for a model over several machines: give --distributed DIR too")
+        return
+    if args.models or args.named:
+        raise RequestError("--distributed serves its model alone: leave other models out, or serve them by themselves")
+    if args.detach:
+        raise RequestError("mlx.launch starts the ranks of --distributed, and waits for them: leave --detach out")
+
+
+def run_again(args: argparse.Namespace) -> int | None:
+    """With --restart: runs the same command in a process that is started again; its exit code. None: this is it."""
+    if not args.restart or PARENT_VARIABLE in os.environ:
+        return None
+    return keep_running([sys.executable, "-m", "mlxr.cli", *args.argv])

@@ -1,0 +1,91 @@
+"""Loads a model that is split over ranks: rank 0 gets a `Model`, the others execute their parts of its steps."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.errors import HostError, MlxrError
+from mlxr.compiler.version import VERSION
+from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
+from mlxr.runtime.engine.model import Model
+from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.parallel.follower import Follower
+from mlxr.runtime.parallel.join import World, join
+from mlxr.runtime.parallel.leader import Leader
+from mlxr.runtime.parallel.links import Links
+from mlxr.runtime.parallel.loss import LOST_CODE, write_line
+from mlxr.runtime.parallel.meeting import share_bytes
+from mlxr.runtime.parallel.place import Place
+from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
+
+
+def load_rank(
+    artifact: Artifact,
+    weights: str | Path,
+    *,
+    control: str | None = None,
+    host: str = "auto",
+    threads: int | None = None,
+    shrink_arena: bool = False,
+    most_bytes: int | None = None,
+    **options: Any,
+) -> Model:
+    """Joins the other ranks, and loads this rank's part. Ranks but 0 end in here when rank 0 ends.
+
+    Args:
+        artifact: of all ranks.
+        weights: as for `Model`; each rank reads its own part.
+        control: HOST:PORT at which rank 0 listens for the others; None: chosen.
+        host: as for `Model`.
+        threads: as for `Model`.
+        shrink_arena: as for `Model`.
+        most_bytes: as for `Model`.
+        options: further ones of `Model`.
+
+    Raises:
+        HostError: this process was not started by `mlx.launch`, or a rank is missing, or differs.
+        MlxrError: a rank cannot load.
+        SystemExit: this is not rank 0, and rank 0 has ended.
+    """
+    split = artifact.parallel
+    assert split is not None, "the artifact is split"
+    world, side = _meet(artifact, split.size, control)
+    rank = world.group.rank()
+    loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
+
+    def connect(runner: Host) -> None:
+        runner.use(Links(Place(rank, split.tensor, split.pipeline), world))
+
+    if isinstance(side, Leader):
+        with side.refusing():
+            return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect), **loading, **options)
+    with _named(rank):
+        FollowingRank(side, connect).follow(artifact.of_rank(rank), weights, **loading)
+    raise SystemExit(0)
+
+
+def _meet(artifact: Artifact, size: int, control: str | None) -> tuple[World, Leader | Follower]:
+    """Joins, and connects to rank 0 or to all others. After a loss, what is missing may yet come: try again."""
+    try:
+        world = join(size)
+        share, rank = share_bytes(world.group), world.group.rank()
+        same = {"version": VERSION, "artifact": artifact.digest}
+        with _named(rank):
+            return world, Follower(share, rank, same) if rank else Leader(share, size, same, control=control)
+    except HostError as error:
+        if os.environ.get(RESTARTED_VARIABLE):
+            write_line(f"error: {error}")
+            os._exit(LOST_CODE)
+        raise
+
+
+@contextmanager
+def _named(rank: int) -> Iterator[None]:
+    """Errors of ranks but 0 begin with the rank: the terminal is that of all."""
+    try:
+        yield
+    except MlxrError as error:
+        raise type(error)(f"rank {rank}: {error}" if rank else str(error)) from error

@@ -1,0 +1,55 @@
+"""A served model that was loaded before the server began: one over several ranks, which all load at the same time."""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.errors import EngineError
+from mlxr.model_facts import ModelFacts
+from mlxr.planned_memory import PlannedMemory
+from mlxr.server.metrics.meter import Meter
+from mlxr.server.pool.engine_source import EngineSource
+from mlxr.server.pool.served_model import LoadedModel, Progress
+
+
+@dataclass(frozen=True)
+class ReadySource:
+    """The source of a model that can be loaded once; pin it, so that nobody unloads it.
+
+    Attributes:
+        source: what it was loaded from.
+        loaded: the model.
+    """
+
+    source: EngineSource
+    loaded: LoadedModel
+
+    @property
+    def name(self) -> str:
+        """See `ModelSource`."""
+        return self.source.name
+
+    @property
+    def meter(self) -> Meter:
+        """See `ModelSource`."""
+        return self.source.meter
+
+    def for_embeddings(self) -> "ReadySource":
+        """The same: it says to requests for embeddings that it was loaded to generate, or the other way round."""
+        return self
+
+    def facts(self) -> ModelFacts:
+        """See `ModelSource`."""
+        return self.source.facts()
+
+    def planned_memory(self) -> PlannedMemory:
+        """Nothing: it has its memory already."""
+        return PlannedMemory(0, 0)
+
+    def load(self, progress: Progress, most_bytes: int | None = None) -> LoadedModel:
+        """The model.
+
+        Raises:
+            EngineError: it has ended, and cannot be loaded again.
+        """
+        if (reason := self.loaded.engine.health()) is not None:
+            raise EngineError(f"{reason}: the server ends")
+        return self.loaded
