@@ -75,7 +75,7 @@ class CollectiveCall(Record):
 
 
 LibraryCall = Annotated[MatmulCall | AttentionCall | CollectiveCall, Field(discriminator="function")]
-"""A call of something that is no generated kernel."""
+"""A call of something other than a generated kernel."""
 
 
 class WeightCast(Record):

@@ -35,7 +35,7 @@ class Parallel(Record):
     def _check(self) -> "Parallel":
         wrong = Contradictions()
         if self.size == 1:
-            wrong.add("", "one rank is no split", "give tensor or pipeline a number above 1, or leave parallel out")
+            wrong.add("", "one rank splits nothing", "give tensor or pipeline a number above 1, or leave parallel out")
         if self.size > MAX_RANKS:
             wrong.add("", f"tensor {self.tensor} x pipeline {self.pipeline} is more than {MAX_RANKS} ranks")
         if self.layers is not None and len(self.layers) != self.pipeline:

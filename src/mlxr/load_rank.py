@@ -13,6 +13,7 @@ from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.parallel.follower import Follower
+from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
@@ -57,7 +58,9 @@ def load_rank(
     loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
 
     def connect(runner: Host) -> None:
-        runner.use(Links(Place(rank, split.tensor, split.pipeline), world))
+        links = Links(Place(rank, split.tensor, split.pipeline), world)
+        assert runner.plan.rank is not None, "its artifact is a rank's"
+        runner.use(HostLinks(links, runner.plan.rank.result_bounds))
 
     if isinstance(side, Leader):
         with side.refusing():

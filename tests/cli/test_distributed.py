@@ -1,0 +1,97 @@
+"""`mlxr run` and `mlxr serve --distributed` of a model over two ranks, each a process with half of the weights."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlxr.cli import main
+from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.spec.parallel import Parallel
+from mlxr.model_source import resolve_spec
+from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
+from mlxr_tests.serve_process import wait_for
+from mlxr_tests.storyteller import TINY
+
+HOST = ["--host", "cpu", "--threads", "1"]
+PROMPT = ["--prompt", "Once upon a time", "--max-tokens", "20", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model's artifact over two ranks."""
+    spec, _ = resolve_spec(str(TINY))
+    folder = tmp_path_factory.mktemp("artifact") / "tiny"
+    compile_spec(spec.model_copy(update={"parallel": Parallel(tensor=2)})).artifact.write(folder)
+    return str(folder)
+
+
+def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
+    whole = capfd.readouterr().out
+    first, second = run_ranks(2, ["-m", "mlxr.cli", "run", split, "--weights", str(TINY), *HOST, *PROMPT])
+    assert (first.code, first.stdout) == (0, whole), first
+    assert (second.code, second.stdout, second.stderr) == (0, "", "")
+    assert main(["run", split, "--weights", str(TINY), *HOST, *PROMPT]) == 1
+    assert "mlx.launch -n 2 -- mlxr" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--restart", "--restart is for a model over several machines"),
+        ("tiny --distributed d", "--distributed serves its model alone"),
+        ("--distributed d --detach", "leave --detach out"),
+    ],
+)
+def test_options_that_do_not_go_together(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *options.split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+def child_of(rank: Rank) -> int:
+    """The process that --restart starts again; 0: there is none."""
+    pid = rank.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a child by /proc")
+def test_a_server_that_loses_a_rank_starts_again(split: str) -> None:
+    (port,) = free_ports(1)
+    serve = [
+        "-m",
+        "mlxr.cli",
+        "serve",
+        "--distributed",
+        split,
+        "--weights",
+        str(TINY),
+        "--port",
+        str(port),
+        "--restart",
+    ]
+    request = {"model": "tiny", "prompt": "Once", "max_tokens": 20, "stream": True, "temperature": 0}
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+    with start_ranks(2, [*serve, *HOST]) as ranks:
+        wait_for(lambda: ranks[0].output().stderr.count("serving tiny") == 1)
+        before = http.post("/v1/completions", json=request).text
+        assert before.count("data: ") > 3 and "error" not in before
+        first = child_of(ranks[1])
+        os.kill(first, signal.SIGSTOP)
+        begin = time.monotonic()
+        lost = http.post("/v1/completions", json=request).text
+        assert time.monotonic() - begin < 5 + 5
+        assert f"rank 1 (process {first} on " in lost and "has not answered for 4 s" in lost, lost
+        os.kill(first, signal.SIGCONT)  # it finds that rank 0 has gone
+        wait_for(lambda: ranks[0].output().stderr.count("serving tiny") == 2)
+        after = http.post("/v1/completions", json=request).text
+        assert after.count("data: ") == before.count("data: ") and "error" not in after
+        for rank in ranks:
+            rank.process.send_signal(signal.SIGTERM)
+        codes = [rank.process.wait(30) for rank in ranks]
+        assert codes == [0, 0], [rank.output() for rank in ranks]
