@@ -153,7 +153,8 @@ def endless(hashes: HashEngine) -> None:
                     if number == 0 and place == 10:
                         print("running", flush=True)
         except Exception as error:
-            print(f"{number} {type(error).__name__}: {error}", flush=True)
+            sys.stdout.write(f"{number} {type(error).__name__}: {error}\n")  # `print` writes the end apart
+            sys.stdout.flush()
 
     threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
     for thread in threads:
