@@ -12,6 +12,7 @@ from mlxr.compiler.version import VERSION
 from mlxr.runtime.engine.group_rank import FollowingRank, LeadingRank
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.host import Host
+from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
@@ -55,6 +56,7 @@ def load_rank(
     assert split is not None, "the artifact is split"
     world, side = _meet(artifact, split.size, control)
     rank = world.group.rank()
+    place_threads(world.local_rank, world.local_size, threads)
     loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
 
     def connect(runner: Host) -> None:
