@@ -60,6 +60,8 @@ class LineMoves:
     def gather(self, x: mx.array | None, bounds: tuple[int, ...], rows: int, dtype: mx.Dtype) -> mx.array | None:
         """All columns, on rank 0; None on others. The last stage's columns are put together along its line."""
         place, size = self._place, self._place.size
+        if place.pipeline == 1:
+            return self._gather_to_first(x, bounds, rows, dtype)
         if x is not None:
             begin = bounds[place.tensor_rank]
             if begin > bounds[0]:
@@ -68,6 +70,20 @@ class LineMoves:
             if x.shape[1]:
                 self._send(x, (place.rank + 1) % size)
         return self._receive((rows, bounds[-1] - bounds[0]), dtype, size - 1) if place.rank == 0 else None
+
+    def _gather_to_first(
+        self, x: mx.array | None, bounds: tuple[int, ...], rows: int, dtype: mx.Dtype
+    ) -> mx.array | None:
+        assert x is not None, "in the only stage, all ranks have logits"
+        place, end = self._place, bounds[self._place.tensor_rank + 1]
+        if end < bounds[-1]:
+            after = self._receive((rows, bounds[-1] - end), dtype, place.rank + 1)
+            x = mx.concatenate([x, after], axis=1, stream=self._stream)
+        if place.rank == 0:
+            return x
+        if x.shape[1]:
+            self._send(x, place.rank - 1)
+        return None
 
     def _send(self, x: mx.array, rank: int) -> None:
         mx.eval(mx.distributed.send(x, rank, group=self._world, stream=self._stream))
