@@ -1,15 +1,19 @@
 """A rank that tries every collective and compares with NumPy: `python -m mlxr_tests.links_rank TENSOR PIPELINE`.
 
-It prints a hash of all sums, which must be the same on all ranks of a stage.
+It prints a hash of all sums, which must be the same on all ranks of a stage. Of two ranks, rank 0 then notices that the
+other one has ended.
 """
 
 import hashlib
 import os
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.join import join
 from mlxr.runtime.parallel.links import Links, Rows
 from mlxr.runtime.parallel.place import Place
@@ -23,6 +27,7 @@ def main() -> None:
     place = Place(int(os.environ["MLX_RANK"]), tensor, pipeline)
     world = join(place.size)
     assert (world.local_rank, world.local_size) == (place.rank, place.size)
+    _check_cores(place_threads(world.local_rank, world.local_size))
     links = Links(place, world)
     sums = hashlib.sha256()
     for shape in SHAPES:
@@ -30,6 +35,26 @@ def main() -> None:
         _check_move(links, shape)
         _check_gather(links, shape[0])
     print(place.stage, sums.hexdigest())
+    if place.size == 2 and place.rank == 0:  # the other one has ended, or will
+        try:
+            for _ in range(100):
+                links.gather(*((None, (0, 3), np.empty((1, 3), np.float32)) if pipeline == 2 else _own_column()))
+        except HostError as error:
+            assert "rank 0 lost a neighbour" in str(error)
+        else:
+            raise AssertionError("nobody is there")
+
+
+def _own_column() -> tuple[Rows, tuple[int, ...], Rows]:
+    return np.ones((1, 1), np.float32), (0, 1, 2), np.empty((1, 2), np.float32)
+
+
+def _check_cores(count: int | None) -> None:
+    """All threads run on the same CPUs, so many."""
+    if count is not None:
+        threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+        [cpus] = {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+        assert len(cpus) == count
 
 
 def _of_rank(rank: int, shape: tuple[int, int]) -> Rows:
