@@ -28,6 +28,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         choices=TARGETS,
         help="the target whose launches or kernel to show (default: metal where the artifact has it)",
     )
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="show one rank of a model that is split over several (default: all)"
+    )
     roofline = parser.add_argument_group("roofline", "how long each launch takes, predicted and measured")
     roofline.add_argument(
         "--chip",

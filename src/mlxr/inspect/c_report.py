@@ -9,7 +9,7 @@ from mlxr.compiler.artifact import Artifact, CLibrary, CTensor, KernelEntry, Lau
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.inspect.layers import alike, ranges, without_layer
+from mlxr.inspect.layers import alike, model_layer, ranges, without_layer
 from mlxr.inspect.report import bits_text
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
@@ -32,8 +32,8 @@ class CallRow:
 
     @property
     def layer(self) -> int | None:
-        """The layer it belongs to; None for one outside of the layers."""
-        return self.launch.layer
+        """The layer of the model that it belongs to; None for one outside of the layers."""
+        return model_layer(self.launch.op, self.launch.layer)
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -102,7 +102,7 @@ def _folded(rows: list[CallRow]) -> Iterator[Row]:
     for row in rows:
         layer = row.layer
         if layer is None:
-            if by_layer and row.index > max(r.index for r in by_layer[max(by_layer)]):
+            if by_layer and row.index == 1 + max(r.index for r in by_layer[max(by_layer)]):
                 yield Heading("after the layers: each row is 1 call")
             yield _cells(row, "1", row.launch.op)
         elif layer in groups:

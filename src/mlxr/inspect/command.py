@@ -20,6 +20,7 @@ from mlxr.inspect.report import report
 from mlxr.inspect.report_json import kernel_json, report_json
 from mlxr.inspect.roofline import roofline as limits
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
+from mlxr.inspect.split.ranks_report import rank_json, rank_lines, ranks_json, ranks_report, split_of
 from mlxr.inspect.text_table import Ink
 from mlxr.model_source import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO
@@ -37,6 +38,50 @@ def show(args: argparse.Namespace) -> int:
     chip = find_chip(args.chip) if args.chip else here()
     changes = replace(type_changes(args), accepted_keys=tuple(args.accept_key))
     artifact, _ = resolve_artifact(args.model, changes, chip)
+    if artifact.parallel is not None:
+        return show_split(artifact, args)
+    if args.rank is not None:
+        raise RequestError(f"{artifact.spec.name} is not split over ranks: leave out --rank")
+    return show_artifact(artifact, args)
+
+
+def show_split(artifact: Artifact, args: argparse.Namespace) -> int:
+    """Shows all ranks of a model that is split, or one of them; see `show`."""
+    size = split_of(artifact).size
+    width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
+    if args.measure:
+        raise RequestError("--measure times the launches of a model on one machine, and this one is split over ranks")
+    if args.rank is not None:
+        if not 0 <= args.rank < size:
+            raise RequestError(f"--rank is {args.rank}; the model has ranks 0 to {size - 1}")
+        own = artifact.of_rank(args.rank)
+        if args.json:
+            return show_artifact(own, args, rank_json(artifact, args.rank))
+        if args.kernel is None and args.graph is None:
+            print("\n".join(rank_lines(artifact, args.rank, width)))
+        return show_artifact(own, args)
+    for option in ("kernel", "graph", "all_launches", "chip", "context", "batch"):
+        if getattr(args, option) not in (None, False):
+            name = option.replace("_", "-")
+            raise RequestError(f"each rank has its own launches and graphs: add --rank N (0 to {size - 1}) to --{name}")
+    target = args.target or artifact.of_rank(0).plan.targets[0]
+    if target not in artifact.of_rank(0).plan.targets:
+        raise ArtifactError(f"the artifact has no target {target}")
+    if args.json:
+        print(json.dumps(ranks_json(artifact), indent=1))
+    else:
+        sys.stdout.write(ranks_report(artifact, target, width, Ink(_colour())))
+    return 0
+
+
+def show_artifact(artifact: Artifact, args: argparse.Namespace, about_rank: dict[str, object] | None = None) -> int:
+    """Shows an artifact for one machine, or that of one rank; see `show`.
+
+    Args:
+        artifact: what to show.
+        args: the command's.
+        about_rank: of a rank, what else its JSON says.
+    """
     target = args.target or artifact.plan.targets[0]
     if target not in artifact.plan.targets:
         raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
@@ -56,7 +101,8 @@ def show(args: argparse.Namespace) -> int:
         else:
             print(f"wrote {args.graph}", file=sys.stderr)
     elif args.json:
-        print(json.dumps(c_json(artifact, target) if in_c else report_json(artifact, target), indent=1))
+        contents = c_json(artifact, target) if in_c else report_json(artifact, target)
+        print(json.dumps(contents | ({"rank": about_rank} if about_rank else {}), indent=1))
     else:
         width = shutil.get_terminal_size(_DEFAULT_SIZE).columns
         show = c_report if in_c else report

@@ -7,9 +7,11 @@ from functools import cached_property
 from mlxr.compiler.artifact import (
     Artifact,
     BatchDim,
+    CollectiveCall,
     KernelCall,
     KernelEntry,
     Launch,
+    Op,
     OpGraph,
     Phase,
     Plan,
@@ -19,7 +21,7 @@ from mlxr.compiler.artifact import (
 from mlxr.compiler.ir.ops.experts import ExpertProduct
 from mlxr.compiler.ir.ops.rows import Embed
 from mlxr.compiler.ir.routed_experts import routed_experts
-from mlxr.inspect.layers import alike, is_in_layer, without_layer
+from mlxr.inspect.layers import alike, is_in_layer, model_layer, without_layer
 from mlxr.runtime.hosts.registry import hosts_that_call_mlx
 
 _ARENA_ONLY = "copy_blocks"
@@ -27,7 +29,7 @@ _ARENA_ONLY = "copy_blocks"
 
 @dataclass(frozen=True)
 class LibraryRow:
-    """The call of a function of MLX, with what the table says about it; `reads` and `writes` are in short."""
+    """The call of a function of MLX, or an exchange with other ranks; `reads` and `writes` are in short."""
 
     launch: Launch
     reads: str
@@ -35,14 +37,16 @@ class LibraryRow:
 
     @property
     def name(self) -> str:
-        """Of the function: `MLX matmul`."""
-        assert not isinstance(self.launch.body, KernelCall), "rows of kernels are others"
-        return f"MLX {self.launch.body.function}"
+        """Of the function: `MLX matmul`, or `all_sum over ranks`."""
+        body = self.launch.body
+        assert not isinstance(body, KernelCall), "rows of kernels are others"
+        return f"{body.function} over ranks" if isinstance(body, CollectiveCall) else f"MLX {body.function}"
 
     @property
     def flow(self) -> str:
         """What it reads and writes, and on which hosts it runs."""
-        return f"{self.reads} -> {self.writes} (only on {hosts_that_call_mlx()})"
+        note = "" if isinstance(self.launch.body, CollectiveCall) else f" (only on {hosts_that_call_mlx()})"
+        return f"{self.reads} -> {self.writes}{note}"
 
     @property
     def when(self) -> str:
@@ -60,7 +64,8 @@ class LaunchRow:
         op_kind: kind of the graph's op it computes.
         weight_bytes: bytes of weights that it reads once, or for each token when `per_token`.
         reads, writes: its buffers in short.
-        library: the calls of MLX's functions that replace it and the kernels before it, on hosts that have them.
+        library: the calls of MLX's functions that replace it and the kernels before it, on hosts that have them, and
+            the exchanges with other ranks that follow it.
     """
 
     phase: str
@@ -76,8 +81,8 @@ class LaunchRow:
 
     @property
     def layer(self) -> int | None:
-        """The layer it belongs to; None for one outside of the layers."""
-        return self.launch.layer
+        """The layer of the model that it belongs to; None for one outside of the layers."""
+        return model_layer(self.launch.op, self.launch.layer)
 
     @property
     def grid(self) -> str:
@@ -117,10 +122,18 @@ class Block:
 
 @dataclass(frozen=True)
 class PhaseRows:
-    """The rows of one phase, in launch order."""
+    """The rows of one phase, in launch order.
+
+    Attributes:
+        name: of the phase.
+        rows: its launches of kernels.
+        first, last: exchanges with other stages before the first layer and after the last one.
+    """
 
     name: str
     rows: tuple[LaunchRow, ...]
+    first: tuple[LibraryRow, ...] = ()
+    last: tuple[LibraryRow, ...] = ()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -129,7 +142,10 @@ class PhaseRows:
         for row in self.rows:
             if row.layer is not None:
                 by_layer.setdefault(row.layer, []).append(row)
-        written = {name for row in self.rows for name in row.launch.outputs}
+        launches = [call.launch for call in self.first]
+        for row in self.rows:
+            launches += [row.launch, *(call.launch for call in row.library)]
+        written = {name for launch in launches for name in launch.outputs}
         signatures = {layer: tuple(_signature(row, written) for row in rows) for layer, rows in by_layer.items()}
         groups = {group[0]: group for group in alike(signatures)}
         blocks: list[Block] = []
@@ -175,13 +191,18 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
     kernels = {kernel.name: kernel for kernel in program.kernels}
     casts = {cast.name: cast.weight for cast in program.casts}
     rows: list[LaunchRow] = []
+    first: list[LibraryRow] = []
+    last: list[LibraryRow] = []
     for launch in phase.launches:
         op = graph.op(launch.op)
         inputs = tuple(casts.get(name, name) for name in launch.inputs)
-        reads, writes = (_short_list(names, op.layer, graph) for names in (inputs, launch.outputs))
+        reads, writes = (_short_list(names, op, graph) for names in (inputs, launch.outputs))
         if not isinstance(launch.body, KernelCall):
             call = LibraryRow(launch, reads, writes)
-            rows[-1] = replace(rows[-1], library=(*rows[-1].library, call))
+            if rows and rows[-1].launch.layer == launch.layer:
+                rows[-1] = replace(rows[-1], library=(*rows[-1].library, call))
+            else:
+                (last if rows else first).append(call)
             continue
         weights = [name for name in launch.inputs if name in sizes]
         gathers = isinstance(op.attrs, Embed | ExpertProduct)
@@ -202,7 +223,7 @@ def _rows(plan: Plan, program: Program, phase: Phase, graph: OpGraph) -> PhaseRo
                 writes=writes,
             )
         )
-    return PhaseRows(phase.name, tuple(rows))
+    return PhaseRows(phase.name, tuple(rows), tuple(first), tuple(last))
 
 
 def _signature(row: LaunchRow, written: set[str]) -> tuple[object, ...]:
@@ -210,7 +231,7 @@ def _signature(row: LaunchRow, written: set[str]) -> tuple[object, ...]:
     launch = row.launch
 
     def relative(name: str) -> str:
-        if row.layer is not None and name == layer_buffer(row.layer):
+        if launch.layer is not None and name == layer_buffer(launch.layer):
             return "layer"
         if is_in_layer(name, row.layer):
             return without_layer(name, row.layer)
@@ -226,11 +247,12 @@ def _when(launch: Launch) -> str:
     return "always" if launch.when is None else str(launch.when)
 
 
-def _short_list(names: tuple[str, ...], layer: int | None, graph: OpGraph) -> str:
+def _short_list(names: tuple[str, ...], op: Op, graph: OpGraph) -> str:
     """Buffers of a launch in short: metadata as `batch`, both arenas as `arena`, values without their layer."""
     shorts: list[str] = []
+    layer = model_layer(op.name, op.layer)
     has_values = any(name in graph and graph.value(name).role == "activation" for name in names)
-    of_batch = ("dims",) if layer is None else ("dims", layer_buffer(layer))
+    of_batch = ("dims",) if op.layer is None else ("dims", layer_buffer(op.layer))
     for name in names:
         role = graph.value(name).role if name in graph else None
         if role == "arena":
@@ -252,4 +274,4 @@ def _short_list(names: tuple[str, ...], layer: int | None, graph: OpGraph) -> st
 def _layer_of(graph: OpGraph, name: str) -> int | None:
     """The layer of the op that makes a value."""
     producer = graph.producer(name)
-    return producer.layer if producer else None
+    return model_layer(producer.name, producer.layer) if producer else None

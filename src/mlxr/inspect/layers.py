@@ -1,5 +1,6 @@
 """Names within a layer, and layers that are alike."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 
 from mlxr.compiler.ir.buffers import layer_prefix
@@ -11,6 +12,13 @@ def without_layer(name: str, layer: int | None) -> str:
     Names of another layer, and of none, stay as they are.
     """
     return name if layer is None else name.removeprefix(layer_prefix(layer))
+
+
+def model_layer(name: str, layer: int | None) -> int | None:
+    """The layer of an op by its name; a rank counts its own layers from 0, but its ops have the model's names."""
+    if layer is None or (match := re.match(r"layers\.(\d+)\.", name)) is None:
+        return layer
+    return int(match[1])
 
 
 def is_in_layer(name: str, layer: int | None) -> bool:

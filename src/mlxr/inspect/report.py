@@ -2,12 +2,12 @@
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mlxr.compiler.artifact import Artifact, BatchDim, Program
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims
 from mlxr.compiler.text.byte_sizes import size
-from mlxr.inspect.launches import Block, LaunchRow, PhaseRows, phase_rows
+from mlxr.inspect.launches import Block, LaunchRow, LibraryRow, PhaseRows, phase_rows
 from mlxr.inspect.layers import ranges, without_layer
 from mlxr.inspect.text_table import NARROWEST, Column, Heading, Ink, Row, render_table
 
@@ -121,14 +121,16 @@ def _section(artifact: Artifact, phase: PhaseRows, width: int, ink: Ink, all_lau
         Column("weights", 3, right=True),
         Column("inputs -> outputs", 1, named=False),
     )
-    rows: list[Row] = []
+    outside = "" if all_launches else "1"
+    rows: list[Row] = [*_library_cells(phase.first, outside, None)]
     if all_launches:
         for row in phase.rows:
             rows.append(_cells(row, str(row.index), row.launch.op))
-            rows += _library_cells(row, "", row.launch.op)
+            rows += _library_cells(row.library, "", None)
     else:
         for block in phase.blocks:
             rows += _block(block, len(phase.blocks) > 1)
+    rows += _library_cells(phase.last, outside, None)
     yield from render_table(columns, rows, width, ink)
     if any(row.per_token for row in phase.rows):
         yield ink.dim("* for each token"[: max(width, NARROWEST)])
@@ -160,9 +162,9 @@ def _block(block: Block, titled: bool) -> Iterator[Row]:
     elif titled and block.rows[0].index:
         yield Heading("after the layers: each row is 1 launch")
     for row in block.rows:
-        op = without_layer(row.launch.op, row.layer)
-        yield _cells(row, str(block.times), op)
-        yield from _library_cells(row, str(block.times), op)
+        times = str(block.times)
+        yield _cells(row, times, without_layer(row.launch.op, row.layer))
+        yield from _library_cells(row.library, times, row.layer)
 
 
 def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:
@@ -171,10 +173,10 @@ def _cells(row: LaunchRow, number: str, op: str) -> tuple[str, ...]:
     return (number, op, row.launch.kernel, row.grid, str(row.kernel.threads), row.when, memory, weights, row.flow)
 
 
-def _library_cells(row: LaunchRow, number: str, op: str) -> Iterator[Row]:
-    """The calls of MLX's functions that replace a kernel."""
-    for call in row.library:
-        yield (number, op, call.name, "-", "-", call.when, "-", "-", call.flow)
+def _library_cells(calls: Sequence[LibraryRow], number: str, layer: int | None) -> Iterator[Row]:
+    """The calls of MLX's functions that replace a kernel, and exchanges with other ranks."""
+    for call in calls:
+        yield (number, without_layer(call.launch.op, layer), call.name, "-", "-", call.when, "-", "-", call.flow)
 
 
 def _totals(artifact: Artifact, phase: PhaseRows) -> Iterator[str]:

@@ -1,14 +1,15 @@
 """The whole picture: three columns, title and legend, rendered as SVG. The same artifact gives the same bytes."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, OpGraph
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.targets.environment import environment
+from mlxr.inspect.layers import model_layer
 from mlxr.inspect.picture.column import PILL_HEIGHT, PILL_TOP, Box, Column, Frame, fused_column, source_column
 from mlxr.inspect.picture.content import LINE, PAD_Y, Chip
 from mlxr.inspect.picture.folded import Folded, fold, layer_groups
@@ -112,7 +113,7 @@ class Picture:
 
 def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
     """The three graphs of an artifact, placed side by side, and the bands behind the source ops."""
-    graphs = [artifact.graph(name) for name in ABOUT]
+    graphs = [_with_model_layers(artifact.graph(name)) for name in ABOUT]
     groups = layer_groups(graphs)
     source, *fused = (fold(graph, groups, artifact.plan.first.types.activations) for graph in graphs)
     columns = [source_column(source, MARGIN, FIRST_ROW)]
@@ -120,6 +121,11 @@ def place_columns(artifact: Artifact) -> tuple[list[Column], list[Band]]:
         x = columns[-1].x + columns[-1].width + COLUMN_GAP
         columns.append(fused_column(graph, origins(source, graph), columns[0], x))
     return columns, _bands(columns[0], fused[0])
+
+
+def _with_model_layers(graph: OpGraph) -> OpGraph:
+    ops = [replace(op, layer=model_layer(op.name, op.layer)) for op in graph.ops]
+    return OpGraph(graph.values, ops, graph.outputs)
 
 
 def _bands(source: Column, fused: Folded) -> list[Band]:
