@@ -13,6 +13,7 @@ from mlxr.planned_memory import PlannedMemory
 from mlxr.server.errors import ApiError
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.model_pool import FOREVER, ModelPool
+from mlxr.server.pool.ready_source import ReadySource
 from mlxr.server.pool.served_model import LoadedModel, Progress
 
 GB = 2**30
@@ -204,6 +205,20 @@ def test_a_load_that_fails_and_an_engine_that_died() -> None:
         with pytest.raises(ApiError, match="the server is ending"):
             await use(pool, "a")
         assert not a.is_loaded
+
+    run(test)
+
+
+def test_a_model_that_was_loaded_before_is_not_loaded_again() -> None:
+    async def test() -> None:
+        source = ReadySource(cast(Any, Source("a")), LoadedModel(cast(Any, engine := Engine()), None))
+        pool = ModelPool([source], free=lambda: 0, pinned=["a"])
+        await use(pool, "a")
+        engine.failure = "the engine has failed: rank 1 was lost"
+        with pytest.raises(ApiError, match="rank 1 was lost: the server ends") as gone:
+            await use(pool, "a")
+        assert gone.value.status == 503 and gone.value.headers
+        await pool.close()
 
     run(test)
 

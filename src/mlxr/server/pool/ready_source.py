@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mlxr.compiler.errors import EngineError
 from mlxr.model_facts import ModelFacts
 from mlxr.planned_memory import PlannedMemory
+from mlxr.server.errors import api_error
 from mlxr.server.metrics.meter import Meter
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr.server.pool.served_model import LoadedModel, Progress
@@ -48,8 +49,8 @@ class ReadySource:
         """The model.
 
         Raises:
-            EngineError: it has ended, and cannot be loaded again.
+            ApiError: it has ended, and cannot be loaded again; a server that is started again may answer.
         """
         if (reason := self.loaded.engine.health()) is not None:
-            raise EngineError(f"{reason}: the server ends")
+            raise api_error(EngineError(f"{reason}: the server ends"))
         return self.loaded
