@@ -35,6 +35,7 @@ def keep_running(command: Sequence[str]) -> int:
         told.set()
         for process in running:
             process.send_signal(number)
+            process.send_signal(signal.SIGCONT)  # one that is stopped would never end
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)

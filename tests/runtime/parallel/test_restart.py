@@ -18,9 +18,11 @@ file = Path(sys.argv[1])
 starts = file.read_text() if file.exists() else ""
 file.write_text(starts + "x")
 end = sys.argv[2 + len(starts)]
-if end == "wait":
+if end in ("wait", "stop"):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
     print("waits", flush=True)
+    if end == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(60)
 if end == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -49,8 +51,9 @@ def test_what_is_started_again(ends: tuple[str, ...], code: int, tmp_path: Path)
     assert err.count("it is started again in") == len(ends) - 1
 
 
-def test_a_signal_ends_both(tmp_path: Path) -> None:
-    process = start(tmp_path / "starts", "wait")
+@pytest.mark.parametrize("end", ["wait", "stop"])
+def test_a_signal_ends_both(end: str, tmp_path: Path) -> None:
+    process = start(tmp_path / "starts", end)
     assert process.stdout is not None and process.stdout.readline() == "waits\n"
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
