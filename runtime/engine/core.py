@@ -229,7 +229,8 @@ class EngineCore:
         requests = [] if decode else batch_requests(parts)
         try:
             on_device = None if before is None else with_tokens_of(before, parts, requests)
-            logits = launch_step(self._host, self._pager, decode or requests, on_device, self._save)
+            tops = step.tops() if self._host.gathers_tops else 0
+            logits = launch_step(self._host, self._pager, decode or requests, on_device, self._save, tops)
             if not decode:
                 for (request, _, samples, _), end in zip(parts, step.ends, strict=True):
                     request.computed = end

@@ -11,6 +11,7 @@ happens before everything that the new owner launches, and an owner writes a slo
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -25,6 +26,7 @@ def launch_step(
     requests: Sequence[BatchRequest] | DecodeRequests,
     tokens: mx.array | None = None,
     save: Callable[[Sequence[Evicted]], None] | None = None,
+    tops: int = 0,
 ) -> Logits:
     """Grows the requests' sequences and launches the step; the logits are lazy on hosts that pipeline.
 
@@ -35,12 +37,15 @@ def launch_step(
         tokens: [tokens], int32: token ids on the device. Of the requests' own ids, only the number then matters.
         save: is given the blocks that the prefix cache gave up, while they still hold what they held; None: they are
             lost.
+        tops: see `Batch.tops`.
 
     Raises:
         ArenaFullError: the arena cannot hold all requests; nothing has been appended.
         HostError: the step cannot be launched, or failed.
     """
     batch = Batch.build(requests, pager, host.plan.query_tile, tokens)
+    if tops:
+        batch = replace(batch, tops=tops)
     evicted = pager.take_evicted()
     if save is not None:
         save(evicted)

@@ -10,7 +10,7 @@ from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.samples import Samples
 from mlxr.runtime.engine.sampling import Row
 from mlxr.runtime.engine.scheduler import Part
-from mlxr.runtime.hosts.batch import BatchRequest, DecodeRequests, Rows
+from mlxr.runtime.hosts.batch import MOST_TOPS, BatchRequest, DecodeRequests, Rows
 from mlxr.runtime.hosts.host import Logits
 
 
@@ -108,6 +108,19 @@ class LaunchedStep:
     def sampled(self) -> list[Request]:
         """The requests whose next token it samples, in the order of `samples`."""
         return [part.request for part in self.parts if part.samples]
+
+    def tops(self) -> int:
+        """How many of the greatest logits of each row are enough to sample its tokens; 0: all. See `Batch.tops`."""
+        most = 0
+        for request, _, samples, _ in self.parts:
+            if request.prompt_rows:
+                return 0
+            if samples:
+                enough = request.sampler.tops if request.constraint is None else 0
+                if not 0 < enough <= MOST_TOPS:
+                    return 0
+                most = max(most, enough)
+        return most
 
     def rows(self, masks_of: Callable[[Request], Sequence[Mask | None]]) -> tuple[Sequence[int], list[Row]]:
         """Which rows of logits it samples, and how.

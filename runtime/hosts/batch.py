@@ -22,6 +22,8 @@ Int32Array = npt.NDArray[np.int32]
 Rows = Literal["last", "all", "none"]
 """Which of a sequence's tokens give a row of logits."""
 
+MOST_TOPS = 256
+"""Most of `Batch.tops`."""
 _LOWEST, _HIGHEST = int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)
 
 
@@ -72,6 +74,9 @@ class Batch:
     """[tiles, 2], (sequence, index of the tile's first token); it ends query_tile tokens on, or with its sequence"""
     query_tile: int
     """Most tokens of a tile."""
+    tops: int = 0
+    """How many of the greatest logits of each row are enough, of equal ones the first; 0: all. The parts of a model do
+    not exchange the others, which are then -inf. Hosts of whole models ignore it."""
 
     def __post_init__(self) -> None:
         """Freezes the arrays too."""

@@ -45,6 +45,8 @@ class Host(ABC):
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
 
+    gathers_tops: bool = False
+    """Whether it runs a part of a model, and exchanges only the greatest logits where `Batch.tops` allows it."""
     has_own_memory: ClassVar[bool] = False
     """Whether weights and arena are in memory of a GPU, and not in the machine's."""
 

@@ -30,7 +30,7 @@ class LeaderHost(Host):
         """Takes over the ranks, which are ready.
 
         Args:
-            inner: rank 0's own host; closed with this one.
+            inner: rank 0's own host, which has its collectives; closed with this one.
             leader: connections to the other ranks; closed with this host.
             bytes_of_ranks: the other ranks' `Host.block_bytes`, in their order.
             notes: the other ranks' `Host.notes`.
@@ -38,7 +38,7 @@ class LeaderHost(Host):
         self._inner, self._leader = inner, leader
         self._bytes = dict(zip(leader.ranks, bytes_of_ranks, strict=True))
         self._rank_notes = tuple(notes)
-        self.name, self.builds_late = inner.name, inner.builds_late
+        self.name, self.builds_late, self.gathers_tops = inner.name, inner.builds_late, inner.gathers_tops
         self.artifact, self.plan, self.program = inner.artifact, inner.plan, inner.program
         self.arena, self.threads = inner.arena, inner.threads
 

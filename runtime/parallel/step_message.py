@@ -6,9 +6,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.batch import Batch, Int32Array
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array
 
-_COUNTS = 6
+_COUNTS = 7
 
 
 class StepLimits(NamedTuple):
@@ -61,7 +61,8 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
     """
     columns = -(-int(batch.context_lens.max()) // block_size)
     tables = batch.block_tables[:, :columns]
-    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles, tables.shape[1], batch.query_tile)
+    sizes = (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles)
+    counts = (*sizes, tables.shape[1], batch.query_tile, batch.tops)
     arrays = (
         np.array(counts, np.int32),
         np.asarray(batch.tokens),
@@ -89,14 +90,15 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
     if len(data) % 4 or len(data) < 4 * _COUNTS:
         raise HostError(f"a step's descriptor has {len(data)} bytes, expected int32 numbers, at least {_COUNTS}")
     numbers = np.frombuffer(data, np.int32)
-    tokens, sequences, rows, tiles, columns, query_tile = numbers[:_COUNTS].tolist()
+    tokens, sequences, rows, tiles, columns, query_tile, tops = numbers[:_COUNTS].tolist()
     lengths = (tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows, 2 * tiles)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
     fits = fits and 0 < columns <= limits.table and 0 <= tiles <= tokens and query_tile == limits.query_tile
+    fits = fits and 0 <= tops <= MOST_TOPS
     if not fits or sum(lengths) != len(numbers) - _COUNTS:
         raise HostError(
-            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks and {tiles} tiles in "
-            f"{len(numbers)} numbers is not one that this rank can run: {limits}"
+            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks, {tiles} tiles and "
+            f"{tops} tops in {len(numbers)} numbers is not one that this rank can run: {limits}"
         )
     ends = np.cumsum(lengths)[:-1].tolist()
     ids, positions, slots, query_start, context, used, logit_rows, query_tiles = np.split(numbers[_COUNTS:], ends)
@@ -119,6 +121,7 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
         logit_rows=logit_rows,
         query_tiles=query_tiles.reshape(tiles, 2),
         query_tile=query_tile,
+        tops=tops,
     )
 
 

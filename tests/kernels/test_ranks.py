@@ -5,6 +5,7 @@ Ranks are threads here, each with its own program, weights and arena; see `threa
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def test_three_uneven_stages(tmp_path: Path) -> None:
         for kind in ("send", "receive", "gather"):
             assert launched.get(kind, 0) == collectives.calls.count(kind)
     assert [collectives.calls.count("send") for collectives in ranks.collectives] == [5, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("host", "parallel"), few([("cpu", "tensor 2"), ("sim", "2 x 2"), ("cpu", "2 stages")], [("cpu", "tensor 2")])
+)
+def test_the_greatest_logits_where_these_are_enough(host: str, parallel: str, tmp_path: Path) -> None:
+    """They are those that all logits have, and rank 0 gets no others."""
+    spec = small_spec(**EXACT)
+    path = save_canonical(tmp_path, compile_spec(spec, targets=["cpu"]).artifact)
+    ranks = ThreadRanks(split(spec, host, **SPLITS[parallel]), open_weights(path), host)
+    gathered = [0]
+    logits = {}
+    for tops in (0, 1, 5):
+        seq, pager = ranks.pager.add_sequence(), ranks.pager
+        request = BatchRequest(seq, [3, 1, 4, 1, 5], 0, "all")
+        logits[tops] = ranks.step(replace(Batch.build([request], pager, ranks.plan.query_tile), tops=tops)).copy()
+        gathered.append(sum(collectives.gathered for collectives in ranks.collectives))
+    whole, vocab = logits[0], spec.model.vocab_size
+    last = ranks.collectives[0].meeting.tensor
+    assert np.diff(gathered).tolist() == [5 * vocab, 5 * 2 * last, 5 * 2 * 5 * last]
+    for tops in (1, 5):
+        known = np.isfinite(logits[tops])
+        np.testing.assert_array_equal(logits[tops][known], whole[known])
+        assert (known.sum(axis=1) == tops * last).all()
+        assert (known | (whole < np.sort(whole, axis=1)[:, -tops, None])).all()
 
 
 def test_sums_of_a_layer(tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 import numpy as np
 
 from mlxr.runtime.engine.sampling.filters import Filters, Floats, Indices, padded
+from mlxr.runtime.greatest import floor_of_top, greatest_columns
 
 MOST = 4096
 """A row with more candidates is filtered as a whole."""
 LOWEST = np.finfo(np.float32).min
 """The lowest logit of a token that may come."""
-_COLUMNS = 1024
 
 
-def floor_of_filters(logits: Floats, greatest: Floats, filters: Filters) -> Floats:
-    """A logit for each row, [rows, 1], below which no token passes top-k, or else min-p: one of them is in use."""
-    if filters.top_k is not None:
-        return np.maximum(floor_of_top(logits, filters.top_k), LOWEST)
-    assert filters.min_p is not None, "without either, any token may pass"
+def floor_of_min_p(greatest: Floats, filters: Filters) -> Floats:
+    """A logit for each row, [rows, 1], below which no token passes min-p."""
+    assert filters.min_p is not None, "without it, any token may pass"
     # exp rounds, and so does the difference: a candidate too many is no harm
     with np.errstate(divide="ignore"):  # a min-p of 0 lets any token pass
         least = np.log(filters.min_p, dtype=np.float64) - 1e-3
@@ -23,18 +21,24 @@ def floor_of_filters(logits: Floats, greatest: Floats, filters: Filters) -> Floa
     return np.nextafter(np.maximum(floor, LOWEST).astype(np.float32), LOWEST)
 
 
-def floor_of_top(values: Floats, count: Indices) -> Floats:
-    """A number for each row, [rows, 1], that at least `count` of the row's values reach: most often, few more.
+def candidates_of_top(logits: Floats, count: Indices) -> Indices:
+    """The tokens with the greatest logits, of equal ones the lower ids; none whose logit is -inf.
 
-    Disjoint sets of values each have a maximum: the k-th greatest of these is at most the k-th greatest value.
+    All that comes after top-k depends on these alone: not on logits, or a number of columns, that do not pass.
+
+    Args:
+        logits: [rows, vocab], f32.
+        count: how many of each row, [rows, 1].
+
+    Returns:
+        As the ids of `candidates`, for all rows.
     """
-    rows, size = values.shape
-    depth = max(1, size // _COLUMNS)
-    columns = size // depth
-    maxima = values[:, : columns * depth].reshape(rows, depth, columns).max(axis=1)
-    places = np.maximum(columns - count[:, 0], 0)
-    maxima.partition(sorted(set(places.tolist())), axis=1)
-    return np.where(count <= columns, maxima[np.arange(rows), places][:, None], np.float32(-np.inf))
+    floor = np.maximum(floor_of_top(logits, count), LOWEST)
+    columns = [greatest_columns(*row) for row in zip(logits, count[:, 0].tolist(), floor[:, 0].tolist(), strict=True)]
+    ids = np.full((len(logits), padded(max(1, *map(len, columns)))), -1)
+    for row, of_row in zip(ids, columns, strict=True):
+        row[: len(of_row)] = of_row
+    return ids
 
 
 def candidates(values: Floats, floor: Floats) -> tuple[Indices, Indices]:

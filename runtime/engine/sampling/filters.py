@@ -128,9 +128,9 @@ def keep(weights: Floats, filters: Filters, whole: Whole | None) -> tuple[Floats
     """Filters candidates.
 
     Args:
-        weights: of the candidates, [rows, n], by rising id.
+        weights: of the candidates, [rows, n], by rising id; they have passed top-k (`candidates_of_top`).
         filters: of the rows.
-        whole: what all weights of the rows are; None: the candidates are all tokens that min-p and top-k let pass.
+        whole: what all weights of the rows are; None: there are no other candidates.
 
     Returns:
         The weights, with 0 for tokens that do not pass; and whether there were enough candidates, [rows].
@@ -138,29 +138,22 @@ def keep(weights: Floats, filters: Filters, whole: Whole | None) -> tuple[Floats
     if filters.min_p is not None:
         weights = np.where(weights >= filters.min_p, weights, _ZERO)
     if filters.typical_p is None:
-        return _first(weights, filters.top_k, filters.top_p, whole)
-    if filters.top_k is not None:
-        weights, _ = _first(weights, filters.top_k, None, None)
+        return _first(weights, filters.top_p, whole)
     weights, is_enough = _typical(weights, filters.typical_p, whole or Whole.of(weights, True))
-    return _first(weights, None, filters.top_p, None)[0], is_enough
+    return _first(weights, filters.top_p, None)[0], is_enough
 
 
-def _first(weights: Floats, top_k: Indices | None, top_p: Doubles | None, whole: Whole | None) -> tuple[Floats, Bools]:
-    """Filters by top-k and then by top-p; the result is that of `keep`."""
+def _first(weights: Floats, top_p: Doubles | None, whole: Whole | None) -> tuple[Floats, Bools]:
+    """Filters by top-p; the result is that of `keep`."""
     rows, size = weights.shape
-    is_enough = np.ones(rows, dtype=np.bool_)
-    if top_k is None and top_p is None:
-        return weights, is_enough
-    places = np.arange(rows)
+    if top_p is None:
+        return weights, np.ones(rows, dtype=np.bool_)
     falling = -np.sort(-weights, axis=1)
-    last = np.full(rows, size - 1) if top_k is None else np.minimum(top_k[:, 0], size) - 1
-    if top_p is not None:
-        reached = falling.cumsum(axis=1, dtype=np.float64)
-        total = reached[places, last] if whole is None else whole.total[:, 0]
-        target = top_p * total[:, None]
-        is_enough = reached[:, -1] >= target[:, 0]
-        last = np.minimum(last, (reached < target).sum(axis=1))
-    least = np.maximum(falling[places, last], LEAST)[:, None]
+    reached = falling.cumsum(axis=1, dtype=np.float64)
+    target = top_p * (reached[:, -1:] if whole is None else whole.total)
+    is_enough = reached[:, -1] >= target[:, 0]
+    last = np.minimum(size - 1, (reached < target).sum(axis=1))
+    least = np.maximum(falling[np.arange(rows), last], LEAST)[:, None]
     kept = weights >= least
     room = last + 1 - kept.sum(axis=1)
     if (room < 0).any():  # there are equal ones, of which some are too many

@@ -13,7 +13,7 @@ def keep_in_long_row(weights: Floats, filters: Filters) -> Floats:
 
     Args:
         weights: [1, n], f32, of all tokens.
-        filters: of the row.
+        filters: of the row, without top-k.
 
     Returns:
         The weights, with 0 for tokens that do not pass.
@@ -21,9 +21,6 @@ def keep_in_long_row(weights: Floats, filters: Filters) -> Floats:
     row = weights[0]
     if filters.min_p is not None:
         row = np.where(row >= filters.min_p[0, 0], row, _ZERO)
-    if filters.top_k is not None:
-        count = min(int(filters.top_k[0, 0]), row.size)
-        row = np.where(_first(row, np.ones_like(row), count, falling=True), row, _ZERO)
     if filters.typical_p is not None:
         whole = Whole.of(row[None], True)
         target = float(filters.typical_p[0, 0] * whole.total[0, 0])

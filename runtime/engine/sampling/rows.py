@@ -12,7 +12,7 @@ import numpy as np
 
 from mlxr.compiler.errors import HostError, MlxrError, RequestError
 from mlxr.runtime.engine.sampling.adjustments import adjust, adjustments
-from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates, floor_of_filters, floor_of_top
+from mlxr.runtime.engine.sampling.candidates import LOWEST, candidates, candidates_of_top, floor_of_min_p
 from mlxr.runtime.engine.sampling.draw import draw
 from mlxr.runtime.engine.sampling.filters import (
     LEAST,
@@ -28,6 +28,7 @@ from mlxr.runtime.engine.sampling.filters import (
 from mlxr.runtime.engine.sampling.logprobs import token_logprobs
 from mlxr.runtime.engine.sampling.long_rows import keep_in_long_row
 from mlxr.runtime.engine.sampling.row import Row, Sampled, allowed
+from mlxr.runtime.greatest import floor_of_top
 
 NOTHING_ALLOWED = "the constraint allows only tokens to which the model gives no probability at all"
 _TOGETHER = 1 << 17
@@ -133,30 +134,39 @@ def _adjusted(logits: Floats, rows: Sequence[Row]) -> Floats:
 def _draw(logits: Floats, greatest: Floats, filters: Filters, uniforms: Doubles) -> Indices:
     """Draws a token of each row, whose greatest logit is finite."""
     temperature, min_p, top_k, typical_p, top_p = filters
-    whole = None
-    if min_p is None and top_k is None:
+    if top_k is not None:
+        every, filters = np.arange(len(logits)), filters._replace(top_k=None)
+        return _draw_among(every, candidates_of_top(logits, top_k), logits, greatest, filters, uniforms)
+    tokens = np.full(len(logits), -1)
+    if min_p is not None:
+        rows, ids = candidates(logits, floor_of_min_p(greatest, filters))
+        if len(rows):
+            tokens[rows] = _draw_among(rows, ids, logits, greatest, filters.take(rows), uniforms)
+    else:
         weights = relative_weights(logits, greatest, temperature)
         if typical_p is None and top_p is None:
             return draw(weights, uniforms)
         whole = Whole.of(weights, typical_p is not None)
         values, least = (weights, LEAST) if typical_p is None else (-distance(weights, whole), LOWEST)
         floor = np.maximum(floor_of_top(values, np.full((len(logits), 1), _FEW)), least)
-    else:
-        values, floor = logits, floor_of_filters(logits, greatest, filters)
-    tokens = np.full(len(logits), -1)
-    rows, ids = candidates(values, floor)
-    if len(rows):
-        few = filters if len(rows) == len(logits) else filters.take(rows)
-        if whole is None:
-            values = np.where(ids < 0, np.float32(-np.inf), logits[rows[:, None], ids])
-            kept, is_enough = keep(relative_weights(values, greatest[rows], few.temperature), few, None)
-        else:
+        rows, ids = candidates(values, floor)
+        if len(rows):
             values = np.where(ids < 0, np.float32(0), weights[rows[:, None], ids])
-            kept, is_enough = keep(values, few, whole.take(rows))
-        chosen = ids[np.arange(len(rows)), draw(kept, uniforms[rows])]
-        tokens[rows] = np.where(is_enough, chosen, -1)
+            kept, is_enough = keep(values, filters.take(rows), whole.take(rows))
+            chosen = ids[np.arange(len(rows)), draw(kept, uniforms[rows])]
+            tokens[rows] = np.where(is_enough, chosen, -1)
     for row in np.flatnonzero(tokens < 0):  # nearly any token may pass
         only = np.array([row])
         weights = relative_weights(logits[only], greatest[only], temperature[only])
         tokens[only] = draw(keep_in_long_row(weights, filters.take(only)), uniforms[only])
     return tokens
+
+
+def _draw_among(
+    rows: Indices, ids: Indices, logits: Floats, greatest: Floats, filters: Filters, uniforms: Doubles
+) -> Indices:
+    """Draws tokens of some rows, which have no other candidates: rows and ids as `candidates` gives them."""
+    values = np.where(ids < 0, np.float32(-np.inf), logits[rows[:, None], ids])
+    kept, _ = keep(relative_weights(values, greatest[rows], filters.temperature), filters, None)
+    chosen: Indices = ids[np.arange(len(rows)), draw(kept, uniforms[rows])]
+    return chosen

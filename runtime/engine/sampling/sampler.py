@@ -47,6 +47,8 @@ class Sampler:
         filters: temperature, min_p, top_k, typical_p, top_p.
         asks_logprobs: whether to tell the log probabilities of its tokens.
         takes_greatest: whether its token is that of the greatest logit, and nothing else is asked for.
+        tops: how many of the greatest logits are all that its token depends on (of equal ones, the lower ids); 0: all
+            logits. Min-p needs the greatest one and comes before top-k; what comes after top-k sees no others.
         stop_ids: ids that end the answer.
     """
 
@@ -78,6 +80,8 @@ class Sampler:
         self.filters = (temperature, sampling.min_p, sampling.top_k, sampling.typical_p, sampling.top_p)
         self.asks_logprobs = sampling.logprobs is not None
         self.takes_greatest = self.kind.greedy and self.is_plain and not self.asks_logprobs
+        is_top_k = self.kind.top_k and self.is_plain and not self.asks_logprobs
+        self.tops = 1 if self.takes_greatest else sampling.top_k if is_top_k else 0
         self.stop_ids = np.array(sorted(stop_ids), dtype=np.intp)
         self._stream = stream
         self._numbers: list[float] = []

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mlxr.compiler.artifact import COLLECTIVES
+from mlxr.compiler.artifact import COLLECTIVES, RankPlan
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
+from mlxr.runtime.hosts.gather_result import gather_result
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
@@ -17,16 +18,17 @@ class Exchange:
 
     Attributes:
         address: the C function to call.
+        tops: of the step that runs; see `Batch.tops`.
     """
 
-    def __init__(self, collectives: BlockingCollectives, bounds: Sequence[int]) -> None:
+    def __init__(self, collectives: BlockingCollectives, rank: RankPlan) -> None:
         """Prepares.
 
         Args:
             collectives: this rank's.
-            bounds: see `BlockingCollectives.gather`.
+            rank: this one.
         """
-        self._collectives, self._bounds = collectives, bounds
+        self._collectives, self._rank, self.tops = collectives, rank, 0
         self._failure: BaseException | None = None
         self._functions: Sequence[Callable[[int | None, int, int, int], None]] = [
             getattr(self, f"_{kind}") for kind in COLLECTIVES
@@ -70,7 +72,7 @@ class Exchange:
 
     def _gather(self, x: int | None, out: int, rows: int, columns: int) -> None:
         own = None if x is None else _floats(x, rows, columns)
-        self._collectives.gather(own, self._bounds, _floats(out, rows, self._bounds[-1]))
+        gather_result(self._collectives, self._rank, own, _floats(out, rows, self._rank.result_bounds[-1]), self.tops)
 
 
 def _floats(address: int, rows: int, columns: int) -> Floats:

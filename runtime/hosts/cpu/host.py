@@ -118,7 +118,7 @@ class CpuHost(Host):
         """See `Host.use`."""
         rank = self.plan.rank
         assert rank is not None, "only a part of a model exchanges anything"
-        self._exchange = Exchange(collectives, rank.result_bounds)
+        self._exchange, self.gathers_tops = Exchange(collectives, rank), True
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one batch and waits for it; see `Host.step`.
@@ -127,6 +127,8 @@ class CpuHost(Host):
             RequestError: the batch is larger than the plan allows.
             HostError: the host is closed, or this process was forked from the one that loaded it.
         """
+        if self._exchange is not None:
+            self._exchange.tops = batch.tops
         rows = batch.num_rows
         logits = self._logits.take(rows)
         tokens = np.asarray(batch.tokens)

@@ -31,6 +31,7 @@ from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import Dims, batch_arrays, batch_dims, from_buffer, grid_of, phase_of, shape_of
 from mlxr.runtime.hosts.collectives import BlockingCollectives
+from mlxr.runtime.hosts.gather_result import gather_result
 from mlxr.runtime.hosts.host import ArrayHost, Progress
 from mlxr.runtime.hosts.sim.kernel import SimBuffer, prepare
 from mlxr.runtime.weights.element_types import ElementType, decode, encode
@@ -112,7 +113,7 @@ class SimHost(ArrayHost):
         for launch in phase.launches:
             if isinstance(launch.body, CollectiveCall):
                 if launch.runs(dims, library=False):
-                    self._exchange(launch.body, launch, buffers, dims)
+                    self._exchange(launch.body, launch, buffers, dims, batch.tops)
                 continue
             grid = grid_of(launch, dims)
             if grid is not None:
@@ -128,9 +129,11 @@ class SimHost(ArrayHost):
 
     def use(self, collectives: BlockingCollectives) -> None:
         """See `Host.use`."""
-        self._collectives = collectives
+        self._collectives, self.gathers_tops = collectives, True
 
-    def _exchange(self, call: CollectiveCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims) -> None:
+    def _exchange(
+        self, call: CollectiveCall, launch: Launch, buffers: dict[str, SimBuffer], dims: Dims, tops: int
+    ) -> None:
         """Runs a collective, in f32."""
         collectives, rank = self._collectives, self.plan.rank
         assert collectives is not None and rank is not None, "a part of a model is given them before its first step"
@@ -147,7 +150,7 @@ class SimHost(ArrayHost):
         elif call.function == "receive":
             collectives.receive(out)
         else:
-            collectives.gather(values.get("x"), rank.result_bounds, out)
+            gather_result(collectives, rank, values.get("x"), out, tops)
         to, size = buffers[launch.outputs[0]].address - self._memory.ctypes.data, out.size * call.dtype.size_bytes
         self._memory[to : to + size] = encode(out, str(call.dtype)).reshape(-1).view(np.uint8)
         self.count(call.label, launch.op)

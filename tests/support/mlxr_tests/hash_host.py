@@ -93,6 +93,7 @@ class HashHost:
     """
 
     name, artifact, program, threads, notes, builds_late = "hash", None, None, None, (), False
+    gathers_tops = False
 
     def __init__(self, geometry: Any, max_tokens: int, *, pipelines: bool = False) -> None:
         self.plan: Any = SimpleNamespace(

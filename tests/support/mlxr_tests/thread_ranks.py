@@ -37,12 +37,18 @@ class Meeting:
 
 
 class ThreadCollectives:
-    """The collectives of one rank; see `Collectives`."""
+    """The collectives of one rank; see `Collectives`.
+
+    Attributes:
+        calls: which, in their order.
+        gathered: numbers of results that it gave.
+    """
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
         self.stage, self.tensor_rank = divmod(rank, meeting.tensor)
         self.calls: list[str] = []
+        self.gathered = 0
 
     def all_sum(self, x: Floats, out: Floats) -> None:
         self.calls.append("all_sum")
@@ -70,6 +76,7 @@ class ThreadCollectives:
 
     def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
         self.calls.append("gather")
+        self.gathered += 0 if x is None else x.size
         meeting = self.meeting
         meeting.given[self.rank] = None if x is None else x.copy()
         meeting.all.wait(_PATIENCE_S)
