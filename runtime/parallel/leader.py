@@ -125,7 +125,8 @@ class Leader:
             yield
         except BaseException as error:
             if self.loss.error is None and not self._has_closed:
-                self.refuse(str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                self.refuse(reason if reason.startswith("rank ") else f"{self.names[0]}: {reason}")
             raise
 
     def _collect(self) -> dict[int, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Loads a model that is split over ranks: rank 0 gets a `Model`, the others execute their parts of its steps."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ def load_rank(
     weights: str | Path,
     *,
     control: str | None = None,
+    check: Callable[[], object] | None = None,
     host: str = "auto",
     threads: int | None = None,
     shrink_arena: bool = False,
@@ -41,6 +42,7 @@ def load_rank(
         artifact: of all ranks.
         weights: as for `Model`; each rank reads its own part.
         control: HOST:PORT at which rank 0 listens for the others; None: chosen.
+        check: raises what is wrong with this rank's files; it runs when all ranks can be told. None: nothing is.
         host: as for `Model`.
         threads: as for `Model`.
         shrink_arena: as for `Model`.
@@ -66,8 +68,16 @@ def load_rank(
 
     if isinstance(side, Leader):
         with side.refusing():
+            if check is not None:
+                check()
             return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect), **loading, **options)
     with _named(rank):
+        try:
+            if check is not None:
+                check()
+        except MlxrError as error:
+            side.give_up(str(error))
+            raise
         FollowingRank(side, connect).follow(artifact.of_rank(rank), weights, **loading)
     raise SystemExit(0)
 

@@ -5,6 +5,7 @@ path wins.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,8 +82,6 @@ def load(
     """
     from mlxr.compare_spec import check_spec  # noqa: PLC0415 (reads GGUF: only when needed)
     from mlxr.imported_model import is_model_file  # noqa: PLC0415
-    from mlxr.load_rank import load_rank  # noqa: PLC0415
-    from mlxr.runtime.engine.model import Model  # noqa: PLC0415
     from mlxr.runtime.hosts.select import resolve_host  # noqa: PLC0415 (loads MLX)
     from mlxr.runtime.weights.gguf_header import headers_read_once  # noqa: PLC0415
 
@@ -140,9 +139,9 @@ def load(
             raise WeightsError(
                 f"{artifact.spec.name} comes without weights: name a file or folder of them (--weights W)"
             )
-        if not of_files:  # else the spec comes from these very weights
-            check_spec(artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
-        loaded = (Model if artifact.parallel is None else partial(load_rank, control=control))(
+        check = partial(check_spec, artifact.spec, Path(chosen), changes.accepted_keys, changes.force_context)
+        # Of a model's own files, the spec comes from these very weights.
+        loaded = _maker(artifact, control, None if of_files else check)(
             artifact,
             chosen,
             host=host,
@@ -160,6 +159,18 @@ def load(
                 loaded.close()
                 raise
         return loaded
+
+
+def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] | None) -> "Callable[..., Model]":
+    """What makes the model, once its weights are checked; of a split one, each rank does that when all can be told."""
+    from mlxr.load_rank import load_rank  # noqa: PLC0415 (loads MLX)
+    from mlxr.runtime.engine.model import Model  # noqa: PLC0415
+
+    if artifact.parallel is not None:
+        return partial(load_rank, control=control, check=check)
+    if check is not None:
+        check()
+    return Model
 
 
 def _load_draft(

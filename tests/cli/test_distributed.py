@@ -12,6 +12,7 @@ from mlxr.cli import main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.model_source import resolve_spec
+from mlxr_tests.few import few
 from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
 from mlxr_tests.serve_process import wait_for
 from mlxr_tests.storyteller import TINY
@@ -37,6 +38,23 @@ def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert (second.code, second.stdout, second.stderr) == (0, "", "")
     assert main(["run", split, "--weights", str(TINY), *HOST, *PROMPT]) == 1
     assert "mlx.launch -n 2 -- mlxr" in capfd.readouterr().err
+
+
+OWN_WEIGHTS = """
+import os, sys
+from mlxr.cli import main
+sys.exit(main([*sys.argv[3:], sys.argv[1 + int(os.environ["MLX_RANK"])]]))
+"""
+"""The command, with weights of each rank's own."""
+
+
+@pytest.mark.parametrize("absent", few([0, 1], [1]))
+def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -> None:
+    weights = ["/absent" if rank == absent else str(TINY) for rank in range(2)]
+    for rank in run_ranks(2, ["-c", OWN_WEIGHTS, *weights, "run", split, *HOST, *PROMPT, "--weights"]):
+        assert rank.code == 1 and not rank.stdout
+        is_named = f"rank {absent}" in rank.stderr or rank.stderr.startswith("error: /absent")  # rank 0's own message
+        assert is_named and "/absent: no such file" in rank.stderr, rank
 
 
 @pytest.mark.parametrize(
