@@ -56,8 +56,8 @@ class Artifact:
         if self.parallel is not None:
             size = self.parallel.size
             raise ArtifactError(
-                f"{self.spec.name} is compiled for {size} ranks, and here is one process: start it with "
-                f"mlx.launch -n {size} -- mlxr run ARTIFACT ..., or compile it without parallel"
+                f"{self.spec.name} is split over {size} ranks, and this is for a model of one machine: compile it "
+                f"without parallel; what runs it is mlx.launch -n {size} -- mlxr run ARTIFACT --weights W"
             )
         return Plan.model_validate_json(self.files[PLAN])
 

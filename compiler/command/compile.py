@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlxr.compiler.artifact.artifact import Artifact
@@ -13,6 +14,8 @@ from mlxr.compiler.artifact.program import Program
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import launches_of
 from mlxr.compiler.chips.catalog import GENERIC, find_chip
+from mlxr.compiler.command.parallel_options import add_parallel_arguments, parallel_of
+from mlxr.compiler.command.parallel_summary import describe_parallel, parallel_summary
 from mlxr.compiler.command.parser import CommandParser
 from mlxr.compiler.command.type_options import add_type_arguments, type_changes
 from mlxr.compiler.driver import Compilation, compile_spec
@@ -59,6 +62,7 @@ def run(argv: Sequence[str] | None) -> int:
         help="the GPU to choose launch geometry for: h200, m4-max, ... (default: none in particular)",
     )
     add_type_arguments(parser)
+    add_parallel_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a spec, for editors, and exit")
     parser.add_argument("--version", action="version", version=f"mlxr {VERSION}")
@@ -72,7 +76,8 @@ def run(argv: Sequence[str] | None) -> int:
         parser.error("give a SPEC, or --schema")
     if (reason := refused_activations(args.activations, args.target or TARGETS)) is not None:
         parser.error(reason)
-    spec = changed(load_spec(find_spec(args.spec)), type_changes(args))
+    changes = replace(type_changes(args), parallel=parallel_of(parser, args))
+    spec = changed(load_spec(find_spec(args.spec)), changes)
     compilation = compile_spec(spec, targets=args.target, chip=find_chip(args.chip))
     if args.output is not None:
         compilation.artifact.write(args.output)
@@ -90,6 +95,8 @@ def _targets(text: str) -> tuple[str, ...]:
 
 def summary(compilation: Compilation, output: Path | None) -> dict[str, object]:
     """The summary for programs."""
+    if (split := compilation.artifact.parallel) is not None:
+        return parallel_summary(compilation, split, output)
     plan = compilation.artifact.plan
     metal, cpu = plan.programs.get("metal"), plan.programs.get("cpu")  # this JSON's keys name these two
     return {
@@ -138,6 +145,8 @@ def _memory(memory: MemoryPlan) -> dict[str, object]:
 
 def describe(compilation: Compilation, output: Path | None) -> str:
     """The summary for people."""
+    if (split := compilation.artifact.parallel) is not None:
+        return describe_parallel(compilation, split, output)
     artifact, plan = compilation.artifact, compilation.artifact.plan
     model, arena, memory = artifact.spec.model, plan.arena, plan.first.memory
     attention = model.attention

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from mlxr.compiler.spec.fields import Output, parse_size
 from mlxr.compiler.spec.load import dump_spec, parse_spec
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.parallel import Parallel
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Changes:
             None: as the spec says, or enough for all sequences.
         deterministic: whether steps are to be deterministic; False: as the spec says.
         output: what a step gives, `logits` or, for embeddings, `hidden`; None: as the spec says.
+        parallel: how the model is split over ranks; None: as the spec says.
     """
 
     context: int | None = None
@@ -41,6 +43,7 @@ class Changes:
     cache_memory: int | str | None = None
     deterministic: bool = False
     output: Output | None = None
+    parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
         """Checks the type of every field; `changed` checks the values."""
@@ -66,6 +69,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "deterministic": ((bool,), "True or False"),
     "output": _OPTIONAL_TEXT,
     "cache_memory": ((int, str, type(None)), "bytes, a size such as 4GiB, or None"),
+    "parallel": ((Parallel, type(None)), "mlxr.Parallel or None"),
 }
 
 NO_CHANGES = Changes()
@@ -90,5 +94,6 @@ def changed(spec: ModelSpec, changes: Changes) -> ModelSpec:
     update["output"] = changes.output or spec.output
     update["deterministic"] = changes.deterministic or spec.deterministic
     update["activation_dtype"] = changes.activation_dtype or spec.activation_dtype
+    update["parallel"] = changes.parallel or spec.parallel
     result = spec.model_copy(update=update)
     return spec if result == spec else parse_spec(dump_spec(result), f"{spec.name}, as the options change it")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mlxr.compiler.spec.document import Document, Path
-from mlxr.compiler.spec.fields import CONTRADICTION
+from mlxr.compiler.spec.fields import CONTRADICTION, ONE_SIZE, SIZES
 from mlxr.compiler.spec.problems import MAX_SHOWN, Problem
 from mlxr.compiler.spec.schema import Place, schema_of, show_number
 
@@ -125,6 +125,8 @@ def _locate(root: Place, loc: tuple[str | int, ...]) -> tuple[Path, Place]:
     for step in loc:
         if step in place.variants:
             section = place = place.variant(str(step))
+            continue
+        if step in (ONE_SIZE, SIZES):
             continue
         section, place = place, place.child(step)
         path = (*path, step)

@@ -7,7 +7,7 @@ several fields collects what it finds in `Contradictions`, which names the key t
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from mlxr.compiler.formats.weight_format import WeightFormat
@@ -51,19 +51,23 @@ CacheType = Literal["f32", "f16", "bf16", "q8", "auto"]
 FormatName = Annotated[
     str, AfterValidator(_known_format), WithJsonSchema({"type": "string", "enum": [str(name) for name in WeightFormat]})
 ]
+_SIZE_SCHEMA: dict[str, Any] = {
+    "type": ["integer", "string"],
+    "minimum": 1,
+    "maximum": 2**60,
+    "pattern": _SIZE,
+}
 SizeBytes = Annotated[
-    int,
-    Field(ge=1, le=2**60, strict=True),
-    BeforeValidator(parse_size),
-    WithJsonSchema(
-        {
-            "type": ["integer", "string"],
-            "minimum": 1,
-            "maximum": 2**60,
-            "pattern": _SIZE,
-        }
-    ),
+    int, Field(ge=1, le=2**60, strict=True), BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)
 ]
+ONE_SIZE, SIZES = "<size>", "<sizes>"
+"""What pydantic's errors call the two kinds of `SizeOrSizes`."""
+SizeOrSizes = Annotated[
+    Annotated[SizeBytes, Tag(ONE_SIZE)] | Annotated[tuple[SizeBytes, ...], Field(min_length=1), Tag(SIZES)],
+    Discriminator(lambda value: SIZES if isinstance(value, list | tuple) else ONE_SIZE),
+    WithJsonSchema(_SIZE_SCHEMA | {"type": [*_SIZE_SCHEMA["type"], "array"], "items": _SIZE_SCHEMA, "minItems": 1}),
+]
+"""A size, or a list with one for each rank."""
 
 
 class Contradictions:

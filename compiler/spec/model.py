@@ -26,6 +26,7 @@ from mlxr.compiler.spec.fields import (
     FormatName,
     Output,
     SizeBytes,
+    SizeOrSizes,
 )
 from mlxr.compiler.spec.matrices import matrix_shapes
 from mlxr.compiler.spec.mlp import Experts, Mlp, SharedExpert
@@ -187,7 +188,7 @@ class ModelSpec(Record):
     prefill_chunk: Annotated[int, Field(ge=1, le=65536, strict=True)] | None = 512
     """Most prompt tokens of one step; null: as many as the chip's table says. A step in which all sequences decode may
     have max_sequences."""
-    memory_budget: SizeBytes | Annotated[tuple[SizeBytes, ...], Field(min_length=1)] | None = None
+    memory_budget: SizeOrSizes | None = None
     """Most bytes for weights, arena and activations together; a spec that needs more is refused. With `parallel`, that
     of every rank, or a list with one for each."""
     parallel: Parallel | None = None

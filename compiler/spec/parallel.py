@@ -31,6 +31,12 @@ class Parallel(Record):
         """The number of ranks."""
         return self.tensor * self.pipeline
 
+    @property
+    def in_words(self) -> str:
+        """The split without its sizes, as in a spec: `{tensor: 2, pipeline: 3}`."""
+        ways = {"tensor": self.tensor, "pipeline": self.pipeline}
+        return "{" + ", ".join(f"{way}: {count}" for way, count in ways.items() if count > 1) + "}"
+
     @model_validator(mode="after")
     def _check(self) -> "Parallel":
         wrong = Contradictions()

@@ -145,6 +145,8 @@ class Place:
             return f"a section with kind {', '.join(self.variants)}"
         if kind == ["integer", "string"]:
             return "a size such as 512MiB, 8GiB or a number of bytes"
+        if kind == ["integer", "string", "array"]:
+            return "a size such as 512MiB, 8GiB or a number of bytes, or a list of sizes"
         if kind in ("integer", "number"):
             return _describe_number(self.describe_noun(), self.node)
         if kind == "object":

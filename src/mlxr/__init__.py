@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mlxr.compiler.artifact import Artifact
     from mlxr.compiler.spec.change import Changes
     from mlxr.compiler.spec.model import ModelSpec
+    from mlxr.compiler.spec.parallel import Parallel
     from mlxr.engine import Engine
     from mlxr.model_source import load
     from mlxr.runtime.cache.tiers.tier_sizes import TierSizes
@@ -77,6 +78,7 @@ __all__ = [
     "MlxrError",
     "Model",
     "ModelSpec",
+    "Parallel",
     "PlanError",
     "PromptTooLongError",
     "QueueFullError",
@@ -98,6 +100,7 @@ _HOMES = {
     "Artifact": "mlxr.compiler.artifact",
     "Changes": "mlxr.compiler.spec.change",
     "ModelSpec": "mlxr.compiler.spec.model",
+    "Parallel": "mlxr.compiler.spec.parallel",
     "Completion": "mlxr.runtime.engine.completion",
     "Conversation": "mlxr.runtime.engine.conversation",
     "Engine": "mlxr.engine",
@@ -129,7 +132,7 @@ def compile(
 
     Args:
         spec: a ModelSpec, a spec file, a bundled model's name, a .gguf file, or a Hugging Face or mlx-lm folder.
-        changes: changes to its spec: context, sequences, types.
+        changes: changes to its spec: context, sequences, types, ranks.
         chip: the GPU to choose launch geometry for (`h200`, say); None: none in particular.
 
     Returns:

@@ -80,8 +80,10 @@ def add_model(
             compiled_for = options.changes
             artifact, own = resolve_artifact(os.fspath(path), compiled_for)
             spec, chip = artifact.spec, artifact.chip
+            _refuse_ranks(spec)
         else:
             spec, own = resolve_spec(os.fspath(path), compiled_for)
+            _refuse_ranks(spec)
             artifact = cached_artifact(spec, chip)
         weights = options.weights or own
         if weights is None:
@@ -108,6 +110,15 @@ def add_model(
         prepare(where, served)
     registry.add(model, text, [record for record in records if record is not None], replace=replaces)
     return model
+
+
+def _refuse_ranks(spec: ModelSpec) -> None:
+    if spec.parallel is not None:
+        size = spec.parallel.size
+        raise RegistryError(
+            f"{spec.name} is split over {size} ranks, and a registered model runs on one machine: start it by its path "
+            f"with mlx.launch -n {size} -- mlxr run ARTIFACT --weights W, or leave parallel out of the spec"
+        )
 
 
 def prepare(host: HostEntry, artifact: Artifact) -> None:

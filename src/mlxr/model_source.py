@@ -271,7 +271,7 @@ def resolve_spec(name: str, changes: Changes = NO_CHANGES) -> tuple[ModelSpec, P
                 changes.output or "logits",
             )
             spec, own = import_model(path, options)
-            return spec, weights or own
+            return changed(spec, Changes(parallel=changes.parallel)), weights or own
     spec_path = find_spec(name)
     spec = load_spec(spec_path)
     bundled = spec_path.parent / f"{spec.name}-q8_0.gguf"

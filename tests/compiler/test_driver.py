@@ -11,6 +11,7 @@ from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.load import load_spec
+from mlxr.compiler.spec.parallel import Parallel
 from mlxr_tests.few import few_of
 from mlxr_tests.storyteller import storyteller_spec
 
@@ -65,6 +66,22 @@ def test_advice_keeps_the_arena_that_the_spec_fixes() -> None:
 def test_a_budget_below_the_weights_says_that_nothing_fits() -> None:
     with pytest.raises(BudgetError, match="nothing fits: use smaller weight formats or a larger budget"):
         compile_spec(storyteller_spec(memory_budget="64MiB"))
+
+
+@pytest.mark.parametrize(("budget", "rank"), [(["8MiB", "64MiB"], 0), (["64MiB", "8MiB"], 1), ("8MiB", 0)])
+def test_the_rank_that_is_over_its_budget_is_named(budget: Any, rank: int) -> None:
+    split = Parallel(tensor=2, shares=(0.5, 0.5))
+    with pytest.raises(BudgetError, match=f"^rank {rank} of storyteller needs .* its memory_budget is 8.0 MiB; give"):
+        compile_spec(storyteller_spec(memory_budget=budget, parallel=split), targets=("cpu",))
+
+
+def test_ranks_have_shares_as_their_budgets_where_nothing_else_is_said() -> None:
+    spec = storyteller_spec(memory_budget=["60MiB", "30MiB"], parallel=Parallel(tensor=2))
+    split = compile_spec(spec, targets=("cpu",)).artifact.parallel
+    assert split is not None
+    first, second = (rank.memory["cpu"] for rank in split.ranks)
+    assert first.weights_bytes / second.weights_bytes == pytest.approx(2, rel=0.05)
+    assert (first.budget_bytes, second.budget_bytes) == (60 << 20, 30 << 20)
 
 
 @pytest.mark.parametrize("cache", [{"num_blocks": 63}, {"memory_budget": "5MiB"}])

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
@@ -41,6 +42,23 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
         raise RequestError("--distributed serves its model alone: leave other models out, or serve them by themselves")
     if args.detach:
         raise RequestError("mlx.launch starts the ranks of --distributed, and waits for them: leave --detach out")
+
+
+def refuse_split(model: str) -> None:
+    """Refuses an artifact for several ranks where a model of one machine is meant.
+
+    Raises:
+        RequestError: it is one.
+    """
+    from mlxr.compiler.artifact import load_artifact  # noqa: PLC0415 (slow to import: not for the help)
+    from mlxr.compiler.artifact.manifest import PARALLEL  # noqa: PLC0415
+
+    if not (Path(model) / PARALLEL).is_file() or (split := load_artifact(model).parallel) is None:
+        return
+    raise RequestError(
+        f"{model} is split over {split.size} ranks; what serves it is mlx.launch -n {split.size} -- mlxr serve "
+        f"--distributed {model} --weights W"
+    )
 
 
 def run_again(args: argparse.Namespace) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
 from mlxr.cli.pull_progress import pull_absent
-from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, run_again
+from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, refuse_split, run_again
 from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
@@ -131,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
         named_model(model)  # so that a wrong name is told now, not to the first client
+        if args.distributed is None or model == args.draft:
+            refuse_split(model)
     changes, tiers = changes_of(args), tier_sizes(args)
     options = EngineSource(
         "",

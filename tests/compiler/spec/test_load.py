@@ -226,6 +226,45 @@ def test_many_problems_are_cut() -> None:
     assert str(caught.value).count("unknown key") == 20
 
 
+# a split over ranks, line:column, text in the message, fix
+SPLITS = [
+    ("parallel: {}", "19:11", "parallel: one rank", "give tensor or pipeline a number above 1"),
+    ("parallel: {tensor: 0}", "19:20", "parallel.tensor is 0; expected a whole number of at least 1", ""),
+    ("parallel: {tensor: two}", "19:20", 'parallel.tensor is "two"; expected a whole number', ""),
+    ("parallel: {tensors: 2}", "19:12", "unknown key parallel.tensors", 'did you mean "tensor"?'),
+    ("parallel: {tensor: 32, pipeline: 32}", "19:11", "tensor 32 x pipeline 32 is more than 256 ranks", ""),
+    ("parallel: {pipeline: 3}", "19:22", "parallel.pipeline: pipeline has 3 stages, the model only 2 layers", ""),
+    ("parallel: {pipeline: 2, layers: [2]}", "19:33", "layers has 1 numbers for 2 stages", "give one for each"),
+    ("parallel: {pipeline: 2, layers: [2, 1]}", "19:33", "layers are 3 together, the model has 2", ""),
+    ("parallel: {pipeline: 2, layers: [2, 0]}", "19:37", "parallel.layers.1 is 0; expected a whole number", ""),
+    ("parallel: {tensor: 2, shares: [1]}", "19:31", "shares has 1 numbers for 2 ranks of a stage", "give one for each"),
+    ("parallel: {pipeline: 2, shares: [0.5, 0.6]}", "19:33", "the sum of shares is 1.1", "fractions whose sum is 1"),
+    ("parallel: {tensor: 2, shares: [1.0, 0]}", "19:37", "parallel.shares.1 is 0; expected a number", ""),
+    ("parallel: {pipeline: 2, layers: [1, 1], shares: [0.5, 0.5]}", "19:49", "both divide the layers", "one of them"),
+    ("parallel: {tensor: 2}\nmemory_budget: [1GiB]", "20:16", "1 numbers, but parallel has 2 ranks", "one for each"),
+    ("memory_budget: [1GiB, 2GiB]", "19:16", "2 numbers, but without parallel there is one machine", "one for each"),
+    ("parallel: {tensor: 2}\nmemory_budget: [1GiB, much]", "20:23", 'memory_budget.1 is "much"; expected a size', ""),
+    ("memory_budget: []", "19:16", "memory_budget has 0 items; expected at least 1", ""),
+    ("memory_budget: 0", "19:16", "memory_budget is 0; expected a size of at least 1", ""),
+    ("memory_budget: much", "19:16", 'is "much"; expected a size such as 512MiB, 8GiB or a number of bytes, or a', ""),
+]
+
+
+@pytest.mark.parametrize(("lines", "where", "text", "fix"), SPLITS, ids=[split[0] for split in SPLITS])
+def test_mistakes_in_a_split_over_ranks(lines: str, where: str, text: str, fix: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(BASE + lines + "\n", "s")
+    first, *_ = str(caught.value).splitlines()
+    assert first.startswith(f"s:{where}: ") and text in first, caught.value
+    assert fix in str(caught.value)
+
+
+def test_a_split_with_a_budget_for_each_rank() -> None:
+    spec = parse_spec(BASE + "parallel: {tensor: 2}\nmemory_budget: [64GiB, 24GiB]\n")
+    assert [spec.budget_of(rank) for rank in range(2)] == [64 << 30, 24 << 30]
+    assert parse_spec(dump_spec(spec)) == spec
+
+
 def test_tied_embeddings_have_one_format() -> None:
     text = BASE.replace("num_layers: 2", "num_layers: 2\n  tie_embeddings: true") + "weights:\n  embedding: f16\n"
     with pytest.raises(SpecError, match=r"s:21:14: weights.embedding: tied.*f16 and output is bf16"):

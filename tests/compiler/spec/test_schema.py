@@ -52,8 +52,9 @@ def test_bounds_and_choices() -> None:
 
 
 def test_sizes_are_text_or_whole_numbers() -> None:
-    size, _, null = spec_schema()["properties"]["memory_budget"]["anyOf"]
-    assert size["type"] == ["integer", "string"]
+    size, null = spec_schema()["properties"]["memory_budget"]["anyOf"]
+    assert size["type"] == ["integer", "string", "array"]
+    assert size["items"]["type"] == ["integer", "string"]
     assert null == {"type": "null"}
 
 

@@ -1,0 +1,132 @@
+"""What `mlxr-compile` says of an artifact for several ranks."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlxr.compiler.artifact.artifact import Artifact
+from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, Range, RankShare
+from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.driver import Compilation
+from mlxr.compiler.text.byte_sizes import size
+from mlxr.compiler.text.plural import counted
+
+
+def parallel_summary(compilation: Compilation, split: ParallelPlan, output: Path | None) -> dict[str, object]:
+    """The summary for programs."""
+    artifact = compilation.artifact
+    plan = artifact.of_rank(0).plan
+    return {
+        "name": artifact.spec.name,
+        "artifact": str(output) if output else None,
+        "digest": artifact.digest,
+        "targets": list(plan.targets),
+        "chip": artifact.chip.name,
+        "parallel": {"tensor": split.tensor, "pipeline": split.pipeline, "ranks": split.size},
+        "ranks": [_rank_json(rank, share) for rank, share in enumerate(split.ranks)],
+        "arena": {
+            "num_blocks": plan.arena.num_blocks,
+            "block_size": plan.arena.block_size,
+            "context": plan.arena.context,
+            "max_sequences": plan.arena.max_sequences,
+        },
+        "compile_ms": round(compilation.time_us / 1000, 1),
+    }
+
+
+def _rank_json(rank: int, share: RankShare) -> dict[str, object]:
+    largest, messages = _largest(share), share.messages["decode"]
+    return {
+        "rank": rank,
+        **share.model_dump(mode="json", exclude={"memory", "messages"}),
+        "memory": {
+            target: memory.model_dump() | {"total_bytes": memory.total_bytes} for target, memory in share.memory.items()
+        },
+        "needed_bytes": largest.total_bytes,
+        "budget_bytes": largest.budget_bytes,
+        "decode_messages": {
+            "count": len(messages),
+            "sent_bytes": _sent_bytes(rank, messages),
+            "by_kind": _by_kind(messages),
+        },
+    }
+
+
+def describe_parallel(compilation: Compilation, split: ParallelPlan, output: Path | None) -> str:
+    """The summary for people."""
+    artifact = compilation.artifact
+    model, arena = artifact.spec.model, artifact.of_rank(0).plan.arena
+    stages, attention = counted(split.pipeline, "stage"), model.attention
+    lines = [
+        f"{artifact.spec.name}: {model.num_layers} layers, hidden {model.hidden_size}, {attention.num_heads} heads on "
+        f"{attention.num_kv_heads} KV heads, vocabulary {model.vocab_size}",
+        f"  split over {split.size} ranks: {stages} of {counted(split.tensor, 'rank')}, for targets "
+        f"{', '.join(split.ranks[0].memory)}",
+        f"  arena    {arena.num_blocks} blocks of {arena.block_size} tokens on every rank, context {arena.context} x "
+        f"{counted(arena.max_sequences, 'sequence')}",
+    ]
+    for rank, share in enumerate(split.ranks):
+        lines += _rank_lines(artifact, rank, share)
+    lines.append(
+        f"compiled in {compilation.time_us / 1000:.0f} ms" + (f" to {output}" if output else "; -o DIR writes it")
+    )
+    if output:
+        lines.append(f"run it with: mlx.launch -n {split.size} -- mlxr run {output} --weights W --prompt ...")
+    return "\n".join(lines)
+
+
+def _rank_lines(artifact: Artifact, rank: int, share: RankShare) -> list[str]:
+    model, memory, messages = artifact.spec.model, _largest(share), share.messages["decode"]
+    attention = model.attention
+    has = [
+        _range("layer", share.layers, model.num_layers),
+        "all heads, copied"
+        if share.copies_attention
+        else f"{_range('head', share.heads, attention.num_heads)} on "
+        f"{_range('KV head', share.kv_heads, attention.num_kv_heads)}",
+        *_ranges("MLP column", share.columns),
+        *_ranges("expert", share.experts),
+    ]
+    if not _weights(artifact, rank).isdisjoint(("embedding", "output")):
+        has.append(_range("vocabulary row", share.vocabulary, model.vocab_size))
+    totals = ", ".join(f"{size(needed.total_bytes)} ({target})" for target, needed in share.memory.items())
+    budget = f" of a budget of {size(memory.budget_bytes)}" if memory.budget_bytes else ""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in _by_kind(messages).items())
+    first = f" ({next(iter(share.memory))})" if len(share.memory) > 1 else ""  # others have other types
+    return [
+        f"  rank {rank}   {', '.join(has)}",
+        f"           weights {size(memory.weights_bytes)}, arena {size(memory.arena_bytes)}, total {totals}{budget}",
+        f"           a decode step of one sequence: {counted(len(messages), 'message')} ({kinds}), "
+        f"{size(_sent_bytes(rank, messages))} sent{first}",
+    ]
+
+
+def _weights(artifact: Artifact, rank: int) -> set[str]:
+    return {part.name for weight in artifact.of_rank(rank).plan.weights for part in weight.parts}
+
+
+def _range(what: str, part: Range, whole: int) -> str:
+    """A range with its last number included: `layers 0-15 of 32`."""
+    first, end = part
+    if part == (0, whole):
+        return f"all {counted(whole, what)}"
+    return f"{what}s {first}-{end - 1} of {whole}" if end - first > 1 else f"{what} {first} of {whole}"
+
+
+def _ranges(what: str, parts: Mapping[int, Range]) -> list[str]:
+    return [_range(what, part, whole) for whole, part in sorted(parts.items())]
+
+
+def _largest(share: RankShare) -> MemoryPlan:
+    """The memory of the target that needs most; the budget applies to that."""
+    return max(share.memory.values(), key=lambda memory: memory.total_bytes)
+
+
+def _sent_bytes(rank: int, messages: Sequence[Message]) -> int:
+    """Bytes that a rank gives to the others in a decode step of one sequence, a row of each message."""
+    own = ("receive",) if rank else ("receive", "gather")  # rank 0 keeps what all others send it in the end
+    return sum(message.row_bytes for message in messages if message.kind not in own)
+
+
+def _by_kind(messages: Sequence[Message]) -> dict[str, int]:
+    return dict(Counter(message.kind for message in messages))
