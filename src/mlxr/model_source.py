@@ -15,6 +15,7 @@ from mlxr.artifact_cache import cached_artifact
 from mlxr.compiler.artifact import Artifact, Chip, load_artifact
 from mlxr.compiler.errors import ContextError, RequestError, WeightsError
 from mlxr.compiler.importers.imported import ImportOptions
+from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import NO_CHANGES, Changes, changed
 from mlxr.compiler.spec.load import load_spec
@@ -25,6 +26,7 @@ from mlxr.runtime.argument_types import PATH, expect, whole_number
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
 from mlxr.runtime.hosts.entry import HostEntry
 from mlxr.runtime.hosts.registry import AUTO
+from mlxr.runtime.parallel.launch import read_launch
 
 if TYPE_CHECKING:
     from mlxr.runtime.engine.model import Model
@@ -51,6 +53,7 @@ def load(
     shrink_arena: bool = False,
     most_bytes: int | None = None,
     control: str | None = None,
+    ranks: int | None = None,
     progress: "Progress | None" = None,
 ) -> "Model":
     """Loads a model. If it is not compiled yet, it is compiled for the host, and cached.
@@ -73,6 +76,8 @@ def load(
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
             chosen.
+        ranks: of a model that is not compiled yet, over how many ranks to split it where its spec does not say; None:
+            as many as `mlx.launch` started.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -110,6 +115,7 @@ def load(
             shrink_arena=shrink_arena,
             most_bytes=most_bytes,
             control=control,
+            ranks=ranks,
             progress=progress,
         )
         note_use(registered)
@@ -126,6 +132,7 @@ def load(
         own, of_files = None, False
         if where.deterministic and not _is_compiled(model):
             changes = replace(changes, deterministic=True)
+        changes = _split(model, changes, ranks)
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
         elif isinstance(model, ModelSpec):
@@ -154,11 +161,26 @@ def load(
         )
         if prompt_lookup or draft is not None:
             try:
-                loaded.speculate(None if draft is None else _load_draft(draft, artifact, host, threads, progress))
+                loaded.speculate(
+                    None if draft is None else _load_draft(draft, loaded.artifact, host, threads, progress)
+                )
             except BaseException:
                 loaded.close()
                 raise
         return loaded
+
+
+def _split(model: "Artifact | ModelSpec | str | os.PathLike[str]", changes: Changes, ranks: int | None) -> Changes:
+    """The changes, and how to split a model that is not compiled yet over the ranks."""
+    launch = read_launch(os.environ) if ranks is None else None
+    count = launch.size if launch is not None else ranks or 1
+    if count == 1 or isinstance(model, Artifact) or _is_compiled(model):
+        return changes
+    if isinstance(model, ModelSpec):
+        spec = changed(model, changes)
+    else:
+        spec, _ = resolve_spec(os.fspath(model), changes)
+    return replace(changes, parallel=split_for(spec, count))
 
 
 def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] | None) -> "Callable[..., Model]":
@@ -180,10 +202,10 @@ def _load_draft(
     arena = artifact.plan.arena
     changes = Changes(needed_context=arena.context, sequences=arena.max_sequences)
     try:
-        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, progress=progress)
+        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
     except ContextError:
         changes = replace(changes, needed_context=1)
-        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, progress=progress)
+        return load(model, host=host, threads=threads, changes=changes, shrink_arena=True, ranks=1, progress=progress)
 
 
 def chip_of(host: HostEntry) -> Chip | None:

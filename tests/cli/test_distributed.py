@@ -33,9 +33,11 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
     whole = capfd.readouterr().out
-    first, second = run_ranks(2, ["-m", "mlxr.cli", "run", split, "--weights", str(TINY), *HOST, *PROMPT])
-    assert (first.code, first.stdout) == (0, whole), first
-    assert (second.code, second.stdout, second.stderr) == (0, "", "")
+    draft = ["--draft", str(TINY)]
+    for model in ([split, "--weights", str(TINY), *draft], [str(TINY)]):  # what is not compiled is split over the ranks
+        first, second = run_ranks(2, ["-m", "mlxr.cli", "run", *model, *HOST, *PROMPT])
+        assert (first.code, first.stdout) == (0, whole), first
+        assert (second.code, second.stdout, second.stderr) == (0, "", "")
     assert main(["run", split, "--weights", str(TINY), *HOST, *PROMPT]) == 1
     assert "mlx.launch -n 2 -- mlxr" in capfd.readouterr().err
 
