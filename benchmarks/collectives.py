@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,7 +21,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import RankPlan
+from mlxr.runtime.hosts.gather_result import gather_result
 from mlxr.runtime.parallel.cores import place_threads
+from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import read_launch
 from mlxr.runtime.parallel.links import Links
@@ -83,8 +87,24 @@ def run_rank(size: int, free: bool) -> None:
             logits.nbytes,
             lambda m=mine, b=bounds, w=whole: sums.gather(m, b, w),
         )
+    results(world, sums)
     chains(world, sums)
     waiting(world, sums)
+
+
+def results(world: World, links: Links) -> None:
+    """The logits of a step: all, or the greatest ones of each row, found and placed."""
+    vocabulary, (rank, ranks) = 131072, (links.place.rank, links.place.tensor)
+    bounds = tuple(vocabulary * i // ranks for i in range(ranks + 1))
+    plan = RankPlan(rank=rank, tensor=ranks, pipeline=1, result_bounds=bounds)
+    for rows in (1, 64):
+        random = np.random.default_rng(rank)
+        own = random.standard_normal((rows, bounds[rank + 1] - bounds[rank]), np.float32)
+        out = np.empty((rows, vocabulary), np.float32)
+        for tops in (0, 1, 40, 256):
+            what = f"the {tops} greatest" if tops else "all"
+            call = partial(gather_result, HostLinks(links, bounds), plan, own, out, tops)
+            report(world, f"{rows} x {vocabulary} logits: {what}", out.nbytes, call)
 
 
 def chains(world: World, links: Links) -> None:
