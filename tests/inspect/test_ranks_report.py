@@ -46,7 +46,7 @@ def test_the_launches_of_a_rank_with_its_messages(folder: Path, capsys: pytest.C
     assert {launch["layer"] for launch in shown["launches"]} == {None, 0, 1}
 
 
-@pytest.mark.parametrize("option", ["--kernel=embed", "--graph=graph.svg", "--all-launches", "--context=8"])
+@pytest.mark.parametrize("option", ["--kernel=embed", "--graph=graph.svg", "--all-launches"])
 def test_other_options_need_a_rank(folder: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(folder), option]) == 1
     assert "add --rank N (0 to 3) to " + option.split("=", maxsplit=1)[0] in capsys.readouterr().err

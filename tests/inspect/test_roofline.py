@@ -205,7 +205,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert data["roofline"]["chip"]["name"] == "h200"
     assert data["roofline"]["steps"][0]["batch"]["context"] == 40, "512, but no more than the artifact holds"
     for options, message in (
-        (["--batch", "2"], "--context and --batch are for --chip NAME or --measure"),
+        (["--batch", "2"], "--context and --batch are for --chip NAME, --predict or --measure"),
         (["--chip", "m4", "--all-launches"], "leave out --kernel, --graph, --all-launches"),
         (["--chip", "x"], "there is no chip 'x'"),
     ):

@@ -37,6 +37,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="NAME",
         help="predict for a chip: h200, m4-max, ... (with --measure the default is this machine's)",
     )
+    roofline.add_argument(
+        "--predict", action="store_true", help="predict for the chip that it was compiled for, or this machine's"
+    )
+    roofline.add_argument(
+        "--link",
+        metavar="NAME",
+        help="of a model that is split over ranks: predict with a link between them: 10GbE, tb5, nvlink, ...",
+    )
     roofline.add_argument("--measure", action="store_true", help="measure each launch on this machine's GPU")
     roofline.add_argument("--context", type=int, metavar="N", help="tokens of each sequence in decode (default: 512)")
     roofline.add_argument("--batch", type=int, metavar="N", help="sequences in decode (default: 1)")

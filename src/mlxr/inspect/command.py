@@ -7,9 +7,10 @@ import shutil
 import sys
 from dataclasses import replace
 
-from mlxr.compiler.artifact import Artifact
+from mlxr.compiler.artifact import Artifact, Chip, Plan
 from mlxr.compiler.artifact.running import usual_context
 from mlxr.compiler.chips.catalog import find_chip, find_chip_of_device
+from mlxr.compiler.chips.link_catalog import find_link, known_links
 from mlxr.compiler.command.type_options import type_changes
 from mlxr.compiler.errors import ArtifactError, RequestError
 from mlxr.compiler.targets.refused_activations import refused_activations
@@ -20,12 +21,15 @@ from mlxr.inspect.report import report
 from mlxr.inspect.report_json import kernel_json, report_json
 from mlxr.inspect.roofline import roofline as limits
 from mlxr.inspect.roofline_report import Roofline, roofline_json, roofline_text
+from mlxr.inspect.split.compare_splits import SplitComparison, compare_splits
+from mlxr.inspect.split.prediction_report import prediction_json, prediction_report
 from mlxr.inspect.split.ranks_report import rank_json, rank_lines, ranks_json, ranks_report, split_of
 from mlxr.inspect.text_table import Ink
 from mlxr.model_source import here, resolve_artifact
 from mlxr.runtime.hosts.registry import AUTO
 
 _DEFAULT_SIZE = (120, 24)
+_ONLY_WITH_TIMES = "--context and --batch are for --chip NAME, --predict or --measure"
 
 
 def show(args: argparse.Namespace) -> int:
@@ -40,8 +44,9 @@ def show(args: argparse.Namespace) -> int:
     artifact, _ = resolve_artifact(args.model, changes, chip)
     if artifact.parallel is not None:
         return show_split(artifact, args)
-    if args.rank is not None:
-        raise RequestError(f"{artifact.spec.name} is not split over ranks: leave out --rank")
+    for option in ("rank", "link"):
+        if getattr(args, option) is not None:
+            raise RequestError(f"{artifact.spec.name} is not split over ranks: leave out --{option}")
     return show_artifact(artifact, args)
 
 
@@ -52,6 +57,8 @@ def show_split(artifact: Artifact, args: argparse.Namespace) -> int:
     if args.measure:
         raise RequestError("--measure times the launches of a model on one machine, and this one is split over ranks")
     if args.rank is not None:
+        if args.link is not None:
+            raise RequestError("--link predicts all ranks together: leave out --rank")
         if not 0 <= args.rank < size:
             raise RequestError(f"--rank is {args.rank}; the model has ranks 0 to {size - 1}")
         own = artifact.of_rank(args.rank)
@@ -60,14 +67,21 @@ def show_split(artifact: Artifact, args: argparse.Namespace) -> int:
         if args.kernel is None and args.graph is None:
             print("\n".join(rank_lines(artifact, args.rank, width)))
         return show_artifact(own, args)
-    for option in ("kernel", "graph", "all_launches", "chip", "context", "batch"):
+    for option in ("kernel", "graph", "all_launches"):
         if getattr(args, option) not in (None, False):
             name = option.replace("_", "-")
             raise RequestError(f"each rank has its own launches and graphs: add --rank N (0 to {size - 1}) to --{name}")
-    target = args.target or artifact.of_rank(0).plan.targets[0]
-    if target not in artifact.of_rank(0).plan.targets:
-        raise ArtifactError(f"the artifact has no target {target}")
-    if args.json:
+    plan = artifact.of_rank(0).plan
+    target = _target(plan, args)
+    if args.predict or args.chip is not None or args.link is not None:
+        comparison = _comparison(artifact, args, target)
+        if args.json:
+            print(json.dumps(prediction_json(comparison), indent=1))
+        else:
+            sys.stdout.write(prediction_report(comparison, width, Ink(_colour())))
+    elif args.context is not None or args.batch is not None:
+        raise RequestError(_ONLY_WITH_TIMES)
+    elif args.json:
         print(json.dumps(ranks_json(artifact), indent=1))
     else:
         sys.stdout.write(ranks_report(artifact, target, width, Ink(_colour())))
@@ -82,16 +96,14 @@ def show_artifact(artifact: Artifact, args: argparse.Namespace, about_rank: dict
         args: the command's.
         about_rank: of a rank, what else its JSON says.
     """
-    target = args.target or artifact.plan.targets[0]
-    if target not in artifact.plan.targets:
-        raise ArtifactError(f"the artifact has no target {target}, only {', '.join(artifact.plan.targets)}")
+    target = _target(artifact.plan, args)
     if (reason := refused_activations(args.activations, [target])) is not None:
         raise RequestError(reason)
     in_c = artifact.plan.program(target).library is not None
-    if args.chip or args.measure:
+    if args.chip or args.predict or args.measure:
         _show_roofline(artifact, args, target)
     elif args.context is not None or args.batch is not None:
-        raise RequestError("--context and --batch are for --chip NAME or --measure")
+        raise RequestError(_ONLY_WITH_TIMES)
     elif args.kernel is not None:
         sys.stdout.write(_kernel(artifact, args.kernel, target, args.json))
     elif args.graph is not None:
@@ -110,13 +122,38 @@ def show_artifact(artifact: Artifact, args: argparse.Namespace, about_rank: dict
     return 0
 
 
+def _target(plan: Plan, args: argparse.Namespace) -> str:
+    target: str = args.target or plan.targets[0]
+    if target not in plan.targets:
+        raise ArtifactError(f"the artifact has no target {target}, only {', '.join(plan.targets)}")
+    return target
+
+
+def _comparison(artifact: Artifact, args: argparse.Namespace, target: str) -> SplitComparison:
+    if args.link is None:
+        raise RequestError(f"name the link between the ranks with --link: {', '.join(known_links())}")
+    if target != "metal":
+        raise RequestError("only programs for GPUs (--target metal) have predictions")
+    plan = artifact.of_rank(0).plan
+    context = args.context if args.context is not None else usual_context(plan)
+    batch = args.batch if args.batch is not None else 1
+    return compare_splits(artifact, find_link(args.link), _chip(artifact, args.chip), context, batch)
+
+
+def _chip(artifact: Artifact, name: str | None) -> Chip:
+    """The chip to predict for: the one that is named, or that the artifact was compiled for, or this machine's."""
+    if name is not None:
+        return find_chip(name)
+    return artifact.chip if artifact.chip.figures is not None else here() or artifact.chip
+
+
 def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) -> None:
     if args.kernel is not None or args.graph is not None or args.all_launches:
         raise RequestError(
-            "--chip and --measure show a table of their own: leave out --kernel, --graph, --all-launches"
+            "--chip, --predict and --measure show a table of their own: leave out --kernel, --graph, --all-launches"
         )
     if target != "metal":
-        raise RequestError("--chip and --measure are for GPUs; how fast host cpu is, mlxr bench measures")
+        raise RequestError("--chip, --predict and --measure are for GPUs; how fast host cpu is, mlxr bench measures")
     context = args.context if args.context is not None else usual_context(artifact.plan)
     batch = args.batch if args.batch is not None else 1
     roofline = (
@@ -131,8 +168,8 @@ def _show_roofline(artifact: Artifact, args: argparse.Namespace, target: str) ->
         sys.stdout.write(roofline_text(roofline, width, Ink(_colour())))
 
 
-def _predicted(artifact: Artifact, name: str, context: int, batch: int) -> Roofline:
-    chip = find_chip(name)
+def _predicted(artifact: Artifact, name: str | None, context: int, batch: int) -> Roofline:
+    chip = _chip(artifact, name)
     return Roofline(artifact, chip, limits(artifact, chip, context, batch))
 
 

@@ -32,7 +32,7 @@ from mlxr.inspect.launches import LaunchRow, PhaseRows, phase_rows
 Bound = Literal["memory", "compute", "launch"]
 Dims = Mapping[BatchDim, int]
 MLX = "MLX matmul"
-_TARGET = "metal"
+TARGET = "metal"
 """The target of GPUs, whose launches this is about."""
 
 
@@ -125,18 +125,28 @@ def roofline(artifact: Artifact, chip: Chip, context: int, batch: int) -> tuple[
         ArtifactError: it has no code for GPUs, or the chip's speed is not known.
     """
     plan = artifact.plan
-    if _TARGET not in plan.targets:
+    check_batch(plan, context, batch)
+    chunk = chunk_dims(plan)
+    sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
+    rows = {phase.name: phase for phase in phase_rows(artifact, TARGET)}
+    return (
+        limits_of(artifact, chip, rows["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
+        limits_of(artifact, chip, rows["prefill"], chunk, f"the first {chunk['tokens']} tokens of a prompt"),
+    )
+
+
+def check_batch(plan: Plan, context: int, batch: int) -> None:
+    """Whether a plan has code for GPUs, and holds so many sequences with so many tokens each.
+
+    Raises:
+        RequestError: it does not hold them.
+        ArtifactError: it has no such code.
+    """
+    if TARGET not in plan.targets:
         raise ArtifactError("the artifact has no code for GPUs; compile it with mlxr-compile --target metal")
     for name, value, most in (("context", context, plan.arena.context), ("batch", batch, plan.arena.max_sequences)):
         if not 1 <= value <= most:
             raise RequestError(f"--{name} is {value}; the artifact holds 1 to {most}")
-    chunk = chunk_dims(plan)
-    sequences = f"{batch} sequence{'s' if batch > 1 else ''}"
-    rows = {phase.name: phase for phase in phase_rows(artifact, _TARGET)}
-    return (
-        _limits(artifact, chip, rows["decode"], decode_dims(batch, context), f"{sequences} of {context} tokens"),
-        _limits(artifact, chip, rows["prefill"], chunk, f"the first {chunk['tokens']} tokens of a prompt"),
-    )
 
 
 def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
@@ -146,7 +156,7 @@ def runs_on_mlx(row: LaunchRow, dims: Dims) -> bool:
 
 def works(artifact: Artifact, rows: PhaseRows, dims: Dims) -> dict[int, Work]:
     """The work of each launch of a phase that runs for a batch, by its index; it is the same on any chip."""
-    phase = next(phase for phase in artifact.plan.program(_TARGET).phases if phase.name == rows.name)
+    phase = next(phase for phase in artifact.plan.program(TARGET).phases if phase.name == rows.name)
     graph = artifact.graph(phase.name)
     running = rows.running(dims)
     return {row.index: _work(artifact.plan, phase, graph, row, graph.op(row.launch.op), dims) for row in running}
@@ -184,7 +194,19 @@ def call_works(artifact: Artifact, target: str, rows: Iterable[CallRow], dims: D
     return works
 
 
-def _limits(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
+def limits_of(artifact: Artifact, chip: Chip, rows: PhaseRows, dims: Dims, about: str) -> StepLimits:
+    """The limits of one step.
+
+    Args:
+        artifact: whose.
+        chip: where it runs.
+        rows: the phase's launches.
+        dims: the batch.
+        about: the batch, for people.
+
+    Raises:
+        ArtifactError: the chip's speed is not known.
+    """
     figures = chip.figures
     if figures is None:
         raise ArtifactError(f"it is not known how fast {chip.title} is; name a chip with --chip")

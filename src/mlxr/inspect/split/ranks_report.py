@@ -49,7 +49,7 @@ def ranks_report(artifact: Artifact, target: str, width: int, ink: Ink) -> str:
     split, spec, dims = split_of(artifact), artifact.spec, step_dims(artifact)
     about = (
         f"{spec.name} over {split.size} ranks: {counted(split.pipeline, 'stage')} of {counted(split.tensor, 'rank')}; "
-        f"memory of target {target}; show a rank's launches with --rank N"
+        f"memory of target {target}; show a rank's launches with --rank N, predict times with --predict --link NAME"
     )
     lines = textwrap.wrap(about, max(width, NARROWEST), subsequent_indent="  ")
     lines[0] = lines[0].replace(spec.name, ink.bold(spec.name), 1)
