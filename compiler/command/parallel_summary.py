@@ -46,7 +46,7 @@ def _rank_json(rank: int, share: RankShare) -> dict[str, object]:
         "budget_bytes": largest.budget_bytes,
         "decode_messages": {
             "count": len(messages),
-            "sent_bytes": _sent_bytes(rank, messages),
+            "given_bytes": _given_bytes(messages),
             "by_kind": _by_kind(messages),
         },
     }
@@ -97,7 +97,7 @@ def _rank_lines(artifact: Artifact, rank: int, share: RankShare) -> list[str]:
         f"  rank {rank}   {', '.join(has)}",
         f"           weights {size(memory.weights_bytes)}, arena {size(memory.arena_bytes)}, total {totals}{budget}",
         f"           a decode step of one sequence: {counted(len(messages), 'message')} ({kinds}), "
-        f"{size(_sent_bytes(rank, messages))} sent{first}",
+        f"{size(_given_bytes(messages))} given{first}",
     ]
 
 
@@ -122,10 +122,9 @@ def _largest(share: RankShare) -> MemoryPlan:
     return max(share.memory.values(), key=lambda memory: memory.total_bytes)
 
 
-def _sent_bytes(rank: int, messages: Sequence[Message]) -> int:
-    """Bytes that a rank gives to the others in a decode step of one sequence, a row of each message."""
-    own = ("receive",) if rank else ("receive", "gather")  # rank 0 keeps what all others send it in the end
-    return sum(message.row_bytes for message in messages if message.kind not in own)
+def _given_bytes(messages: Sequence[Message]) -> int:
+    """Bytes that a rank gives to the collectives of a decode step of one sequence; what it receives does not count."""
+    return sum(message.row_bytes for message in messages if message.kind != "receive")
 
 
 def _by_kind(messages: Sequence[Message]) -> dict[str, int]:

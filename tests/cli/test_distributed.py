@@ -1,5 +1,6 @@
 """`mlxr run` and `mlxr serve --distributed` of a model over two ranks, each a process with half of the weights."""
 
+import json
 import os
 import signal
 import time
@@ -9,9 +10,10 @@ import httpx
 import pytest
 
 from mlxr.cli import main
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.spec.parallel import Parallel
-from mlxr.model_source import resolve_spec
+from mlxr.model_source import load, resolve_spec
 from mlxr_tests.few import few
 from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
 from mlxr_tests.serve_process import wait_for
@@ -33,11 +35,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
     whole = capfd.readouterr().out
-    draft = ["--draft", str(TINY)]
-    for model in ([split, "--weights", str(TINY), *draft], [str(TINY)]):  # what is not compiled is split over the ranks
-        first, second = run_ranks(2, ["-m", "mlxr.cli", "run", *model, *HOST, *PROMPT])
-        assert (first.code, first.stdout) == (0, whole), first
-        assert (second.code, second.stdout, second.stderr) == (0, "", "")
+    first, second = run_ranks(2, ["-m", "mlxr.cli", "run", split, "--weights", str(TINY), *HOST, *PROMPT])
+    assert (first.code, first.stdout) == (0, whole), first
+    assert (second.code, second.stdout, second.stderr) == (0, "", "")
     assert main(["run", split, "--weights", str(TINY), *HOST, *PROMPT]) == 1
     assert "mlx.launch -n 2 -- mlxr" in capfd.readouterr().err
 
@@ -57,6 +57,29 @@ def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -
         assert rank.code == 1 and not rank.stdout
         is_named = f"rank {absent}" in rank.stderr or rank.stderr.startswith("error: /absent")  # rank 0's own message
         assert is_named and "/absent: no such file" in rank.stderr, rank
+
+
+def test_what_is_not_compiled_yet_is_split_over_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(3)]))
+    monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
+    monkeypatch.setenv("MLX_RANK", "0")
+    loaded: list[Artifact] = []
+
+    def load_rank(artifact: Artifact, *_: object, **__: object) -> None:
+        loaded.append(artifact)
+
+    monkeypatch.setattr("mlxr.load_rank.load_rank", load_rank)
+    load(TINY, host="cpu")
+    assert loaded[0].spec.parallel == Parallel(tensor=3)
+
+
+@pytest.mark.long
+def test_run_without_an_artifact_and_with_a_draft(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(TINY), *HOST, *PROMPT]) == 0
+    whole = capfd.readouterr().out
+    ranks = run_ranks(2, ["-m", "mlxr.cli", "run", str(TINY), "--draft", str(TINY), *HOST, *PROMPT])
+    assert [(rank.code, rank.stdout) for rank in ranks] == [(0, whole), (0, "")], ranks
 
 
 @pytest.mark.parametrize(
