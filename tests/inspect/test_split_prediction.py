@@ -103,7 +103,7 @@ def test_stages_follow_one_another() -> None:
 
 
 def test_splitting_pays_over_a_fast_link_only() -> None:
-    artifact = compiled(small_spec(parallel={"tensor": 2}, model__num_layers=6))
+    artifact = compiled(small_spec(parallel={"tensor": 2}, model__num_layers=4))
     on = chip(bandwidth=0.01)
     fast, slow = link(latency=1e-3, bandwidth=1e3), link(latency=1e5)
     pays = compare_splits(artifact, fast, on, 20, 1)
@@ -114,26 +114,26 @@ def test_splitting_pays_over_a_fast_link_only() -> None:
     assert predicted_slower(artifact, fast, on) is None
     loses = compare_splits(artifact, slow, on, 20, 1)
     assert "does not pay" in loses.verdicts[0]
-    assert "best split: pipeline 2" in loses.verdicts[0], "two messages instead of fourteen"
+    assert "best split: pipeline 2" in loses.verdicts[0], "two messages instead of ten"
     message = predicted_slower(artifact, slow, on)
     assert message is not None
     assert "one Toy alone" in message
-    small = compiled(small_spec(parallel={"tensor": 2}, model__num_layers=6, memory_budget="900KiB"))
+    small = compiled(small_spec(parallel={"tensor": 2}, model__num_layers=4, memory_budget="900KiB"))
     assert predicted_slower(small, slow, on) is None, "one machine does not hold it"
     assert compare_splits(small, slow, on, 20, 1).verdicts[-1].startswith("one machine would need")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "artifact"
-    compiled(small_spec(parallel={"tensor": 3, "pipeline": 2}, model__num_layers=4)).write(folder)
+    compiled(small_spec(parallel={"tensor": 3})).write(folder)
     command = ["inspect", str(folder), "--predict", "--chip", "m4-max"]
     assert main([*command, "--link", "10gbe", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["link"]["name"], shown["chip"]["name"], shown["own"]) == ("10GbE", "m4-max", "tensor 3 x pipeline 2")
-    assert len(shown["splits"][1]["ranks"]) == 6
-    assert "4 layers" in shown["impossible"]["tensor 1 x pipeline 6"]
+    assert (shown["link"]["name"], shown["chip"]["name"], shown["own"]) == ("10GbE", "m4-max", "tensor 3")
+    assert len(shown["splits"][1]["ranks"]) == 3
+    assert "2 layers" in shown["impossible"]["tensor 1 x pipeline 3"]
     assert main([*command, "--link", "tb5"]) == 0
-    assert "tensor 3 x pipeline 2 (this one)" in capsys.readouterr().out
+    assert "tensor 3 (this one)" in capsys.readouterr().out
     assert main(command) == 1
     assert "name the link between the ranks with --link: loopback, 1GbE" in capsys.readouterr().err
     assert main([*command, "--rank", "1"]) == 0
