@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from mlxr.runtime.hosts.collectives import Floats
 from mlxr.runtime.parallel.links import Links
@@ -34,6 +35,8 @@ class HostLinks:
 
     def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
         """See `BlockingCollectives`."""
+        if x is None and self._links.place.in_last_stage:
+            x = np.zeros((len(out), 0), np.float32)  # of a result that only the first rank of the stage gives
         self._links.gather(x, tuple(bounds), out if self._links.place.rank == 0 else None)
 
     def all_sum_lazily(self, x: mx.array) -> mx.array:
@@ -50,5 +53,7 @@ class HostLinks:
 
     def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
         """See `LazyCollectives`. Ranks that have nothing and get nothing return zeros."""
+        if x is None and self._links.place.in_last_stage:
+            x = mx.zeros((shape[0], 0))
         result = self._links.gather_lazy(x, self._bounds, shape[0], mx.float32)
         return mx.zeros(shape) if result is None else result
