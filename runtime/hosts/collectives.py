@@ -35,6 +35,10 @@ class BlockingCollectives(Protocol):
 class LazyCollectives(Protocol):
     """The same for steps that are lazy MLX graphs. Every rank makes the same calls in the same order."""
 
+    @property
+    def traceable(self) -> bool:
+        """Whether MLX may compile a step with them; not where some wait for the other side when they are called."""
+
     def all_sum_lazily(self, x: mx.array) -> mx.array:
         """The sum of all x over the ranks of the stage, like x."""
 

@@ -39,6 +39,11 @@ class HostLinks:
             x = np.zeros((len(out), 0), np.float32)  # of a result that only the first rank of the stage gives
         self._links.gather(x, tuple(bounds), out if self._links.place.rank == 0 else None)
 
+    @property
+    def traceable(self) -> bool:
+        """See `LazyCollectives`. Between stages, rows are moved, or put in order, when the methods are called."""
+        return self._links.place.pipeline == 1
+
     def all_sum_lazily(self, x: mx.array) -> mx.array:
         """See `LazyCollectives`."""
         return self._links.all_sum_lazy(x)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,14 +14,17 @@ import numpy as np
 import pytest
 
 import mlxr
+from mlxr.cli import main
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.spec.parallel import Parallel
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda.device import has_cuda
 from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr_tests.format_planes import random_buffers
+from mlxr_tests.ranks import run_ranks
 from mlxr_tests.specs import UNPACKED, small_spec
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
 
@@ -156,3 +160,21 @@ def test_prompts_that_are_filled_up_give_the_logits_of_exact_ones() -> None:
     for got, want in zip(filled, exact, strict=True):
         assert np.linalg.norm(got - want) <= 2e-2 * np.linalg.norm(want)
     assert np.array_equal(filled[5], filled[2]) and np.array_equal(filled[6], filled[1])
+
+
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
+def test_ranks_on_one_card(parallel: dict[str, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Processes that share the card, over ring: each has its part, and together they give one process's tokens."""
+    spec = storyteller_spec(activation_dtype="f32")
+    options = ["--weights", str(Q8_0), "--host", "cuda", "--temperature", "0", "--ignore-eos", "--json"]
+    options += ["--prompt", "Once upon a time there was a girl who lived by the sea. " * 4, "--max-tokens", "40"]
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    compile_spec(spec, targets=["metal"]).artifact.write(whole)
+    compile_spec(spec.model_copy(update={"parallel": Parallel(**parallel)}), targets=["metal"]).artifact.write(split)
+    assert main(["run", str(whole), *options]) == 0
+    alone = json.loads(capfd.readouterr().out)
+    ranks = run_ranks(Parallel(**parallel).size, ["-m", "mlxr.cli", "run", str(split), *options])
+    assert [rank.code for rank in ranks] == [0] * len(ranks), ranks
+    together = json.loads(ranks[0].stdout)
+    assert together["token_ids"] == alone["token_ids"]
+    assert together["launches"]["gather"] >= 40

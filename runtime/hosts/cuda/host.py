@@ -287,6 +287,9 @@ class CudaHost(MlxHost):
 
     def _compiled(self, run: Callable[..., Any]) -> _Trace:
         """A function that launches kernels, compiled by MLX; its launches are counted when it is traced."""
+        collectives = self.launcher.collectives
+        if collectives is not None and not collectives.traceable:
+            return _Trace(run, Counter())
         launches: Counter[str] = Counter()
 
         def counted(*arrays: Any) -> Any:
