@@ -76,8 +76,8 @@ def load(
         most_bytes: memory that it may take, mapped weights included, a draft model not; None: what is free.
         control: of a model that is split over several ranks: HOST:PORT at which rank 0 listens for the others; None:
             chosen.
-        ranks: of a model that is not compiled yet, over how many ranks to split it where its spec does not say; None:
-            as many as `mlx.launch` started.
+        ranks: over how many ranks a model that is not compiled yet is split, where its spec does not say; None: as many
+            as `mlx.launch` started. 1: each of these loads a whole model for itself.
         progress: called with what is being loaded and how far it is.
 
     Raises:
@@ -132,7 +132,8 @@ def load(
         own, of_files = None, False
         if where.deterministic and not _is_compiled(model):
             changes = replace(changes, deterministic=True)
-        changes = _split(model, changes, ranks)
+        count = _started() if ranks is None else ranks
+        changes = _split(model, changes, count)
         if isinstance(model, Artifact):
             artifact = _as_changed(model, changes)
         elif isinstance(model, ModelSpec):
@@ -141,6 +142,7 @@ def load(
             name = os.fspath(model)
             artifact, own = resolve_artifact(name, changes, chip_of(where))
             of_files = not weights and name not in bundled_specs() and is_model_file(Path(name))
+        _refuse_whole(artifact, count)
         chosen = weights or own
         if not chosen:
             raise WeightsError(
@@ -170,17 +172,30 @@ def load(
         return loaded
 
 
-def _split(model: "Artifact | ModelSpec | str | os.PathLike[str]", changes: Changes, ranks: int | None) -> Changes:
-    """The changes, and how to split a model that is not compiled yet over the ranks."""
-    launch = read_launch(os.environ) if ranks is None else None
-    count = launch.size if launch is not None else ranks or 1
-    if count == 1 or isinstance(model, Artifact) or _is_compiled(model):
+def _started() -> int:
+    """How many ranks `mlx.launch` started; 1: this process is alone."""
+    launch = read_launch(os.environ)
+    return 1 if launch is None else launch.size
+
+
+def _split(model: "Artifact | ModelSpec | str | os.PathLike[str]", changes: Changes, ranks: int) -> Changes:
+    """The changes, and how to split a model that is not compiled yet."""
+    if ranks == 1 or isinstance(model, Artifact) or _is_compiled(model):
         return changes
     if isinstance(model, ModelSpec):
         spec = changed(model, changes)
     else:
         spec, _ = resolve_spec(os.fspath(model), changes)
-    return replace(changes, parallel=split_for(spec, count))
+    return replace(changes, parallel=split_for(spec, ranks))
+
+
+def _refuse_whole(artifact: Artifact, ranks: int) -> None:
+    """Refuses a model of one machine where several ranks were started, each of which would load it."""
+    if ranks > 1 and artifact.parallel is None:
+        raise RequestError(
+            f"{artifact.spec.name} is compiled for one machine, and {ranks} ranks were started: compile it with "
+            f"mlxr-compile SPEC --tensor-parallel {ranks}, or start it without mlx.launch"
+        )
 
 
 def _maker(artifact: Artifact, control: str | None, check: Callable[[], object] | None) -> "Callable[..., Model]":

@@ -12,6 +12,7 @@ import pytest
 from mlxr.cli import main
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.model_source import load, resolve_spec
 from mlxr_tests.few import few
@@ -59,7 +60,9 @@ def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -
         assert is_named and "/absent: no such file" in rank.stderr, rank
 
 
-def test_what_is_not_compiled_yet_is_split_over_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_compiled_yet_is_split_over_all_ranks(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(3)]))
     monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
@@ -72,6 +75,14 @@ def test_what_is_not_compiled_yet_is_split_over_all_ranks(tmp_path: Path, monkey
     monkeypatch.setattr("mlxr.load_rank.load_rank", load_rank)
     load(TINY, host="cpu")
     assert loaded[0].spec.parallel == Parallel(tensor=3)
+    load(split, TINY, host="cpu")  # its number of ranks is checked when they join
+    assert loaded[1].spec.parallel == Parallel(tensor=2)
+    spec, _ = resolve_spec(str(TINY))
+    whole = compile_spec(spec, targets=("cpu",)).artifact
+    with pytest.raises(RequestError, match=r"one machine, and 3 ranks were started: .* --tensor-parallel 3"):
+        load(whole, TINY, host="cpu")
+    load(whole, TINY, host="cpu", ranks=1).close()
+    assert len(loaded) == 2
 
 
 @pytest.mark.long

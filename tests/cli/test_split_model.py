@@ -108,6 +108,7 @@ def test_splits_that_the_model_does_not_allow(options: str, message: str, capsys
         ("logits ARTIFACT --weights W --tokens 1 -o x.npy", "mlx.launch -n 2 -- mlxr"),
         ("perplexity ARTIFACT --weights W --text notes.txt", "mlx.launch -n 2 -- mlxr"),
         ("serve --distributed ARTIFACT --weights W", "mlx.launch -n 2 -- mlxr"),
+        ("serve --distributed storyteller", "mlx.launch -n 2 -- mlxr serve --distributed storyteller; on this machine"),
         ("serve ARTIFACT", "mlx.launch -n 2 -- mlxr serve --distributed ARTIFACT --weights W"),
         ("serve --model a=ARTIFACT", "mlx.launch -n 2 -- mlxr serve --distributed ARTIFACT --weights W"),
         ("serve storyteller --draft ARTIFACT", "mlx.launch -n 2 -- mlxr serve --distributed ARTIFACT --weights W"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
+from mlxr.runtime.parallel.launch import is_launched
 from mlxr.runtime.parallel.restart import keep_running
 
 
@@ -42,6 +43,12 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
         raise RequestError("--distributed serves its model alone: leave other models out, or serve them by themselves")
     if args.detach:
         raise RequestError("mlx.launch starts the ranks of --distributed, and waits for them: leave --detach out")
+    if not is_launched():
+        refuse_split(args.distributed)
+        raise RequestError(
+            f"mlx.launch starts the ranks of --distributed: mlx.launch -n 2 -- mlxr serve --distributed "
+            f"{args.distributed}; on this machine alone: mlxr serve {args.distributed}"
+        )
 
 
 def refuse_split(model: str) -> None:
