@@ -133,6 +133,9 @@ def _fractions(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
 def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> list[Range]:
     """The layers of each stage. Without a list, embedding and output count as what they weigh."""
     counts = list(split.layers or ())
+    if split.pipeline > spec.model.num_layers or (counts and sum(counts) != spec.model.num_layers):
+        stages = f"stages of {', '.join(map(str, counts))} layers" if counts else f"{split.pipeline} stages"
+        raise PlanError(f"a model of {spec.model.num_layers} layers cannot be divided into {stages}: give others")
     if not counts:
         shapes = spec.matrix_shapes()
         elements = {name: rows * columns for name, (rows, columns) in shapes.items()}

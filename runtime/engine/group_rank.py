@@ -69,9 +69,19 @@ class _Rank:
 
 @dataclass(frozen=True)
 class LeadingRank(_Rank):
-    """Rank 0, for `Model`."""
+    """Rank 0, for `Model`.
+
+    Attributes:
+        artifact: of all ranks.
+    """
 
     side: Leader
+    artifact: Artifact
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.side.local_size == 1 + len(self.side.ranks)
 
     def lead(self, host: Host) -> LeaderHost:
         """Waits until the other ranks have loaded; the host of all.

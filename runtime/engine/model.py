@@ -58,6 +58,7 @@ class Model:
     Attributes:
         core: the loop that runs the steps of all generations.
         types: the element types of activations and cache on its host, each with its reason.
+        ranks: the other ranks that execute parts of it; None: it is whole.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Model:
         self._closed = False
         self._draft: Model | None = None
         self.artifact = artifact
+        self.ranks = ranks
         plan = artifact.plan
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)

@@ -70,7 +70,7 @@ def load_rank(
         with side.refusing():
             if check is not None:
                 check()
-            return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect), **loading, **options)
+            return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect, artifact), **loading, **options)
     with _named(rank):
         try:
             if check is not None:

@@ -67,15 +67,18 @@ class _Known:
     stats: dict[Path, tuple[int, int]]
 
 
-_KNOWN: dict[tuple[str, Changes], _Known] = {}
+_KNOWN: dict[tuple[str, Changes, str | None], _Known] = {}
 
 
-def model_facts(model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES) -> ModelFacts:
+def model_facts(
+    model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES, weights: str | None = None
+) -> ModelFacts:
     """The facts of MODEL. They are read once, as long as its files do not change.
 
     Args:
         model: what `mlxr.load` takes.
         changes: changes to its spec.
+        weights: a file or folder of them; None: the model's own.
 
     Raises:
         MlxrError: it cannot be found, or is not supported.
@@ -83,19 +86,21 @@ def model_facts(model: "str | os.PathLike[str]", changes: Changes = NO_CHANGES) 
     name = os.fspath(model)
     registered = named_model(name)
     version = None if registered is None else (registered.source, registered.spec_hash, registered.added)
-    known = _KNOWN.get((name, changes))
+    known = _KNOWN.get((name, changes, weights))
     if known is None or known.version != version or known.stats != _stats(known.stats):
-        known = _KNOWN[name, changes] = _read(name, registered, version, changes)
+        known = _KNOWN[name, changes, weights] = _read(name, registered, version, changes, weights)
     return known.facts
 
 
-def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes) -> _Known:
+def _read(name: str, registered: ModelRecord | None, version: object, changes: Changes, given: str | None) -> _Known:
     spec, weights = _spec_and_weights(name, registered, changes)
+    if given is not None:
+        weights = Path(given)
     if weights is None:
         raise WeightsError(f"{spec.name} comes without weights: name a file or folder of them (--weights W)")
     file, folder = open_weights(weights), weights if weights.is_dir() else weights.parent
     paths = sorted({tensor.file for tensor in file.tensors.values()})
-    if registered is not None and registered.files and status_of(registered.files).state == "ok":
+    if given is None and registered is not None and registered.files and status_of(registered.files).state == "ok":
         paths = sorted(record.path for record in registered.files)
         stats = _stats(paths)
         hashes = {record.path: record.sha256 for record in registered.files}

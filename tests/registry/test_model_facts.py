@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlxr.add_model import add_model
+from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import MlxrError
+from mlxr.compiler.spec.parallel import Parallel
 from mlxr.inspect.report import parameters
 from mlxr.model_facts import model_facts
 from mlxr.model_source import resolve_artifact
@@ -25,6 +27,15 @@ def test_size_and_kind_are_those_of_the_files(file: Path, quantization: str) -> 
     assert (facts.size_bytes, facts.quantization, facts.family) == (file.stat().st_size, quantization, "llama")
     assert facts.format == ("safetensors" if file == BF16 else "gguf")
     assert facts.num_parameters == parameters(resolve_artifact(str(model))[0])
+
+
+def test_an_artifact_has_the_facts_of_the_weights_that_are_given(tmp_path: Path) -> None:
+    spec = resolve_artifact(str(TINY))[0].spec
+    artifact = compile_spec(spec.model_copy(update={"parallel": Parallel(tensor=2)}), targets=("cpu",)).artifact
+    artifact.write(tmp_path / "split")
+    assert model_facts(tmp_path / "split", weights=str(TINY)) == model_facts(TINY)
+    with pytest.raises(MlxrError, match="comes without weights"):
+        model_facts(tmp_path / "split")
 
 
 def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from mlxr.cli.split_note import add_link_argument, check_link
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
 from mlxr.runtime.parallel.launch import is_launched
@@ -21,6 +22,7 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where rank 0 listens for the others (default: its address in mlx.launch's hostfile, any free port)",
     )
+    add_link_argument(ranks)
     ranks.add_argument(
         "--restart",
         action="store_true",
@@ -35,7 +37,7 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
         RequestError: they do not.
     """
     if args.distributed is None:
-        for option in ("weights", "control", "restart"):
+        for option in ("weights", "control", "restart", "link"):
             if getattr(args, option):
                 raise RequestError(f"--{option} is for a model over several machines: give --distributed DIR too")
         return
@@ -49,6 +51,7 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
             f"mlx.launch starts the ranks of --distributed: mlx.launch -n 2 -- mlxr serve --distributed "
             f"{args.distributed}; on this machine alone: mlxr serve {args.distributed}"
         )
+    check_link(args)
 
 
 def refuse_split(model: str) -> None:

@@ -11,6 +11,7 @@ from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
+from mlxr.cli.split_note import add_link_argument, check_link, split_note
 from mlxr.cli.streams import show_any_character
 from mlxr.cli.tier_options import add_tier_arguments, cache_line
 from mlxr.compiler.errors import RequestError
@@ -29,6 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_context_argument(parser)
     add_speculation_arguments(parser)
     add_tier_arguments(parser)
+    add_link_argument(parser)
     add_prompt_source(parser)
     add_prompt_arguments(parser)
     parser.add_argument(
@@ -47,11 +49,16 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_of(args)
     if args.max_tokens < 1:
         raise RequestError(f"--max-tokens is {args.max_tokens}; expected at least 1")
+    check_link(args)
     prompt = read_prompt(args)
     show_any_character()
     pull_absent(args.model)
     with load_model(args) as model:
-        return _generate(model, args, prompt, sampling)
+        code = _generate(model, args, prompt, sampling)
+        if (note := split_note(model, args.link)) is not None:  # now, when nobody waits for it
+            sys.stdout.flush()
+            print(f"note: {note}", file=sys.stderr)
+        return code
 
 
 def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sampling) -> int:

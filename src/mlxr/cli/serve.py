@@ -13,6 +13,7 @@ from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, refuse_split, run_again
 from mlxr.cli.server_options import add_server_arguments, seconds
 from mlxr.cli.speculation_options import add_speculation_arguments
+from mlxr.cli.split_note import tell_beside
 from mlxr.cli.tier_options import add_tier_arguments, size_argument, tier_sizes
 from mlxr.compiler.errors import RequestError
 from mlxr.model_source import MODEL_HELP, USUAL_SEQUENCES, load
@@ -161,7 +162,10 @@ def run(args: argparse.Namespace) -> int:
     own = [replace(options, name=name, model=model) for name, model in named.items()]
     sources: Sequence[ModelSource] = own
     if args.distributed is not None:
-        sources = [ReadySource(source, source.load(lambda *_: None)) for source in own]
+        (source,) = own
+        ready = ReadySource(source, source.load(lambda *_: None))
+        tell_beside(ready.loaded.engine.model, args.link)
+        sources = [ready]
     catalog = None if named else RegistryCatalog(options)
     if catalog is not None and not catalog.versions():
         raise RequestError(

@@ -155,6 +155,15 @@ def test_what_cannot_be_divided_is_named(changes: dict[str, Any], split: dict[st
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("split", "message"), [({"pipeline": 3}, "3 stages"), ({"pipeline": 2, "layers": (2, 1)}, "stages of 2, 1 layers")]
+)
+def test_a_split_that_no_spec_was_checked_with_is_refused_too(split: dict[str, Any], message: str) -> None:
+    spec = small_spec().model_copy(update={"parallel": Parallel(**split)})
+    with pytest.raises(PlanError, match=f"a model of 2 layers cannot be divided into {message}"):
+        compile_spec(spec)
+
+
 def test_split_for_takes_tensor_ranks_where_they_divide_the_model_and_else_stages() -> None:
     assert split_for(small_spec(), 2) == Parallel(tensor=2)
     one_expert_each = small_spec(

@@ -116,7 +116,7 @@ def whole_model(share: Share, rank: int, size: int, same: Mapping[str, str]) -> 
     if rank:
         FollowingRank(Follower(share, rank, same), lambda host: None).follow(artifact, TINY, host="cpu", threads=1)
         return
-    ranks = LeadingRank(Leader(share, size, same), lambda host: None)
+    ranks = LeadingRank(Leader(share, size, same), lambda host: None, artifact)
     with Model(artifact, TINY, host="cpu", threads=1, tiers=TierSizes(memory_bytes=1 << 20), ranks=ranks) as model:
         print(json.dumps(model.generate("Once upon", max_tokens=20).token_ids), flush=True)
 

@@ -73,7 +73,7 @@ class EngineSource:
 
     def facts(self) -> ModelFacts:
         """See `ModelSource`."""
-        facts = model_facts(self.model, replace(self.changes, output=None))
+        facts = model_facts(self.model, replace(self.changes, output=None), self.weights)
         return facts if self.template is None else replace(facts, template=read_template_file(self.template))
 
     def planned_memory(self) -> PlannedMemory:
