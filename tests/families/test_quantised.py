@@ -10,11 +10,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model
 
-from mlxr.compiler.errors import SpecError
+from mlxr.compiler.errors import PlanError, SpecError
 from mlxr.imported_model import import_model
 from mlxr_tests.family_models import Config, build_model, config_of, save_folder
 from mlxr_tests.family_oracle import EXACT, logits_of, mlx_lm_logits, prompts, relative_error
 from mlxr_tests.few import few
+from mlxr_tests.split_logits import check_split
 
 TOLERANCE = 1e-4
 WIDE: Config = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64}
@@ -69,6 +70,18 @@ def test_logits_are_those_of_mlx_lm(case: str, host: str, tmp_path: Path) -> Non
     model, config = quantised_folder(case, tmp_path)
     tokens = prompts(config["vocab_size"])
     assert relative_error(logits_of(tmp_path, tokens, host), mlx_lm_logits(model, tokens)) < TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks(case: str, tmp_path: Path) -> None:
+    model, config = quantised_folder(case, tmp_path)
+    tokens = prompts(config["vocab_size"])
+    if case.startswith("6 bits"):
+        with pytest.raises(PlanError, match=r"blocks of 128 columns"):
+            check_split(tmp_path, tokens, [], TOLERANCE)
+    else:
+        check_split(tmp_path, tokens, mlx_lm_logits(model, tokens), TOLERANCE)
 
 
 def test_formats_are_those_of_the_layers(tmp_path: Path) -> None:

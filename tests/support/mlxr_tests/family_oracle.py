@@ -1,6 +1,6 @@
 """Runs a model's own files through our importer and a host, and compares the logits with those of other code."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,20 @@ def logits_of(path: Path, tokens: Sequence[Sequence[int]], host: str, options: I
     plan = artifact.plan
     arena, pager = Arena(plan.arena), Pager.from_geometry(plan.arena)
     runner = make_host(host, artifact, file, arena, threads=None, progress=None)
+    return logits_in_steps(lambda batch: runner.read(runner.step(batch)).copy(), pager, plan.query_tile, tokens)
+
+
+def logits_in_steps(
+    step: Callable[[Batch], Floats], pager: Pager, query_tile: int, tokens: Sequence[Sequence[int]]
+) -> list[Floats]:
+    """Logits after every token of two sequences: prompts, chunks beside single tokens, decode.
+
+    Args:
+        step: computes a batch.
+        pager: of the host's arena.
+        query_tile: of the plan.
+        tokens: of each sequence.
+    """
     ids = [pager.add_sequence() for _ in tokens]
     rows: list[list[Floats]] = [[] for _ in tokens]
     for counts in STEPS:
@@ -48,9 +62,9 @@ def logits_of(path: Path, tokens: Sequence[Sequence[int]], host: str, options: I
             for seq, count in zip(ids, counts, strict=True)
             if count
         ]
-        batch = Batch.build(requests, pager, plan.query_tile)
+        batch = Batch.build(requests, pager, query_tile)
         pager.take_copies()
-        logits = iter(runner.read(runner.step(batch)).copy())
+        logits = iter(step(batch))
         for request in requests:
             rows[request.seq_id] += [next(logits) for _ in request.tokens]
     return [np.stack(sequence) for sequence in rows]
