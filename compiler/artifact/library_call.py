@@ -62,7 +62,7 @@ class CollectiveCall(Record):
     Attributes:
         function: what is exchanged.
         label: the name under which hosts count it.
-        ports: `x`, unless the rank has nothing to give, and `after`: what it has sent before.
+        ports: `x`, or, of a rank that has nothing to give, `after`: what it has done before.
         dtype: type of the rows.
         width: columns of the result.
     """

@@ -112,9 +112,8 @@ class Shard:
             own = self._whole(result)
         if self.states[own] == "whole" and self.share.split.pipeline == 1:
             return own
-        if self.states[own] == "whole" and self.share.tensor_rank > 0:
-            return self._gather({})
-        return self._gather({"x": own})
+        of_others = self.states[own] == "whole" and self.share.tensor_rank > 0  # but they take part in its sums
+        return self._gather({"after": own} if of_others else {"x": own})
 
     def _gather(self, inputs: dict[str, str]) -> str:
         (name,) = self.graph.outputs

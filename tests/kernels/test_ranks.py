@@ -169,3 +169,9 @@ def test_sums_of_a_layer(tmp_path: Path) -> None:
         (ranks,) = check(small_spec(**EXACT, **changes), "cpu", tmp_path, {"tensor": 2})
         assert ranks.collectives[0].calls == ranks.collectives[1].calls
         assert ranks.collectives[1].calls.count("all_sum") == 5 * sums
+
+
+def test_hidden_rows_of_stages_of_several_ranks(tmp_path: Path) -> None:
+    """All ranks of the last stage have them and the first one gives them; the others take part in its sums alone."""
+    (ranks,) = check(small_spec(output="hidden", **EXACT), "cpu", tmp_path, SPLITS["2 x 2"])
+    assert [collectives.gathered > 0 for collectives in ranks.collectives] == [False, False, True, False]

@@ -68,7 +68,7 @@ class GatherResult(OpKind):
     """
 
     name = "gather_result"
-    summary = "columns of the ranks of the last stage, at rank 0; after: what a stage before that has sent"
+    summary = "columns of the ranks of the last stage, at rank 0; after: what precedes it on a rank without any"
     family = "collective"
     inputs = ("rows",)
     optional = ("x", "after")

@@ -18,7 +18,7 @@ class CpuCollective(CpuKernel):
         kind: what is exchanged.
         columns: columns of x; of a `receive`, those of out; 0 if a rank takes part in a `gather` without any.
         width: columns of out.
-        follows: whether it comes after something that the rank has sent.
+        follows: whether it has no x, but comes after something that the rank does.
     """
 
     template = "collective.jinja"
@@ -49,7 +49,7 @@ class CpuCollective(CpuKernel):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, if there is one, and out. Nobody writes a send's out; a gather that follows it takes it as `after`."""
+        """x, if there is one, and out. Nobody writes a send's out, and nobody reads `after`."""
         names = [name for name, bound in (("x", self.reads), ("after", self.follows)) if bound]
         return (*(Param(name, "input") for name in names), Param("out", "output"))
 
