@@ -1,6 +1,8 @@
 """What an artifact for several ranks says of all of them: parallel.json."""
 
-from mlxr.compiler.artifact.phase_name import PhaseName
+from pydantic import model_validator
+
+from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.rank_plan import CollectiveKind
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.spec.record import Record
@@ -67,3 +69,12 @@ class ParallelPlan(Record):
     def size(self) -> int:
         """The number of ranks."""
         return len(self.ranks)
+
+    @model_validator(mode="after")
+    def _check(self) -> "ParallelPlan":
+        if min(self.tensor, self.pipeline) < 1 or self.size < 2 or self.size != self.tensor * self.pipeline:
+            raise ValueError(f"tensor {self.tensor} x pipeline {self.pipeline}, but {self.size} ranks")
+        targets = set(self.ranks[0].memory)
+        if any(set(rank.memory) != targets or set(rank.messages) != set(PHASES) for rank in self.ranks):
+            raise ValueError("ranks differ in their targets, or lack a phase")
+        return self

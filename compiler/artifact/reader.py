@@ -74,14 +74,16 @@ def _load(folder: Path) -> Artifact:
             "again"
         ) from error
     if split is None:
-        _check_plan(artifact, folder)
-    for rank in range(0 if split is None else split.size):
-        _check_plan(artifact.of_rank(rank), folder / rank_folder(rank))
+        _check_plan(artifact, folder, None)
+    else:
+        for rank in range(split.size):
+            place = (rank, split.tensor, split.pipeline)
+            _check_plan(artifact.of_rank(rank), folder / rank_folder(rank), place)
     return artifact
 
 
-def _check_plan(artifact: Artifact, folder: Path) -> None:
-    """Checks that graphs, plan and sources are there."""
+def _check_plan(artifact: Artifact, folder: Path, place: tuple[int, int, int] | None) -> None:
+    """Checks that graphs, plan and sources are there, and that the plan is of this rank, tensor and pipeline."""
     missing = [name for name in (PLAN, *(f"graph.{graph}.json" for graph in GRAPHS)) if name not in artifact.files]
     if missing:
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}; compile the spec again")
@@ -94,6 +96,9 @@ def _check_plan(artifact: Artifact, folder: Path) -> None:
         ) from error
     if absent:
         raise ArtifactError(f"{folder} lacks {', '.join(absent)}; compile the spec again")
+    rank = artifact.plan.rank
+    if place != (None if rank is None else (rank.rank, rank.tensor, rank.pipeline)):
+        raise ArtifactError(f"{folder / PLAN} is of another part of a model; compile the spec again")
 
 
 def _read(folder: Path, name: str, expected: str) -> str:

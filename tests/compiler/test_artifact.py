@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,21 @@ def test_a_missing_file_or_artifact_is_named(folder: Path, tmp_path: Path) -> No
         load_artifact(folder)
     with pytest.raises(ArtifactError, match="no such folder; mlxr-compile SPEC"):
         load_artifact(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": []}, "parallel.json does not describe ranks"),
+        ({"tensor": 0}, "parallel.json does not describe ranks"),
+        ({"tensor": 1, "pipeline": 2}, "rank-0/plan.json is of another part of a model"),
+    ],
+)
+def test_ranks_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    files = dict(compile_spec(small_spec(parallel={"tensor": 2}), targets=["cpu"]).artifact.files)
+    Artifact(files | {"parallel.json": json.dumps(json.loads(files["parallel.json"]) | changes)}).write(tmp_path / "a")
+    with pytest.raises(ArtifactError, match=message):
+        load_artifact(tmp_path / "a")
 
 
 def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folder: Path, tmp_path: Path) -> None:
