@@ -17,7 +17,7 @@ from mlxr.compiler.errors import PlanError, SpecError
 from mlxr.inspect.roofline import roofline
 from mlxr.inspect.split.compare_splits import compare_splits, predicted_slower
 from mlxr.inspect.split.message_time import MessageTimes
-from mlxr.inspect.split.predict_split import RankTime, SplitTimes, predict_split
+from mlxr.inspect.split.predict_split import RankTime, SplitTimes, predict_split, rate_text
 from mlxr_tests.specs import compiled, small_spec
 
 HIDDEN, VOCAB = 48, 61
@@ -99,6 +99,7 @@ def test_stages_follow_one_another() -> None:
     assert (split.decode_us, split.slowest_stage_us) == (5, 3)
     assert split.prefill_us == 2 + 3 + 3, "the second chunk's first stage beside the first one's second"
     assert split.busy_rate == pytest.approx(4e6 / 3)
+    assert [rate_text(rate) for rate in (7468.7, 100.4, 58.59, 0.5)] == ["7469", "100", "58.6", "0.5"]
     assert split.name == "pipeline 2"
 
 

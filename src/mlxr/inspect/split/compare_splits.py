@@ -12,7 +12,7 @@ from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.inspect.roofline import TARGET
-from mlxr.inspect.split.predict_split import SplitTimes, predict_split
+from mlxr.inspect.split.predict_split import SplitTimes, predict_split, rate_text
 from mlxr.inspect.split.ranks_report import split_of
 
 
@@ -120,9 +120,10 @@ def predicted_slower(artifact: Artifact, link: Link, chip: Chip, context: int = 
     if own.decode_us <= single.decode_us or (budget is not None and single.memory_bytes[0] > budget):
         return None
     messages_us = sum(max(time.messages_us for time in own.decode[s : s + own.tensor]) for s in _firsts(own))
+    rates = [rate_text(times.decode_rate) for times in (own, single)]
     return (
-        f"{spec.name} by {own.name} over {link.title} is predicted to decode {own.decode_rate:.3g} tokens/s, and one "
-        f"{chip.title} alone {single.decode_rate:.3g}: its messages take {messages_us / 1e3:.3g} ms of a step's "
+        f"{spec.name} by {own.name} over {link.title} is predicted to decode {rates[0]} tokens/s, and one "
+        f"{chip.title} alone {rates[1]}: its messages take {messages_us / 1e3:.3g} ms of a step's "
         f"{own.decode_us / 1e3:.3g} ms"
     )
 

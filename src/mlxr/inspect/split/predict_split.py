@@ -207,6 +207,11 @@ def predict_split(
     )
 
 
+def rate_text(rate: float) -> str:
+    """Tokens a second for people: three digits, or all before the point."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def _chunks(plan: Plan, prompt: int) -> Iterator[dict[BatchDim, int]]:
     """The batches of a prompt's chunks; the last one's last token has logits."""
     for begin in range(0, prompt, plan.max_tokens):

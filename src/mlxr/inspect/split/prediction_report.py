@@ -7,7 +7,7 @@ from mlxr.compiler.artifact.chip import Figure
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 from mlxr.inspect.split.compare_splits import SplitComparison
-from mlxr.inspect.split.predict_split import RankTime, SplitTimes
+from mlxr.inspect.split.predict_split import RankTime, SplitTimes, rate_text
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table
 
 
@@ -58,10 +58,10 @@ def prediction_report(comparison: SplitComparison, width: int, ink: Ink) -> str:
             f"{times.name}{' (this one)' if times is own else ''}",
             size(max(times.memory_bytes)),
             f"{times.decode_us / 1e3:.2f}",
-            f"{times.decode_rate:.4g}",
-            f"{times.busy_rate:.4g}" if times.pipeline > 1 else "-",
+            rate_text(times.decode_rate),
+            rate_text(times.busy_rate) if times.pipeline > 1 else "-",
             f"{times.prefill_us / 1e6:.3g}",
-            f"{times.prefill_rate:.4g}",
+            rate_text(times.prefill_rate),
         )
         for times in comparison.all
     ]
