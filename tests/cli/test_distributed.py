@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from mlxr.cli import main
@@ -18,7 +19,7 @@ from mlxr.model_source import load, resolve_spec
 from mlxr_tests.few import few
 from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
 from mlxr_tests.serve_process import wait_for
-from mlxr_tests.storyteller import TINY
+from mlxr_tests.storyteller import TINY, VALID
 
 HOST = ["--host", "cpu", "--threads", "1"]
 PROMPT = ["--prompt", "Once upon a time", "--max-tokens", "20", "--ignore-eos"]
@@ -104,6 +105,55 @@ def test_run_without_an_artifact_and_with_a_draft(capfd: pytest.CaptureFixture[s
 def test_options_that_do_not_go_together(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *options.split()]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "serve tiny",
+            "for one model over all of them: give it as --distributed tiny",
+        ),
+        ("run tiny", "mlx.launch does not say where standard input ends: give --prompt"),
+    ],
+)
+def test_what_does_not_go_with_mlx_launch(
+    command: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text('[["127.0.0.1:9"], ["127.0.0.1:10"]]')
+    monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert main(command.split()) == 1
+    assert message in capsys.readouterr().err
+
+
+COMMANDS = {
+    "bench": ["--prompt-tokens", "8", "--decode-tokens", "2", "--json"],
+    "perplexity": ["--text", str(VALID), "--tokens", "60", "--context", "32", "--json"],
+    "logits": ["--tokens", "3 1 4", "-o"],
+}
+
+
+@pytest.mark.parametrize("command", few(COMMANDS, ["perplexity"]))
+def test_other_commands(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They end on all ranks, and give what they give on one."""
+    file = tmp_path / "logits.npy"
+    output = [str(file)] if command == "logits" else []
+    arguments = [command, str(TINY), *COMMANDS[command], *output, *HOST, "--compute", "exact"]
+    first, second = run_ranks(2, ["-m", "mlxr.cli", *arguments])
+    assert (first.code, second.code, second.stdout, second.stderr) == (0, 0, "", ""), (first, second)
+    logits = np.load(file) if command == "logits" else None
+    assert main(arguments) == 0
+    if logits is not None:
+        np.testing.assert_allclose(logits, np.load(file), atol=1e-4)
+        return
+    split, whole = json.loads(first.stdout), json.loads(capsys.readouterr().out)
+    if command == "bench":
+        assert (split["ranks"], whole["ranks"]) == (2, 1)
+        assert split["weight_bytes_per_step"] < 0.6 * whole["weight_bytes_per_step"]
+    else:
+        assert split["perplexity"] == pytest.approx(whole["perplexity"], rel=1e-5)
 
 
 def child_of(rank: Rank) -> int:

@@ -5,12 +5,16 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from mlxr.bench.lengths import LengthRange
 from mlxr.bench.workload import LEAST_PROMPTS, PROMPT_TOKENS, Workload
 from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.compiler.errors import ContextError
 from mlxr.compiler.spec.change import Changes
+
+if TYPE_CHECKING:
+    from mlxr.runtime.engine.model import Model
 
 _UNITS = {
     "prefill_tokens_per_second": "tokens/s",
@@ -26,7 +30,7 @@ _UNITS = {
     "read_gb_per_second": "GB/s",
 }
 KEYS = {
-    "model, host, threads, compute, weights, activations, cache": "what ran, and how",
+    "model, host, ranks, threads, compute, weights, activations, cache": "what ran, and how",
     "prompt_tokens": "length of each prompt; null with --lengths",
     "prompt_lengths": "lengths of the prompts that were measured one at a time, in order",
     "decode_tokens, context, batch": "the workload; context: tokens in the cache when decoding starts",
@@ -38,7 +42,7 @@ KEYS = {
     "weight_bytes_per_step": "bytes of weights that a decode step reads, each counted once",
     "read_gb_per_second": "these weights, keys and values, divided by the time of a median step; 1 GB is 10^9 bytes",
     "peak_memory_bytes": "of the whole process, mapped files included",
-    "planned_bytes": "weights and arena, as planned",
+    "planned_bytes": "weights and arena, as planned; of several ranks, all bytes and launches are those of rank 0",
     "launches_per_decode_step": "kernels launched, on average",
     "warm_up_runs": "all runs before the measured ones, of prompts and of decoding",
     "warm_up_agreed": "whether two warm-up runs in a row agreed within 5 %, for prompts and for decoding",
@@ -101,8 +105,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.bench.measure import MOST_RUNS, measure  # noqa: PLC0415 (loads MLX)
-
     work = Workload(
         args.prompt_tokens,
         args.decode_tokens,
@@ -119,12 +121,19 @@ def run(args: argparse.Namespace) -> int:
         model = load_model(args, Changes(needed_context=needed, sequences=work.batch))
     except ContextError as error:
         raise ContextError(f"{error}, by {option}") from error
-    load_seconds = time.perf_counter() - start
+    with model:
+        return _bench(model, args, work, time.perf_counter() - start)
+
+
+def _bench(model: "Model", args: argparse.Namespace, work: Workload, load_seconds: float) -> int:
+    from mlxr.bench.measure import MOST_RUNS, measure  # noqa: PLC0415 (loads MLX)
+
     measured = asdict(measure(model, work))
     spec, arena = model.artifact.spec, model.arena.geometry
     figures: dict[str, object] = {
         "model": spec.name,
         "host": model.host.name,
+        "ranks": spec.parallel.size if spec.parallel is not None else 1,
         "threads": model.host.threads,
         "compute": spec.compute,
         "weights": spec.weights.default,

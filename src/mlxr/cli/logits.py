@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise RequestError(f'--tokens is {args.tokens!r}; expected token ids such as "1 403 27"') from error
     check_output(args.output)
-    model = load_model(args)
-    logits = model.logits(tokens)
-    buffer = io.BytesIO()
-    np.save(buffer, logits)
-    write_output(args.output, buffer.getvalue())
-    print(f"{args.output}: {logits.shape[0]} x {logits.shape[1]} f32, host {model.host.name}", file=sys.stderr)
+    with load_model(args) as model:
+        logits = model.logits(tokens)
+        buffer = io.BytesIO()
+        np.save(buffer, logits)
+        write_output(args.output, buffer.getvalue())
+        print(f"{args.output}: {logits.shape[0]} x {logits.shape[1]} f32, host {model.host.name}", file=sys.stderr)
     return 0

@@ -5,12 +5,16 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxr.cli.model_arguments import add_model_arguments, load_model
 from mlxr.compiler.errors import RequestError
 from mlxr.compiler.spec.change import Changes
 from mlxr.compiler.text.plural import counted
 from mlxr.progress_line import ProgressLine
+
+if TYPE_CHECKING:
+    from mlxr.runtime.engine.model import Model
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,13 +45,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from mlxr.bench.perplexity import perplexity  # noqa: PLC0415 (loads MLX)
-
     for name, value in (("context", args.window), ("stride", args.stride), ("tokens", args.tokens)):
         if value is not None and value < 1:
             raise RequestError(f"--{name} is {value}; expected at least 1")
     text = _read(args.text)
-    model = load_model(args, Changes(needed_context=args.window))
+    with load_model(args, Changes(needed_context=args.window)) as model:
+        return _measure(model, args, text)
+
+
+def _measure(model: "Model", args: argparse.Namespace, text: str) -> int:
+    from mlxr.bench.perplexity import perplexity  # noqa: PLC0415 (loads MLX)
+
     tokenizer = model.require_tokenizer()
     ids = tokenizer.encode(text, add_special=False)[: args.tokens]
     begin = tokenizer.bos_id if tokenizer.adds_bos else None

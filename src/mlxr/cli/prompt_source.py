@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlxr.cli.streams import refuse_other_bytes_than_text, text_argument
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.parallel.launch import is_launched
 
 _MOST_BYTES = 256 << 20
 """The most bytes of a file or standard input: more than any context holds, and less than a machine's memory."""
@@ -49,6 +50,8 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 def _read_input() -> str | None:
     """The text; None if it is too large."""
+    if is_launched():
+        raise RequestError("mlx.launch does not say where standard input ends: give --prompt TEXT or --file FILE")
     if sys.stdin.isatty():
         print("prompt (end with Ctrl-D):", file=sys.stderr)
     refuse_other_bytes_than_text()

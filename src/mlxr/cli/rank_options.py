@@ -8,14 +8,14 @@ from pathlib import Path
 from mlxr.cli.split_note import add_link_argument, check_link
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.parallel.heartbeat import PARENT_VARIABLE
-from mlxr.runtime.parallel.launch import is_launched
+from mlxr.runtime.parallel.launch import is_launched, read_launch
 from mlxr.runtime.parallel.restart import keep_running
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds them, in a group of their own."""
     ranks = parser.add_argument_group("one model over several machines (started by mlx.launch on each of them)")
-    ranks.add_argument("--distributed", metavar="DIR", help="the artifact of a model that is split over ranks")
+    ranks.add_argument("--distributed", metavar="MODEL", help="a model that is split over ranks, or that they compile")
     ranks.add_argument("--weights", metavar="W", help="its weights: a .gguf or .safetensors file, or a folder of them")
     ranks.add_argument(
         "--control",
@@ -39,7 +39,13 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
     if args.distributed is None:
         for option in ("weights", "control", "restart", "link"):
             if getattr(args, option):
-                raise RequestError(f"--{option} is for a model over several machines: give --distributed DIR too")
+                raise RequestError(f"--{option} is for a model over several machines: give --distributed MODEL too")
+        if (launch := read_launch(os.environ)) is not None and launch.size > 1:
+            model = next(iter(args.models), "MODEL")
+            raise RequestError(
+                f"mlx.launch started {launch.size} of these servers, for one model over all of them: give it as "
+                f"--distributed {model}"
+            )
         return
     if args.models or args.named:
         raise RequestError("--distributed serves its model alone: leave other models out, or serve them by themselves")
