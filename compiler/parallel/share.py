@@ -74,7 +74,7 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
     split = spec.parallel
     assert split is not None, "the caller knows that the model is split"
     fractions = _fractions(spec, split)
-    of_stages = fractions if split.tensor == 1 else (1 / split.pipeline,) * split.pipeline
+    of_stages = fractions if split.tensor == 1 else _of_stages(spec, split)
     of_ranks = fractions if split.tensor > 1 else (1.0,)
     layers = _layers(spec, split, of_stages)
     model, copies = spec.model, split.tensor > 1 and _norms_all_heads(spec)
@@ -128,6 +128,14 @@ def _fractions(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
         return tuple(bytes_ / sum(budget) for bytes_ in budget)
     least = [min(budget[t :: split.tensor]) for t in range(split.tensor)]
     return tuple(bytes_ / sum(least) for bytes_ in least)
+
+
+def _of_stages(spec: ModelSpec, split: Parallel) -> tuple[float, ...]:
+    """The fraction of each stage, where `shares` are those of the ranks within a stage."""
+    budget = spec.memory_budget
+    if not isinstance(budget, tuple):
+        return (1 / split.pipeline,) * split.pipeline
+    return tuple(sum(budget[rank : rank + split.tensor]) / sum(budget) for rank in range(0, split.size, split.tensor))
 
 
 def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> list[Range]:

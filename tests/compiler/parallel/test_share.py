@@ -164,6 +164,13 @@ def test_a_split_that_no_spec_was_checked_with_is_refused_too(split: dict[str, A
         compile_spec(spec)
 
 
+def test_stages_of_several_ranks_have_layers_as_their_budgets() -> None:
+    budgets = ["6GiB", "2GiB", "3GiB", "1GiB"]
+    ranks = shares(small_spec(model__num_layers=9, memory_budget=budgets, parallel={"tensor": 2, "pipeline": 2}))
+    assert [rank.layers for rank in ranks] == [(0, 6), (0, 6), (6, 9), (6, 9)]
+    assert [rank.vocabulary for rank in ranks[:2]] == [(0, 46), (46, 61)]
+
+
 def test_split_for_takes_tensor_ranks_where_they_divide_the_model_and_else_stages() -> None:
     assert split_for(small_spec(), 2) == Parallel(tensor=2)
     one_expert_each = small_spec(
