@@ -22,7 +22,7 @@ from mlxr.compiler.debug import debug_level
 from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.parallel.check_ranks import Rank, check_ranks
+from mlxr.compiler.parallel.check_ranks import Rank, check_order, check_ranks, collectives
 from mlxr.compiler.parallel.divide_model import divide_model, parallel_plan
 from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
@@ -183,6 +183,9 @@ def _plan_ranks(
                 "share (parallel.shares, parallel.layers), more ranks, or a shorter context"
             )
         files |= {rank_folder(rank) + path: text for path, text in planned[-1].files.items()}
+    assert spec.parallel is not None, "the model is split"
+    for phase in PHASES:  # passes may have removed one that nothing reads
+        check_order([collectives(each.graphs[phase]) for each in planned], spec.parallel)
     split = parallel_plan(spec, parts, [each.plan for each in planned], [each.graphs for each in planned])
     files[PARALLEL] = split.model_dump_json(indent=1) + "\n"
     return files, planned[0].passes

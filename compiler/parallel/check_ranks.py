@@ -53,7 +53,7 @@ def check_ranks(spec: ModelSpec, source: OpGraph, ranks: Sequence[Rank]) -> None
             raise PlanError(f"rank {rank}: {error}") from None
     _check_tensors(spec, source, ranks, split)
     _check_heads(spec, ranks)
-    check_order([_collectives(part.graph) for part in ranks], split)
+    check_order([collectives(part.graph) for part in ranks], split)
 
 
 def _check_shapes(source: OpGraph, part: Rank) -> None:
@@ -178,7 +178,8 @@ class Event:
     columns: int
 
 
-def _collectives(graph: OpGraph) -> list[Event]:
+def collectives(graph: OpGraph) -> list[Event]:
+    """The collectives of a rank, in order."""
     events = []
     for op in graph.ops:
         if isinstance(op.attrs, _COLLECTIVES):
