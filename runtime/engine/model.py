@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.artifact import Artifact, file_keys
-from mlxr.compiler.errors import RequestError
+from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.argument_types import PATH, described, expect, whole_number
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
@@ -108,6 +108,11 @@ class Model:
         self.artifact = artifact
         self.ranks = ranks
         plan = artifact.plan
+        if ranks is None and plan.rank is not None:
+            raise HostError(
+                f"this is rank {plan.rank.rank}'s part of {artifact.spec.name}, which computes nothing alone: load the "
+                f"whole artifact on each of its {plan.rank.size} ranks (mlx.launch -n {plan.rank.size} -- ...)"
+            )
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import mlxr
 from mlxr.artifact_cache import cache_entry
 from mlxr.cli import main
 from mlxr.compiler.artifact import load_artifact
 from mlxr.compiler.cli import main as compile_main
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
 from mlxr.compiler.spec.change import Changes, changed
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr_tests.storyteller import Q8_0, storyteller_spec
@@ -134,6 +136,11 @@ def test_commands_say_how_to_run_it(
     told = capsys.readouterr().err
     assert says.replace("ARTIFACT", str(folder)) in told or says in told
     assert told.startswith("error: ") and "Traceback" not in told
+
+
+def test_a_part_alone_is_not_loaded(folder: Path) -> None:
+    with pytest.raises(HostError, match=r"rank 1's part of storyteller, .* load the whole artifact on each of its 2"):
+        mlxr.load(load_artifact(folder).of_rank(1), Q8_0, host="cpu")
 
 
 def test_each_split_has_its_place_in_the_cache() -> None:
