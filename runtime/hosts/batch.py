@@ -130,7 +130,7 @@ class Batch:
             query_start = np.zeros(len(requests) + 1, np.int32)
             np.cumsum(of_seq, out=query_start[1:])
             positions = np.repeat(starts - query_start[:-1], of_seq) + np.arange(query_start[-1], dtype=np.int32)
-            context_lens, query_tiles = starts + of_seq, _query_tiles(query_start, query_tile)
+            context_lens, query_tiles = starts + of_seq, query_tiles_of(query_start, query_tile)
         return cls(
             tokens=_int32s(ids) if tokens is None else tokens,
             positions=positions,
@@ -244,8 +244,13 @@ def _layout_of_decode(num_seqs: int) -> tuple[Int32Array, Int32Array, Int32Array
     return start, np.stack([start[:-1], start[:-1]], axis=1), start[:-1]
 
 
-def _query_tiles(query_start: Int32Array, query_tile: int) -> Int32Array:
-    """[tiles, 2]: the tiles of each sequence in turn."""
+def query_tiles_of(query_start: Int32Array, query_tile: int) -> Int32Array:
+    """[tiles, 2]: the tiles of each sequence in turn; see `Batch.query_tiles`.
+
+    Args:
+        query_start: as in `Batch`.
+        query_tile: most tokens of a tile.
+    """
     tiles = -(-np.diff(query_start) // query_tile)
     sequence = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
     before = np.cumsum(tiles) - tiles

@@ -1,4 +1,7 @@
-"""The descriptor of a step: the arrays of a `Batch` as int32 numbers, sent to the ranks that only execute."""
+"""The descriptor of a step: the arrays of a `Batch` as int32 numbers, sent to the ranks that only execute.
+
+Query tiles are not sent: ranks whose KV heads have unequal numbers of queries have programs with unequal tiles.
+"""
 
 from typing import NamedTuple
 
@@ -6,9 +9,9 @@ import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
-from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
 
-_COUNTS = 7
+_COUNTS = 5
 
 
 class StepLimits(NamedTuple):
@@ -18,7 +21,7 @@ class StepLimits(NamedTuple):
         tokens: most tokens of a step.
         rows: most rows of logits.
         sequences: most sequences.
-        query_tile: most tokens of a query tile, of every step.
+        query_tile: most tokens of a query tile of this plan.
         block_size: tokens of a block of the arena.
         num_blocks: blocks of the arena.
         table: blocks of the longest sequence: columns of `Batch.block_tables`.
@@ -48,7 +51,7 @@ class StepLimits(NamedTuple):
     @property
     def most_bytes(self) -> int:
         """Bytes of the largest descriptor."""
-        numbers = 5 * self.tokens + 2 * self.sequences + 1 + self.sequences * self.table + self.rows
+        numbers = 3 * self.tokens + 2 * self.sequences + 1 + self.sequences * self.table + self.rows
         return 4 * (_COUNTS + numbers)
 
 
@@ -61,8 +64,7 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
     """
     columns = -(-int(batch.context_lens.max()) // block_size)
     tables = batch.block_tables[:, :columns]
-    sizes = (batch.num_tokens, batch.num_seqs, batch.num_rows, batch.num_tiles)
-    counts = (*sizes, tables.shape[1], batch.query_tile, batch.tops)
+    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, tables.shape[1], batch.tops)
     arrays = (
         np.array(counts, np.int32),
         np.asarray(batch.tokens),
@@ -72,7 +74,6 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
         batch.context_lens,
         tables,
         batch.logit_rows,
-        batch.query_tiles,
     )
     return np.concatenate(arrays, axis=None, dtype=np.int32).tobytes()
 
@@ -90,24 +91,24 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
     if len(data) % 4 or len(data) < 4 * _COUNTS:
         raise HostError(f"a step's descriptor has {len(data)} bytes, expected int32 numbers, at least {_COUNTS}")
     numbers = np.frombuffer(data, np.int32)
-    tokens, sequences, rows, tiles, columns, query_tile, tops = numbers[:_COUNTS].tolist()
-    lengths = (tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows, 2 * tiles)
+    tokens, sequences, rows, columns, tops = numbers[:_COUNTS].tolist()
+    lengths = (tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
-    fits = fits and 0 < columns <= limits.table and 0 <= tiles <= tokens and query_tile == limits.query_tile
-    fits = fits and 0 <= tops <= MOST_TOPS
+    fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS
     if not fits or sum(lengths) != len(numbers) - _COUNTS:
         raise HostError(
-            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks, {tiles} tiles and "
+            f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks and "
             f"{tops} tops in {len(numbers)} numbers is not one that this rank can run: {limits}"
         )
     ends = np.cumsum(lengths)[:-1].tolist()
-    ids, positions, slots, query_start, context, used, logit_rows, query_tiles = np.split(numbers[_COUNTS:], ends)
+    ids, positions, slots, query_start, context, used, logit_rows = np.split(numbers[_COUNTS:], ends)
     _check("positions", positions, columns * limits.block_size)
     _check("slots", slots, limits.num_blocks * limits.block_size)
     _check("blocks", used, limits.num_blocks)
     _check("rows", logit_rows, tokens)
     _check("query starts", query_start, tokens + 1)
-    _check("tiles", query_tiles, max(tokens, sequences))
+    if query_start[0] != 0 or query_start[-1] != tokens or (np.diff(query_start) < 1).any():
+        raise HostError(f"query starts of a step of {tokens} tokens do not rise from 0 to these: {query_start[:8]}")
     _check("context lengths", context, columns * limits.block_size + 1)
     tables = np.zeros((sequences, limits.table), np.int32)
     tables[:, :columns] = used.reshape(sequences, columns)
@@ -119,8 +120,8 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
         context_lens=context,
         block_tables=tables,
         logit_rows=logit_rows,
-        query_tiles=query_tiles.reshape(tiles, 2),
-        query_tile=query_tile,
+        query_tiles=query_tiles_of(query_start, limits.query_tile),
+        query_tile=limits.query_tile,
         tops=tops,
     )
 

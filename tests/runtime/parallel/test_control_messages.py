@@ -40,6 +40,13 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
             np.testing.assert_array_equal(getattr(after, name), value, err_msg=name)
 
 
+def test_a_rank_has_query_tiles_of_its_own() -> None:
+    whole = batch(7, 1, 5)
+    after = unpack_step(pack_step(whole, 4), LIMITS._replace(query_tile=2))
+    assert after.query_tile == 2
+    assert after.query_tiles.tolist() == [[0, 0], [0, 2], [0, 4], [0, 6], [1, 7], [2, 8], [2, 10], [2, 12]]
+
+
 @given(st.data())
 def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     whole = pack_step(batch(7, 1, 5), 4)
@@ -47,7 +54,7 @@ def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(numbers) - 1))
     numbers[place] = data.draw(st.sampled_from([-1, 2**31 - 1, -(2**31), 10**6]))
     for damaged in (numbers.tobytes(), whole[: data.draw(st.integers(0, len(whole) - 1))], whole + b"\0\0\0\0"):
-        if len(damaged) != len(whole) or place not in range(7, 7 + 13):  # any number may be a token's id
+        if len(damaged) != len(whole) or place not in range(5, 5 + 13):  # any number may be a token's id
             with pytest.raises(HostError):
                 unpack_step(damaged, LIMITS)
 

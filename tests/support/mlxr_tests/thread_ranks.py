@@ -6,6 +6,7 @@ They run the programs and read the weights that processes would; only the transp
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
-from mlxr.runtime.hosts.batch import Batch, BatchRequest
+from mlxr.runtime.hosts.batch import Batch, BatchRequest, query_tiles_of
 from mlxr.runtime.hosts.collectives import Floats
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import make_host
@@ -115,7 +116,9 @@ class ThreadRanks:
         def run(host: Host) -> Any:
             if copies:
                 host.copy_blocks(copies)
-            return np.array(host.read(host.step(batch)))
+            tile = host.plan.query_tile  # of each rank's own program
+            own = replace(batch, query_tile=tile, query_tiles=query_tiles_of(batch.query_start, tile))
+            return np.array(host.read(host.step(own)))
 
         first, *_ = self._threads.map(run, self.hosts)
         return first
