@@ -36,7 +36,6 @@ class RankShare(Record):
         layers, heads, kv_heads, vocabulary: ranges of the model's layers, query heads, KV heads, and vocabulary.
         columns: columns of MLPs, by their whole width.
         experts: experts, by their whole number.
-        copies_attention: whether every rank of the stage computes all of attention.
         memory: what each target's program needs.
         messages: the collectives of a step of each phase, in order.
     """
@@ -47,7 +46,6 @@ class RankShare(Record):
     vocabulary: Range
     columns: dict[int, Range]
     experts: dict[int, Range]
-    copies_attention: bool
     memory: dict[str, MemoryPlan]
     messages: dict[PhaseName, tuple[Message, ...]]
 

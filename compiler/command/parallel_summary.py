@@ -80,9 +80,7 @@ def _rank_lines(artifact: Artifact, rank: int, share: RankShare) -> list[str]:
     attention = model.attention
     has = [
         _range("layer", share.layers, model.num_layers),
-        "all heads, copied"
-        if share.copies_attention
-        else f"{_range('head', share.heads, attention.num_heads)} on "
+        f"{_range('head', share.heads, attention.num_heads)} on "
         f"{_range('KV head', share.kv_heads, attention.num_kv_heads)}",
         *_ranges("MLP column", share.columns),
         *_ranges("expert", share.experts),

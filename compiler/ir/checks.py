@@ -79,3 +79,11 @@ def require_arenas(t: Tensors, num_kv_heads: int, head_dim: int) -> None:
         shape, dtype = t[port].shape, t[port].dtype
         expected = (num_kv_heads, cache_row_bytes(dtype, head_dim) // dtype.size_bytes)
         require(len(shape) == 5 and shape[3:] == expected, f"{port} is {list(shape)}; expected [..., {expected}]")
+
+
+def require_mean_squares(t: Tensors, rows: Dim) -> None:
+    """Checks the shape and type of mean squares, if there are any."""
+    if "mean_squares" in t:
+        given = t["mean_squares"]
+        require(given.shape == (rows, 2), f"mean_squares is {list(given.shape)}; expected [{rows}, 2]")
+        require(given.dtype is DType.F32, f"mean_squares is {given.dtype}; expected f32")

@@ -3,7 +3,8 @@
 1. Every row and column of every tensor is owned once, or copied by all ranks of a stage; a KV head is copied by the
    ranks whose queries read it, and by no other.
 2. No op but a linear one reads a partial sum, only partial sums are summed, and what is whole is added to one once.
-3. All ranks issue the same collectives in the same order, so that none waits for another for ever.
+3. Norms over columns that ranks divide take the mean squares of all columns, and each KV head is in these once.
+4. All ranks issue the same collectives in the same order, so that none waits for another for ever.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,9 @@ from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
 from mlxr.compiler.ir.ops.elementwise import Add, Scale
 from mlxr.compiler.ir.ops.experts import ExpertSum
+from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares
 from mlxr.compiler.parallel.tensor_slice import WHOLE, TensorSlice
 from mlxr.compiler.spec.family import layer_of
 from mlxr.compiler.spec.model import ModelSpec
@@ -49,10 +52,12 @@ def check_ranks(spec: ModelSpec, source: OpGraph, ranks: Sequence[Rank]) -> None
         try:
             _check_shapes(source, part)
             _check_sums(part, rank % split.tensor)
+            _check_norms(source, part)
         except PlanError as error:
             raise PlanError(f"rank {rank}: {error}") from None
     _check_tensors(spec, source, ranks, split)
     _check_heads(spec, ranks)
+    _check_keys_counted(spec, ranks)
     check_order([collectives(part.graph) for part in ranks], split)
 
 
@@ -130,8 +135,35 @@ def _check_heads(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
                         f"rank {number}: the queries of layer {layer} read KV heads {sorted(needed)}, and the rank has "
                         f"{role} of {sorted(owned)}"
                     )
+            for projection in (name, name[:-1] + "k"):
+                norm = part.slices.get(f"{projection}_norm", WHOLE).rows
+                if norm is not None and norm != part.slices[projection].rows:
+                    raise PlanError(f"rank {number}: {projection}_norm is of other columns than {projection}")
             if part.slices[name[:-1] + "o"].columns != cut.rows:
                 raise PlanError(f"rank {number}: {name} makes other columns than those that attention.o reads")
+
+
+def _check_norms(source: OpGraph, part: Rank) -> None:
+    """Checks that nothing is normalised by a part of its columns alone."""
+    wholes = {op.inputs["weight"]: norm for op, norm in source.ops_of(Norm)}
+    for op, _ in part.graph.ops_of(Norm):
+        cut = part.slices[op.inputs["weight"]]
+        if cut.rows is not None and wholes[op.inputs["weight"]].groups == 1:
+            raise PlanError(f"{op.name} normalises columns {list(cut.rows)} as if they were all")
+
+
+def _check_keys_counted(spec: ModelSpec, ranks: Sequence[Rank]) -> None:
+    """Checks that the mean squares of a layer have the keys of each KV head once."""
+    counted: dict[str, list[int]] = {}
+    for part in ranks:
+        for op, attrs in part.graph.ops_of(MeanSquares):
+            heads = counted.setdefault(op.name, [])
+            rows = part.slices[f"{op.name.rpartition('.')[0]}.k"].rows
+            if attrs.counts_keys and rows is not None:
+                heads += range(rows[0] // spec.model.attention.head_dim, rows[1] // spec.model.attention.head_dim)
+    for name, heads in counted.items():
+        if sorted(heads) != list(range(spec.model.attention.num_kv_heads)):
+            raise PlanError(f"{name} has the keys of KV heads {sorted(heads)}; expected each of all once")
 
 
 def _check_sums(part: Rank, tensor_rank: int) -> None:
@@ -159,6 +191,8 @@ def _check_sums(part: Rank, tensor_rank: int) -> None:
 
 
 def _makes_partial(op: Op, slices: Mapping[str, TensorSlice]) -> bool:
+    if isinstance(op.attrs, MeanSquares):
+        return True
     if isinstance(op.attrs, Embed):
         return op.attrs.first_row is not None
     if isinstance(op.attrs, ExpertSum):

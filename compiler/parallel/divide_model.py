@@ -100,7 +100,6 @@ def parallel_plan(
             vocabulary=share.vocabulary,
             columns=share.columns,
             experts=share.experts,
-            copies_attention=share.copies_attention,
             memory={target: program.memory for target, program in plan.programs.items()},
             messages={phase: _messages(own[phase]) for phase in PHASES},
         )

@@ -6,6 +6,8 @@ split columns with a weight that is divided by columns gives partial sums. Ops t
 before any other op an `all_sum` makes a partial value whole. So a layer has one sum after attention's output projection
 and one after the MLP's last, and only one where both are added to the same residual.
 
+A norm of queries or keys over all heads has one sum more, of the mean squares of both: two numbers for each token.
+
 The first rank of a stage alone adds to a partial sum what is whole: biases and residuals. So these sums need no op of
 their own, on any rank.
 """
@@ -26,6 +28,7 @@ from mlxr.compiler.ir.ops.experts import ExpertLinear, ExpertSum, Route
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart
 from mlxr.compiler.parallel.share import Share
 from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
 from mlxr.compiler.spec.model import ModelSpec
@@ -166,8 +169,30 @@ class Shard:
         elif isinstance(attrs, ExpertSum):
             inputs = {port: self._read(op, port) for port in op.inputs}
             self._emit(replace(op, inputs=inputs), "whole" if self.share.split.tensor == 1 else "partial")
+        elif isinstance(attrs, Norm) and attrs.groups == 1 and self.states[self._read(op, "x")] == "split":
+            self._add_norm_of_part(op, attrs)
         else:
             self._add_other(op)
+
+    def _add_norm_of_part(self, op: Op, attrs: Norm) -> None:
+        """Adds the norm of this rank's queries or keys, which all ranks' are normalised with."""
+        assert attrs.kind == "rms" and op.layer is not None, "the shares have no other norm of split columns"
+        prefix, _, role = op.inputs["weight"].rpartition(".")
+        attention, share = self.spec.model.attention, self.share
+        means = f"{prefix}.mean_squares"
+        if means not in self.values:
+            norms = {role: self.graph.consumers(f"{prefix}.{role}_norm")[0] for role in ("q", "k")}
+            squares = MeanSquares(
+                q_width=attention.num_heads * attention.head_dim,
+                k_width=attention.num_kv_heads * attention.head_dim,
+                counts_keys=share.heads[0] == share.kv_heads[0] * attention.gqa_ratio,
+            )
+            inputs = {role: self._read(norm, "x") for role, norm in norms.items()}
+            self._emit(Op(means, squares, inputs, {"out": means}, op.layer), "partial")
+        self._weight(op.inputs["weight"])
+        part = NormOfPart(column=("q_norm", "k_norm").index(role), eps=attrs.eps)
+        inputs = {"x": self._read(op, "x"), "weight": op.inputs["weight"], "mean_squares": self._whole(means)}
+        self._emit(replace(op, attrs=part, inputs=inputs), "split")
 
     def _add_other(self, op: Op) -> None:
         """Adds an op that reads whole or split values, and weights."""
@@ -205,8 +230,6 @@ class Shard:
         if isinstance(attrs, ExpertLinear):
             first, last = share.experts[attrs.num_experts]
             return replace(attrs, num_experts=last - first)
-        if share.copies_attention:
-            return attrs
         if isinstance(attrs, Attention):
             return replace(attrs, num_heads=heads, num_kv_heads=kv_heads)
         if isinstance(attrs, CacheWrite):

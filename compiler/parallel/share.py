@@ -28,7 +28,6 @@ class Share:
         split: how the model is split.
         layers: its layers.
         heads, kv_heads: its query heads and KV heads, the same in all layers.
-        copies_attention: whether every rank of a stage computes all of attention.
         columns: its columns of MLPs, by their whole width.
         experts: its experts, by their whole number.
         vocabulary: its rows of embedding and output.
@@ -39,7 +38,6 @@ class Share:
     layers: Range
     heads: Range
     kv_heads: Range
-    copies_attention: bool
     columns: dict[int, Range]
     experts: dict[int, Range]
     vocabulary: Range
@@ -77,8 +75,7 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
     of_stages = fractions if split.tensor == 1 else _of_stages(spec, split)
     of_ranks = fractions if split.tensor > 1 else (1.0,)
     layers = _layers(spec, split, of_stages)
-    model, copies = spec.model, split.tensor > 1 and _norms_all_heads(spec)
-    heads = _heads(spec, of_ranks) if not copies else [_all_heads(spec)] * split.tensor
+    model, heads = spec.model, _heads(spec, of_ranks)
     columns = {width: _columns(spec, width, names, of_ranks, heads) for width, names in _widths(spec).items()}
     experts = {}
     for count in sorted({la.mlp.experts.count for la in model.layers if la.mlp.experts is not None}):
@@ -92,7 +89,6 @@ def shares(spec: ModelSpec) -> tuple[Share, ...]:
             layers=layers[rank // split.tensor],
             heads=heads[t][0],
             kv_heads=heads[t][1],
-            copies_attention=copies,
             columns={width: ranges[t] for width, ranges in columns.items()},
             experts={count: ranges[t] for count, ranges in experts.items()},
             vocabulary=vocabulary[t],
@@ -157,24 +153,20 @@ def _layers(spec: ModelSpec, split: Parallel, fractions: Sequence[float]) -> lis
     return _ranges(counts)
 
 
-def _norms_all_heads(spec: ModelSpec) -> bool:
-    """Whether queries are normalised over all heads together, so that ranks cannot do that apart."""
-    norms = [layer.attention.qk_norm for layer in spec.model.layers]
-    return any(norm is not None and norm.scope == "all" for norm in norms)
-
-
-def _all_heads(spec: ModelSpec) -> tuple[Range, Range]:
-    attention = spec.model.attention
-    return (0, attention.num_heads), (0, attention.num_kv_heads)
-
-
 def _heads(spec: ModelSpec, fractions: Sequence[float]) -> list[tuple[Range, Range]]:
     """Query heads and KV heads of each rank of a stage."""
     attention, ranks = spec.model.attention, len(fractions)
     ratio, head_dim, kv_heads = attention.gqa_ratio, attention.head_dim, attention.num_kv_heads
     block = _block(spec, [f"layers.{layer}.attention.o" for layer in range(spec.model.num_layers)])
     if ranks == 1:
-        return [_all_heads(spec)]
+        return [((0, attention.num_heads), (0, kv_heads))]
+    for index, layer in enumerate(spec.model.layers):
+        norm = layer.attention.qk_norm
+        if norm is not None and (norm.scope, norm.kind) == ("all", "layer"):
+            raise PlanError(
+                f"attention of layer {index} cannot be divided among {ranks} ranks: its layer norm needs the mean of "
+                "all heads together, and ranks add up squares only; use stages instead (pipeline)"
+            )
     if kv_heads >= ranks:
         unit = block // math.gcd(block, ratio * head_dim)
         what = f"{kv_heads} KV heads"

@@ -60,16 +60,15 @@ def slice_of(spec: ModelSpec, share: Share, name: str) -> TensorSlice | None:
     if role in _WHOLE:
         return WHOLE
     if role.startswith("attention."):
-        return _of_attention(spec, share, role.removeprefix("attention."))
+        assert layer is not None, "attention is in layers"
+        return _of_attention(spec, share, layer, role.removeprefix("attention."))
     if role in _SUMMED_BIASES:
         return WHOLE if share.tensor_rank == 0 else None
     assert layer is not None, "all others are in layers"
     return _of_mlp(spec, share, layer, role)
 
 
-def _of_attention(spec: ModelSpec, share: Share, role: str) -> TensorSlice | None:
-    if share.copies_attention:
-        return WHOLE
+def _of_attention(spec: ModelSpec, share: Share, layer: int, role: str) -> TensorSlice | None:
     head_dim = spec.model.attention.head_dim
     heads = {"q": share.heads, "k": share.kv_heads, "v": share.kv_heads}
     first, _, rest = role.partition("_")
@@ -82,9 +81,9 @@ def _of_attention(spec: ModelSpec, share: Share, role: str) -> TensorSlice | Non
     if first in heads and rest in ("", "bias"):
         return TensorSlice(_times(heads[first], head_dim))
     if first in heads and rest in ("norm", "norm_bias"):
-        norms = {layer.attention.qk_norm for layer in spec.model.layers}
-        scopes = {norm.scope for norm in norms if norm is not None}
-        return TensorSlice(_times(heads[first], head_dim)) if scopes == {"heads"} else WHOLE
+        norm = spec.model.layer(layer).attention.qk_norm
+        assert norm is not None, "the tensor is that of a norm"
+        return WHOLE if norm.scope == "head" else TensorSlice(_times(heads[first], head_dim))
     raise PlanError(f"attention.{role} has no rule by which ranks divide it")
 
 

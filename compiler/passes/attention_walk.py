@@ -4,16 +4,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op, OpGraph
+from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.ops.attention import Attention
 from mlxr.compiler.ir.ops.cache import CacheWrite
 from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope, Temperature
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart
 from mlxr.compiler.passes.base import sole_producer
 
 
 @dataclass(frozen=True)
 class Path:
     """The ops between a projection and an attention. Nothing else reads their results.
+
+    On a rank that has some of the heads that are normalised together, a `MeanSquares` also reads the source.
 
     Attributes:
         temperature, rope, norm: the ops, in order from the attention back; None for a missing op.
@@ -53,10 +57,18 @@ def attention_sites(graph: OpGraph) -> Iterator[AttentionSite]:
             yield AttentionSite(attention, write, _path(graph, q), _path(graph, k), _path(graph, v))
 
 
+def source_of(graph: OpGraph, path: Path, kind: type[OpKind]) -> Op | None:
+    """The op that writes a path's source, if it is of this kind, and only the path and its mean squares read that."""
+    op = graph.producer(path.source)
+    readers = [reader for reader in graph.consumers(path.source) if not isinstance(reader.attrs, MeanSquares)]
+    alone = len(readers) == 1 and path.source not in graph.outputs
+    return op if op and isinstance(op.attrs, kind) and alone else None
+
+
 def _path(graph: OpGraph, name: str) -> Path:
     steps: list[Op | None] = []
-    for kind in (Temperature, Rope, Norm):
-        op = sole_producer(graph, name, kind)
+    for kinds in ((Temperature,), (Rope,), (Norm, NormOfPart)):
+        op = sole_producer(graph, name, *kinds)
         if op is not None and "residual" in op.inputs:
             op = None
         steps.append(op)

@@ -82,7 +82,7 @@ def sibling(name: str, last: str) -> str:
     return f"{name.rpartition('.')[0]}.{last}"
 
 
-def sole_producer(graph: OpGraph, name: str, kind: type[OpKind]) -> Op | None:
-    """The op that writes a value, if it is of this kind and the value has one consumer and is not returned."""
+def sole_producer(graph: OpGraph, name: str, *kinds: type[OpKind]) -> Op | None:
+    """The op that writes a value, if it is of these kinds and the value has one consumer and is not returned."""
     op = graph.producer(name)
-    return op if op and isinstance(op.attrs, kind) and graph.sole_consumer(name) else None
+    return op if op and isinstance(op.attrs, kinds) and graph.sole_consumer(name) else None

@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.op_kind import NormScope
+from mlxr.compiler.ir.op_kind import NormKind, NormScope
 from mlxr.compiler.ir.ops.attention import Attention, Split
 from mlxr.compiler.ir.ops.norm import Norm, QkNorm
-from mlxr.compiler.passes.attention_walk import attention_sites
-from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
+from mlxr.compiler.passes.attention_walk import attention_sites, source_of
+from mlxr.compiler.passes.base import Edits, PassResult, sibling
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class FuseQkNorm:
 
     1. With q, k, v = split(qkv): norm(q), norm(k) that reach one attention and its cache write, perhaps through a rope
        and a temperature -> split(qk_norm(qkv)).
+    2. The same with norm_of_part(q, m), norm_of_part(k, m), where m is the sum over ranks of mean_squares(q, k) ->
+       qk_mean_squares(qkv), and split(qk_norm(qkv, m)).
 
     Does not fire when q, k or qkv has another consumer, the norms differ in kind or eps, only one has a bias, or the
     groups of columns of one are neither heads nor the whole row.
@@ -28,40 +31,72 @@ class FuseQkNorm:
         """Applies the rule to every layer."""
         edits = Edits(graph)
         for site in attention_sites(graph):
-            q, k, heads = site.q.norm, site.k.norm, site.attention.attrs_as(Attention)
-            split = sole_producer(graph, q.inputs["x"], Split) if q else None
+            q, k, split = site.q.norm, site.k.norm, source_of(graph, site.q, Split)
             if q is None or k is None or split is None or not graph.sole_consumer(split.inputs["x"]):
                 continue
             reads = q.inputs["x"] == split.outputs["q"] and k.inputs["x"] == split.outputs["k"]
-            scope = _scope(graph, heads, q, k)
-            if reads and scope and graph.sole_consumer(k.inputs["x"]) and _alike(q, k):
+            if not reads or source_of(graph, site.k, Split) is None:
+                continue
+            squares = [op for op in graph.consumers(k.inputs["x"]) if isinstance(op.attrs, MeanSquares)]
+            if isinstance(q.attrs, NormOfPart):
+                self._fuse_part(edits, site.attention, split, squares[0], q, k)
+            elif not squares and (scope := _scope(graph, site.attention.attrs_as(Attention), q, k)) and _alike(q, k):
                 self._fuse(edits, site.attention, split, q, k, scope)
         return edits.result()
 
     def _fuse(self, edits: Edits, attention: Op, split: Op, q: Op, k: Op, scope: NormScope) -> None:
-        qkv = edits.graph.value(split.inputs["x"])
-        inputs = {"qkv": qkv.name, "q_norm": q.inputs["weight"], "k_norm": k.inputs["weight"]}
-        if "bias" in q.inputs:
-            inputs |= {"q_norm_bias": q.inputs["bias"], "k_norm_bias": k.inputs["bias"]}
-        heads, norm = attention.attrs_as(Attention), q.attrs_as(Norm)
-        attrs = QkNorm(
+        norm = q.attrs_as(Norm)
+        biases = {f"{role}_norm_bias": op.inputs["bias"] for role, op in (("q", q), ("k", k)) if "bias" in op.inputs}
+        edits.replace(split, *_normed(edits, attention, split, (q, k), (scope, norm.kind, norm.eps), biases))
+        edits.replace(q)
+        edits.replace(k)
+
+    def _fuse_part(self, edits: Edits, attention: Op, split: Op, squares: Op, q: Op, k: Op) -> None:
+        """Rule 2. The norm comes after the sum over the ranks, so it cannot take the place of the split."""
+        heads, of = attention.attrs_as(Attention), squares.attrs_as(MeanSquares)
+        packed = QkMeanSquares(
             num_heads=heads.num_heads,
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
-            scope=scope,
-            kind=norm.kind,
-            eps=norm.eps,
+            q_width=of.q_width,
+            k_width=of.k_width,
+            counts_keys=of.counts_keys,
         )
-        name = sibling(qkv.name, "qkv_normed")
-        normed = edits.declare(replace(qkv, name=name))
-        outputs = {"q": q.out, "k": k.out, "v": split.outputs["v"]}
-        edits.replace(
-            split,
-            Op(name, attrs, inputs, {"out": normed}, split.layer),
-            replace(split, inputs={"x": normed}, outputs=outputs),
-        )
-        edits.replace(q)
+        edits.replace(split)
+        edits.replace(squares, replace(squares, attrs=packed, inputs={"qkv": split.inputs["x"]}))
+        means = {"mean_squares": q.inputs["mean_squares"]}
+        eps = q.attrs_as(NormOfPart).eps
+        edits.replace(q, *_normed(edits, attention, split, (q, k), ("all", "rms", eps), means))
         edits.replace(k)
+
+
+def _normed(
+    edits: Edits,
+    attention: Op,
+    split: Op,
+    norms: tuple[Op, Op],
+    how: tuple[NormScope, NormKind, float],
+    others: dict[str, str],
+) -> tuple[Op, Op]:
+    """The norm of the packed projection, and the split of that."""
+    (q, k), (scope, kind, eps), heads = norms, how, attention.attrs_as(Attention)
+    qkv = edits.graph.value(split.inputs["x"])
+    attrs = QkNorm(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        scope=scope,
+        kind=kind,
+        eps=eps,
+    )
+    name = sibling(qkv.name, "qkv_normed")
+    normed = edits.declare(replace(qkv, name=name))
+    inputs = {"qkv": qkv.name, "q_norm": q.inputs["weight"], "k_norm": k.inputs["weight"]} | others
+    outputs = {"q": q.out, "k": k.out, "v": split.outputs["v"]}
+    return (
+        Op(name, attrs, inputs, {"out": normed}, split.layer),
+        replace(split, inputs={"x": normed}, outputs=outputs),
+    )
 
 
 def _alike(q: Op, k: Op) -> bool:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.ir.graph import Op, OpGraph
 from mlxr.compiler.ir.ops.attention import Split
 from mlxr.compiler.ir.ops.linear import Linear
-from mlxr.compiler.passes.attention_walk import attention_sites
-from mlxr.compiler.passes.base import Edits, PassResult, sibling, sole_producer
+from mlxr.compiler.passes.attention_walk import attention_sites, source_of
+from mlxr.compiler.passes.base import Edits, PassResult, sibling
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class MergeQkv:
         """Applies the rule to every layer."""
         edits = Edits(graph)
         for site in attention_sites(graph):
-            sources = (site.q.source, site.k.source, site.v.source)
-            linears = [op for name in sources if (op := sole_producer(graph, name, Linear))]
+            linears = [op for path in (site.q, site.k, site.v) if (op := source_of(graph, path, Linear))]
             if len({op.name for op in linears}) == 3 and self._alike(linears):
                 self._merge(edits, linears)
         return edits.result()

@@ -49,8 +49,9 @@ def test_steps_of_families_compile(name: str) -> None:
     nvrtc.compile_cubin(name, cuda_text(compiled(family_spec(name), Geometry.of(partition=16))), FLAGS)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [name for name, (spec, *_) in VARIANTS.items() if spec.parallel is None])
 def test_steps_of_variants_compile(name: str) -> None:
+    """Of whole models: a rank's launches are run one by one, with collectives between them."""
     nvrtc.compile_cubin(name, cuda_text(variant(name)), FLAGS)
 
 

@@ -8,6 +8,7 @@ from mlxr.compiler.artifact import DType
 from mlxr.compiler.errors import KernelFault
 from mlxr.compiler.targets.environment import float_literal
 from mlxr.compiler.targets.metal.kernels.norm import NormKernel
+from mlxr.compiler.targets.metal.kernels.qk_mean_squares import QkMeanSquaresKernel
 from mlxr.compiler.targets.metal.kernels.qk_norm import QkNormKernel
 from mlxr_tests.few import few_of
 from mlxr_tests.kernel_bench import kernel_text, run_kernel
@@ -37,7 +38,9 @@ def norm_kernel(width, kind="rms", *, groups=1, shared=False, bias=None, residua
     )
 
 
-def qk_kernel(heads, kv_heads, head_dim, scope, kind="rms", *, bias=(None, None), activation="f32", weight="f32"):
+def qk_kernel(
+    heads, kv_heads, head_dim, scope, kind="rms", *, bias=(None, None), activation="f32", weight="f32", part=False
+):
     return QkNormKernel(
         "qk_norm",
         num_heads=heads,
@@ -51,6 +54,7 @@ def qk_kernel(heads, kv_heads, head_dim, scope, kind="rms", *, bias=(None, None)
         q_bias=DType(bias[0]) if bias[0] else None,
         k_bias=DType(bias[1]) if bias[1] else None,
         activation=DType(activation),
+        mean_squares=part,
     )
 
 
@@ -73,6 +77,9 @@ def check_qk_norm(kernel, *, seed=0, text=None):
     for port, dtype in kernel.inputs[1:]:
         count = 1 if kernel.scope == "head" else kernel.num_heads if port.startswith("q") else kernel.num_kv_heads
         inputs[port] = random_array(rng, (count * kernel.head_dim,), str(dtype))
+    if kernel.mean_squares:
+        inputs["mean_squares"] = random_array(rng, (TOKENS, 2), "f32") ** 2
+        mx.eval(inputs["mean_squares"])
     attrs = {name: getattr(kernel, name) for name in ("num_heads", "num_kv_heads", "head_dim", "scope", "kind", "eps")}
     want = evaluate("qk_norm", inputs, attrs)["out"]
     grid = (-(-kernel.pieces // kernel.pieces_per_threadgroup), TOKENS, 1)
@@ -120,6 +127,23 @@ def test_queries_and_keys(heads, scope, kind):
     check_qk_norm(qk_kernel(heads, kv_heads, head_dim, scope, kind, bias=("f32", "f32")))
 
 
+@pytest.mark.parametrize("heads", HEADS[1:3], ids=str)
+def test_part_of_the_heads(heads):
+    """The mean squares of a rank's heads, and the norm by those of all ranks."""
+    heads, kv_heads, head_dim = heads
+    check_qk_norm(qk_kernel(heads, kv_heads, head_dim, "all", part=True, activation="bf16"))
+    for counts_keys in (True, False):
+        widths = {"q_width": 3 * heads * head_dim, "k_width": 5 * kv_heads * head_dim, "counts_keys": counts_keys}
+        attrs = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, **widths}
+        kernel = QkMeanSquaresKernel("qk_mean_squares", **attrs, activation=DType("bf16"))
+        inputs = {"qkv": random_array(np.random.default_rng(0), (TOKENS, kernel.width), "bf16")}
+        got = run_kernel(kernel, inputs, {"out": (TOKENS, 2)}, (2, TOKENS, 1))["out"]
+        q, k, _ = np.split(floats(inputs["qkv"]).astype(np.float64), np.cumsum([heads, kv_heads]) * head_dim, axis=1)
+        want = np.stack([(q**2).sum(1) / widths["q_width"], counts_keys * (k**2).sum(1) / widths["k_width"]], axis=1)
+        np.testing.assert_allclose(floats(got), want, rtol=3e-6)
+        np.testing.assert_allclose(floats(evaluate("qk_mean_squares", inputs, attrs)["out"]), want, rtol=3e-6)
+
+
 TYPES = [("f16", "bf16"), ("bf16", "f16"), ("bf16", "f32")]
 
 
@@ -143,6 +167,7 @@ MISTAKES = [
     (check_qk_norm, QK, "first - 240u + at", "at"),
     (check_qk_norm, QK, "head < 6u", "head < 5u"),
     (check_qk_norm, QK, "head >= 8u", "head >= 7u"),
+    (check_qk_norm, qk_kernel(6, 2, 40, "all", part=True), "threadgroup_position_in_grid.x];", "0];"),
     (check_qk_norm, WHOLE, "is_query ? 2560u : 512u", "2560u"),
     (check_qk_norm, WHOLE, "threadgroup_barrier(mem_flags::mem_threadgroup);", ""),
 ]

@@ -85,6 +85,7 @@ def check(spec: ModelSpec, host: str, folder: Path, *splits: dict[str, Any]) -> 
 
 ON_CPU = itertools.product(ALL_SPECS, SPLITS)
 SHORT_ON_CPU = [("gpt-oss-like", "2 x 2"), ("scales", "tensor 2"), ("experts-scaled-residual", "tensor 2")]
+SHORT_ON_CPU += [("olmo-like", "tensor 2")]
 
 
 @pytest.mark.parametrize(("name", "parallel"), few(ON_CPU, SHORT_ON_CPU))
@@ -92,7 +93,7 @@ def test_families_on_cpu(name: str, parallel: str, tmp_path: Path) -> None:
     check(family_spec(name, **EXACT), "cpu", tmp_path, SPLITS[parallel])
 
 
-@pytest.mark.parametrize("name", few(ALL_SPECS, ["deepseek-like"]))
+@pytest.mark.parametrize("name", few(ALL_SPECS, ["deepseek-like", "qk-norm-all"]))
 def test_families_on_sim(name: str, tmp_path: Path) -> None:
     check(family_spec(name, **EXACT), "sim", tmp_path, SPLITS["2 x 2"])
 
@@ -101,6 +102,11 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] =
     "3 KV heads on 2 ranks": ({"num_heads": 9, "num_kv_heads": 3, "head_dim": 40}, {"tensor": 2}, [(6, 2), (3, 1)]),
     "1 KV head on 2 ranks": ({"num_heads": 5, "num_kv_heads": 1, "head_dim": 40}, {"tensor": 2}, [(2, 1), (3, 1)]),
     "2 KV heads on 3 ranks": ({"num_heads": 8, "num_kv_heads": 2, "head_dim": 32}, {"tensor": 3}, []),
+    "2 KV heads on 3 ranks, normalised together": (
+        {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "qk_norm": {"scope": "all"}},
+        {"tensor": 3},
+        [(2, 1), (2, 1), (4, 1)],
+    ),
     "shares": (
         {"num_heads": 10, "num_kv_heads": 5, "head_dim": 40},
         {"tensor": 2, "shares": (0.6, 0.4)},
@@ -164,8 +170,9 @@ def test_the_greatest_logits_where_these_are_enough(host: str, parallel: str, tm
 
 
 def test_sums_of_a_layer(tmp_path: Path) -> None:
-    """Two sums for each layer and one for the embedding; with parallel blocks one for each layer."""
-    for changes, sums in (({}, 5), ({"model__parallel_blocks": True}, 3)):
+    """Two sums for each layer and one for the embedding; with parallel blocks one, with a norm over all heads three."""
+    norm = {"model__attention__qk_norm": {"scope": "all"}}
+    for changes, sums in (({}, 5), ({"model__parallel_blocks": True}, 3), (norm, 7)):
         (ranks,) = check(small_spec(**EXACT, **changes), "cpu", tmp_path, {"tensor": 2})
         assert ranks.collectives[0].calls == ranks.collectives[1].calls
         assert ranks.collectives[1].calls.count("all_sum") == 5 * sums

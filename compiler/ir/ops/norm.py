@@ -8,6 +8,7 @@ from mlxr.compiler.ir.checks import (
     require,
     require_heads,
     require_integers,
+    require_mean_squares,
     require_positive,
     require_residual,
     require_vector,
@@ -93,13 +94,15 @@ class QkNorm(OpKind):
         scope: `head`: each head is normalised, and all heads share a weight [head_dim]; `heads`: each head is
             normalised with weights of its own; `all`: all queries are normalised together, and all keys together.
         kind, eps: see `Norm`.
+
+    With mean_squares, those of all queries and of all keys, qkv has some heads of the row that is normalised.
     """
 
     name = "qk_norm"
     summary = "norm of the queries and keys of qkv; values as they are"
     family = "norm"
     inputs = ("qkv", "q_norm", "k_norm")
-    optional = ("q_norm_bias", "k_norm_bias")
+    optional = ("q_norm_bias", "k_norm_bias", "mean_squares")
     stages = FUSED_STAGES
 
     num_heads: int
@@ -110,11 +113,18 @@ class QkNorm(OpKind):
     eps: float
 
     def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv."""
+        """From qkv [tokens, (heads + 2 kv_heads) * head_dim]; weights and biases as the scope says -> out like qkv.
+
+        mean_squares is [tokens, 2] f32.
+        """
         require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         require_positive("eps", self.eps)
         for port, count in (("q_norm", self.num_heads), ("k_norm", self.num_kv_heads)):
             width = self.head_dim if self.scope == "head" else count * self.head_dim
             require_vector(t, port, width)
             require_vector(t, f"{port}_bias", width)
+        require_mean_squares(t, t["qkv"].shape[0])
+        if "mean_squares" in t:
+            given = f"{self.kind} of scope {self.scope}"
+            require(given == "rms of scope all", f"the norm is {given}; expected rms of scope all, by its mean_squares")
         return {"out": t["qkv"]}

@@ -4,7 +4,8 @@ import mlx.core as mx
 
 from mlxr.compiler.ir.ops.norm import Norm, NormRows, QkNorm
 from mlxr.compiler.ir.ops.product import InputNorm
-from mlxr.runtime.hosts.mlx_ops.table import evaluates
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart, QkMeanSquares
+from mlxr.runtime.hosts.mlx_ops.table import evaluate, evaluates
 from mlxr.runtime.hosts.mlx_ops.types import ArenaLayer, Inputs, Outputs, f32
 
 
@@ -27,14 +28,47 @@ def norm_rows(inputs: Inputs, attrs: NormRows, arena: ArenaLayer | None = None) 
 def qk_norm(inputs: Inputs, attrs: QkNorm, arena: ArenaLayer | None = None) -> Outputs:
     """The queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_dim] normalised, values as they are."""
     qkv, head_dim = inputs["qkv"], attrs.head_dim
-    parts, start = [], 0
+    parts: list[mx.array] = []
+    start = 0
     for port, heads in (("q_norm", attrs.num_heads), ("k_norm", attrs.num_kv_heads)):
         x = f32(qkv[:, start : start + heads * head_dim])
         groups = 1 if attrs.scope == "all" else heads
-        bias = inputs.get(f"{port}_bias")
-        parts.append(normalise(x, inputs[port], bias, attrs.kind, attrs.eps, groups).astype(qkv.dtype))
+        if "mean_squares" in inputs:
+            y = by_mean_square(x, inputs["mean_squares"][:, len(parts)], inputs[port], attrs.eps)
+        else:
+            y = normalise(x, inputs[port], inputs.get(f"{port}_bias"), attrs.kind, attrs.eps, groups)
+        parts.append(y.astype(qkv.dtype))
         start += heads * head_dim
     return {"out": mx.concatenate([*parts, qkv[:, start:]], axis=-1)}
+
+
+@evaluates(MeanSquares)
+def mean_squares(inputs: Inputs, attrs: MeanSquares, arena: ArenaLayer | None = None) -> Outputs:
+    """What q and k, [tokens, columns of this rank], add to the mean squares of all ranks, [tokens, 2] f32."""
+    columns = [mx.sum(f32(inputs[port]) ** 2, axis=-1) for port in ("q", "k")]
+    counted = (1 / attrs.q_width, attrs.counts_keys / attrs.k_width)
+    return {"out": mx.stack([x * factor for x, factor in zip(columns, counted, strict=True)], axis=-1)}
+
+
+@evaluates(QkMeanSquares)
+def qk_mean_squares(inputs: Inputs, attrs: QkMeanSquares, arena: ArenaLayer | None = None) -> Outputs:
+    """The same of qkv [tokens, (heads + 2 kv_heads) * head_dim]."""
+    first, end = attrs.num_heads * attrs.head_dim, (attrs.num_heads + attrs.num_kv_heads) * attrs.head_dim
+    parts = {"q": inputs["qkv"][:, :first], "k": inputs["qkv"][:, first:end]}
+    return evaluate(MeanSquares(attrs.q_width, attrs.k_width, attrs.counts_keys), parts)
+
+
+@evaluates(NormOfPart)
+def norm_of_part(inputs: Inputs, attrs: NormOfPart, arena: ArenaLayer | None = None) -> Outputs:
+    """The norm of x [tokens, columns of this rank] by a column of mean_squares [tokens, 2]."""
+    x = inputs["x"]
+    y = by_mean_square(f32(x), inputs["mean_squares"][:, attrs.column], inputs["weight"], attrs.eps)
+    return {"out": y.astype(x.dtype)}
+
+
+def by_mean_square(x: mx.array, mean_square: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """RMS norm of x [tokens, width] in fp32 by the mean squares of its rows, [tokens]."""
+    return x * mx.rsqrt(mean_square[:, None] + eps) * f32(weight)
 
 
 def normalise(x: mx.array, weight: mx.array, bias: mx.array | None, kind: str, eps: float, groups: int = 1) -> mx.array:

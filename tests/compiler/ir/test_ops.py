@@ -29,6 +29,8 @@ ROUTE: dict[str, Any] = {"top_k": 2, "router": "sigmoid", "normalise": True, "sc
 ROUTE |= {"first_expert": None, "owned": None}
 QK: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "scope": "heads", "kind": "layer", "eps": 0.1}
 
+PART: dict[str, Any] = {"q_width": 480, "k_width": 80, "counts_keys": True}
+
 
 def tokens(width: int, dtype: DType = F32) -> Tensor:
     return Tensor(("tokens", width), dtype)
@@ -93,6 +95,25 @@ GOOD: dict[str, tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Tensor]]
         },
         QK,
         {"out": tokens(400, BF16)},
+    ),
+    "qk_norm, of some of the heads": (
+        "qk_norm",
+        {"qkv": tokens(400, BF16), "q_norm": matrix(240), "k_norm": matrix(80), "mean_squares": tokens(2)},
+        QK | {"scope": "all", "kind": "rms"},
+        {"out": tokens(400, BF16)},
+    ),
+    "mean_squares": (
+        "mean_squares",
+        {"q": tokens(240, BF16), "k": tokens(80, BF16)},
+        PART,
+        {"out": tokens(2)},
+    ),
+    "qk_mean_squares": ("qk_mean_squares", {"qkv": tokens(400, BF16)}, HEADS | PART, {"out": tokens(2)}),
+    "norm_of_part": (
+        "norm_of_part",
+        {"x": tokens(80, BF16), "weight": matrix(80), "mean_squares": tokens(2)},
+        {"column": 1, "eps": 0.1},
+        {"out": tokens(80, BF16)},
     ),
     "route": (
         "route",
@@ -263,6 +284,20 @@ BAD: list[tuple[str, dict[str, Shape | Tensor], dict[str, Any], str]] = [
     ("qk_norm", {"qkv": ("tokens", 240)}, {}, "qkv has 240 columns; expected 10 x 40"),
     ("qk_norm", {}, {"scope": "head"}, r"q_norm is \[240\]; expected \[40\]"),
     ("qk_norm", {"k_norm_bias": (240,)}, {}, r"k_norm_bias is \[240\]; expected \[80\]"),
+    ("qk_norm, of some of the heads", {}, {"kind": "layer"}, "the norm is layer of scope all; expected rms of scope"),
+    (
+        "qk_norm, of some of the heads",
+        {"mean_squares": ("tokens", 1)},
+        {},
+        r"mean_squares is \['tokens', 1\]; expected",
+    ),
+    ("mean_squares", {"q": ("rows", 240)}, {}, "q has rows rows, k tokens"),
+    ("mean_squares", {}, {"k_width": 40}, "k has 80 columns; expected at most 40"),
+    ("qk_mean_squares", {}, {"q_width": 200}, "attribute q_width is 200; expected at least 240"),
+    ("qk_mean_squares", {}, {"num_heads": 5}, "qkv has 400 columns; expected 9 x 40"),
+    ("norm_of_part", {}, {"column": 2}, "attribute column is 2; expected 0 or 1"),
+    ("norm_of_part", {"mean_squares": tokens(2, BF16)}, {}, "mean_squares is bf16; expected f32"),
+    ("norm_of_part", {"weight": (240,)}, {}, r"weight is \[240\]; expected \[80\]"),
     ("qk_norm", {}, {"scope": "each"}, "attribute scope is 'each'; expected one of head, heads, all"),
     ("route", {}, {"top_k": 5}, "top_k is 5 of 4 experts"),
     (
@@ -342,7 +377,7 @@ def test_arena_accesses_have_tokens() -> None:
 
 def test_stages() -> None:
     left = {name for name, kind in OPS.items() if "ordered" in kind.stages}
-    attention = {"qk_norm", "rope_write_attention", "rope_cache_write", "rope_attention"}
+    attention = {"qk_norm", "qk_mean_squares", "rope_write_attention", "rope_cache_write", "rope_attention"}
     experts = {"route", "expert_projection", "expert_combine"}
     collectives = {"all_sum", "send", "receive", "gather_result"}
     assert left == {"embed", "norm", "norm_rows", "linear", "projection"} | experts | attention | collectives

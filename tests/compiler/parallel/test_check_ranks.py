@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,8 @@ from mlxr.compiler.build.build_graph import build_graph
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.ir.ops.collectives import AllSum
+from mlxr.compiler.ir.ops.norm import Norm
+from mlxr.compiler.ir.ops.shared_norm import MeanSquares
 from mlxr.compiler.parallel.check_ranks import Event, Rank, check_order, check_ranks
 from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.parallel.tensor_slice import TensorSlice
@@ -16,6 +19,7 @@ from mlxr.compiler.schedule.geometry import Geometry
 from mlxr.compiler.schedule.geometry_rules import GeometryTable
 from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr.compiler.spec.parallel import Parallel
+from mlxr_tests.graphs import source_graph
 from mlxr_tests.specs import small_spec
 
 Slices = dict[str, TensorSlice]
@@ -25,6 +29,7 @@ SPEC = small_spec(
     model__num_layers=4,
 )
 ARENA = arena_geometry(SPEC, GeometryTable(Geometry(), ()))
+K_NORM = "layers.1.attention.k_norm"
 SOURCE = build_graph(SPEC, ARENA)
 
 
@@ -106,6 +111,42 @@ def test_mistakes(mistake: str) -> None:
     plant(parts)
     with pytest.raises(PlanError, match=message):
         check_ranks(SPEC, SOURCE, parts)
+
+
+ALL_HEADS = small_spec(
+    parallel={"tensor": 3},
+    model__attention={"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "qk_norm": {"scope": "all"}},
+)
+MEANS, NORMED = "layers.1.attention.mean_squares", "layers.1.attention.k_normed"
+OF_NORMS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "keys of a copy": (MEANS, {"attrs": MeanSquares(256, 64, True)}, r"has the keys of KV heads \[0, 0, 1\]"),
+    "a part as if it were all": (
+        NORMED,
+        {"attrs": Norm(1, 1.0, "rms", 1e-5), "inputs": {"x": "layers.1.attention.k_projected", "weight": K_NORM}},
+        r"rank 1: .*k_normed normalises columns \[0, 32\] as if they were all",
+    ),
+    "the rank's own mean squares": (
+        NORMED,
+        {"inputs": {"x": "layers.1.attention.k_projected", "weight": K_NORM, "mean_squares": MEANS}},
+        "rank 1: .*k_normed .norm_of_part. reads the partial sum",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", ["", *OF_NORMS])
+def test_norms_over_all_heads(mistake: str) -> None:
+    source = source_graph(ALL_HEADS)
+    divided = divide_model(ALL_HEADS, source, arena_geometry(ALL_HEADS, GeometryTable()))
+    parts = [Rank(part.graph, dict(part.slices)) for part in divided]
+    if not mistake:
+        return check_ranks(ALL_HEADS, source, parts)
+    name, changes, message = OF_NORMS[mistake]
+    graph = parts[1].graph
+    ops = [replace(op, **changes) if op.name == name else op for op in graph.ops]
+    parts[1] = Rank(OpGraph(graph.values, ops, graph.outputs), parts[1].slices)
+    with pytest.raises(PlanError, match=message):
+        check_ranks(ALL_HEADS, source, parts)
+    return None
 
 
 SUM, OTHER = Event("all_sum", "a", 8), Event("all_sum", "b", 8)

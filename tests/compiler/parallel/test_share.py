@@ -171,6 +171,13 @@ def test_stages_of_several_ranks_have_layers_as_their_budgets() -> None:
     assert [rank.vocabulary for rank in ranks[:2]] == [(0, 46), (46, 61)]
 
 
+def test_a_layer_norm_over_all_heads_is_divided_by_stages_alone() -> None:
+    spec = small_spec(model__attention__qk_norm={"scope": "all", "kind": "layer"})
+    with pytest.raises(PlanError, match="attention of layer 0 cannot be divided among 2 ranks: its layer norm needs"):
+        shares(changed(spec, Changes(parallel=Parallel(tensor=2))))
+    assert split_for(spec, 2) == Parallel(pipeline=2)
+
+
 def test_split_for_takes_tensor_ranks_where_they_divide_the_model_and_else_stages() -> None:
     assert split_for(small_spec(), 2) == Parallel(tensor=2)
     one_expert_each = small_spec(

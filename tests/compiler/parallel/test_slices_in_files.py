@@ -15,8 +15,9 @@ from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_gguf import write_gguf
 from mlxr_tests.family_oracle import EXACT
 
-CASES = ("llama", "phi3", "mixtral", "gpt_oss")
-"""Permuted queries and keys; joined ones; experts as tensors of their own, as one, and with gate and up in turn."""
+CASES = ("llama", "phi3", "mixtral", "gpt_oss", "olmo2")
+"""Permuted queries and keys; joined ones; experts as tensors of their own, as one, and with gate and up in turn; norms
+of all queries and of all keys."""
 
 
 @pytest.fixture(scope="module", params=CASES)

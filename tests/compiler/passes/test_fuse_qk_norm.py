@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops.shared_norm import QkMeanSquares
+from mlxr.compiler.ir.verify import verify
+from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.passes.fuse_qk_norm import FuseQkNorm
 from mlxr.compiler.passes.merge_qkv import MergeQkv
+from mlxr.compiler.schedule.geometry_rules import GeometryTable
+from mlxr.compiler.schedule.memory import arena_geometry
 from mlxr_tests.graphs import check_same_numbers, check_silent, edited, fires, kinds, only, returning, source_graph
 from mlxr_tests.specs import small_spec
 
@@ -76,6 +81,20 @@ def test_must_not_fire_when_only_one_has_a_bias() -> None:
 def test_must_not_fire_when_only_queries_are_normalised() -> None:
     graph = edited(merged("head"), f"{PREFIX}.k_rotated", inputs={"x": f"{PREFIX}.k_projected"})
     check_silent(FuseQkNorm(), graph.rewrite({f"{PREFIX}.k_normed": []}))
+
+
+def test_rule_2() -> None:
+    """On a rank: the squares before the sum over ranks, the norm after it, and only that reads the projection."""
+    spec = small_spec(parallel={"tensor": 2}, model__attention__qk_norm={"scope": "all"})
+    (_, part) = divide_model(spec, source_graph(spec), arena_geometry(spec, GeometryTable()))
+    verify(part.graph, "source")
+    fused = fires(FuseQkNorm(), fires(MergeQkv(), part.graph))
+    norm, squares = fused.op(f"{PREFIX}.qkv_normed"), fused.op(f"{PREFIX}.mean_squares")
+    assert {op.name for op in fused.consumers(f"{PREFIX}.qkv_projected")} == {norm.name, squares.name}
+    assert norm.inputs["mean_squares"] == f"{PREFIX}.mean_squares.all"
+    assert (norm.attrs.scope, norm.attrs.num_heads, norm.attrs.num_kv_heads) == ("all", 3, 1)
+    assert squares.attrs == QkMeanSquares(3, 1, 40, q_width=240, k_width=80, counts_keys=True)
+    assert kinds(fused).count("norm_of_part") == kinds(fused).count("mean_squares") == 0
 
 
 def test_the_values_are_not_normalised() -> None:

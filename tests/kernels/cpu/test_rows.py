@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mlxr.compiler.targets.cpu.kernels.norm import CpuNorm
+from mlxr.compiler.targets.cpu.kernels.qk_mean_squares import CpuQkMeanSquares
 from mlxr.compiler.targets.cpu.kernels.qk_norm import CpuQkNorm
 from mlxr.compiler.targets.cpu.kernels.route import CpuRoute
 from mlxr_tests.c_harness import check_cross_compiles, compilers, marches
@@ -36,6 +37,10 @@ QK_NORMS = [
         ((6, 2, 40), (4, 4, 64)), ("head", "heads", "all"), (("rms", False), ("layer", True), ("layer", False))
     )
 ]
+PARTS = [
+    CpuQkNorm("qk_norm", heads, kv, dim, "all", "rms", EPS, False, True) for heads, kv, dim in ((6, 2, 40), (4, 4, 64))
+]
+SQUARES = [CpuQkMeanSquares("squares", 240, 80, 400, 480, 160, counts_keys) for counts_keys in (True, False)]
 ROUTES = [
     CpuRoute("route", count, top_k, router, bias, normalise, scale)
     for (count, top_k), (router, bias, normalise), scale in itertools.product(
@@ -56,7 +61,7 @@ CHOSEN = [("native", compilers()[0])]
 @pytest.fixture(scope="module", params=few(BUILDS, CHOSEN, whole=True), ids=lambda build: f"{build[0]}-{build[1][-1]}")
 def kernels(request):
     threads = (2, 1, 3, 5)[BUILDS.index(request.param) % 4]
-    with CpuKernels([*NORMS, *QK_NORMS, *ROUTES], threads, *request.param) as built:
+    with CpuKernels([*NORMS, *QK_NORMS, *PARTS, *SQUARES, *ROUTES], threads, *request.param) as built:
         yield built
 
 
@@ -70,7 +75,7 @@ def run(kernels, kernel, given, tokens):
 
 
 def check(got, want):
-    assert np.max(np.abs(got - want)) < 3e-6 * np.max(np.abs(want))
+    assert np.max(np.abs(got - want)) <= 3e-6 * np.max(np.abs(want))
 
 
 @pytest.mark.parametrize("kernel", NORMS, ids=lambda k: f"{k.kind}-{k.width}-{k.groups}")
@@ -109,6 +114,35 @@ def test_qk_norm(kernels, kernel):
         check(given["out"][:tokens, :at], np.concatenate(wants, axis=1))
         np.testing.assert_array_equal(given["out"][:tokens, at:], given["qkv"][:, at:])
         assert np.all(given["out"][tokens] == 7)
+
+
+@pytest.mark.parametrize("kernel", PARTS, ids=lambda k: f"{k.head_dim}")
+def test_qk_norm_of_part(kernels, kernel):
+    """By the mean squares of the columns of all ranks, of which these are some."""
+    rng = np.random.default_rng(2)
+    for tokens in TOKENS:
+        given = {"qkv": floats(rng, tokens, kernel.qkv_width), "mean_squares": floats(rng, tokens, 2) ** 2}
+        given |= {"q_norm": floats(rng, kernel.q_width), "k_norm": floats(rng, kernel.kv_width)}
+        given["out"] = np.full((tokens + 1, kernel.qkv_width), 7, np.float32)
+        run(kernels, kernel, given, tokens)
+        scales = 1 / np.sqrt(given["mean_squares"].astype(np.float64) + EPS)
+        weights = np.concatenate([given["q_norm"], given["k_norm"], np.ones(kernel.kv_width)])
+        widths = (kernel.q_width, kernel.kv_width, kernel.kv_width)
+        of_columns = np.repeat(np.column_stack([scales, np.ones(tokens)]), widths, axis=1)
+        check(given["out"][:tokens], given["qkv"] * of_columns * weights)
+        assert np.all(given["out"][tokens] == 7)
+
+
+@pytest.mark.parametrize("kernel", SQUARES, ids=lambda k: f"{k.counts_keys}")
+def test_qk_mean_squares(kernels, kernel):
+    rng = np.random.default_rng(3)
+    for tokens in TOKENS:
+        qkv, out = floats(rng, tokens, kernel.columns), np.full((tokens + 1, 2), 7, np.float32)
+        run(kernels, kernel, {"qkv": qkv, "out": out}, tokens)
+        squares = qkv.astype(np.float64) ** 2
+        check(out[:tokens, 0], squares[:, :240].sum(axis=1) / 480)
+        check(out[:tokens, 1], kernel.counts_keys * squares[:, 240:320].sum(axis=1) / 160)
+        assert np.all(out[tokens] == 7)
 
 
 def routed(kernel, x, bias):
@@ -161,7 +195,7 @@ def test_experts_are_experts_whatever_the_logits_are(kernels, kernel):
 
 @pytest.mark.parametrize("cpu", few(["generic", "apple_m1"], ["apple_m1"]))
 def test_compiles_for_arm(cpu):
-    kernels = [*NORMS, *QK_NORMS, *ROUTES]
+    kernels = [*NORMS, *QK_NORMS, *PARTS, *SQUARES, *ROUTES]
     used = ", ".join(f"kernel_{index}" for index in range(len(kernels)))
     code = f"{kernels_code(kernels)}\nvoid *all_of_them[] = {{{used}}};\n"
     check_cross_compiles(HEADERS, code, "aarch64-linux-gnu", cpu)

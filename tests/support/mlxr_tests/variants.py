@@ -136,6 +136,17 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
         Geometry(),
         ("norm", "qk_norm"),
     ),
+    "norms-of-a-rank": (
+        small_spec(
+            parallel={"tensor": 2},
+            model__tensor_names="canonical",
+            model__num_layers=1,
+            model__attention={"num_heads": 6, "num_kv_heads": 2, "head_dim": 40, "qk_norm": {"scope": "all"}},
+            activation_dtype="bf16",
+        ),
+        Geometry(),
+        ("qk_norm", "qk_mean_squares"),
+    ),
     "route-softmax": (
         small_spec(
             model__tensor_names="canonical",
@@ -284,9 +295,10 @@ VARIANTS: dict[str, tuple[ModelSpec, Geometry, tuple[str, ...]]] = {
 
 @functools.cache
 def variant(name: str) -> Artifact:
-    """The compiled artifact of a variant."""
+    """The compiled artifact of a variant; of a split model, that of rank 0."""
     spec, geometry, _ = VARIANTS[name]
-    return compile_spec(spec, geometry).artifact
+    artifact = compile_spec(spec, geometry).artifact
+    return artifact.of_rank(0) if spec.parallel is not None else artifact
 
 
 def kernels_of(name: str) -> list[str]:

@@ -19,6 +19,8 @@ class CpuQkNorm(CpuKernel):
             with weights of its own, [heads * head_dim]; `all`: all query heads are normalised together, and all key
             heads together.
         bias: whether q and k each have a bias, of the shape of their weights. Only LayerNorm has biases.
+        mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2]; qkv then has some
+            of the heads that are normalised together.
     """
 
     template = "qk_norm.jinja"
@@ -29,13 +31,15 @@ class CpuQkNorm(CpuKernel):
     kind: NormKind
     eps: float
     bias: bool
+    mean_squares: bool = False
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """qkv, q_norm, k_norm, their biases, out."""
+        """qkv, q_norm, k_norm, their biases, mean_squares, out."""
         biases = ("q_norm_bias", "k_norm_bias") if self.bias else ()
         vectors = [Param(name, "vector") for name in ("q_norm", "k_norm", *biases)]
-        return (Param("qkv", "input"), *vectors, Param("out", "output"))
+        means = (Param("mean_squares", "input"),) if self.mean_squares else ()
+        return (Param("qkv", "input"), *vectors, *means, Param("out", "output"))
 
     @property
     def heads(self) -> int:
@@ -61,7 +65,8 @@ class CpuQkNorm(CpuKernel):
     def formula(self) -> str:
         """The formula, for the head of the function."""
         whose = {"head": "each head", "heads": "each head, with weights of its own", "all": "all heads together"}
-        return f"{self.label}: queries and keys through {self.kind}_norm, {whose[self.scope]}; values as they are"
+        of = whose[self.scope] + (", those of other ranks too" if self.mean_squares else "")
+        return f"{self.label}: queries and keys through {self.kind}_norm, {of}; values as they are"
 
     @property
     def buffer_table(self) -> str:
@@ -70,6 +75,8 @@ class CpuQkNorm(CpuKernel):
         rows = [f"qkv      [tokens, {self.qkv_width}] f32", f"q_norm   [{q}] f32", f"k_norm   [{k}] f32"]
         if self.bias:
             rows += [f"q_norm_bias [{q}] f32", f"k_norm_bias [{k}] f32"]
+        if self.mean_squares:
+            rows.append("mean_squares [tokens, 2] f32: of the queries and of the keys of all ranks")
         rows.append(f"out      [tokens, {self.qkv_width}] f32")
         return "".join(f"//   {row}\n" for row in rows)
 
@@ -86,5 +93,6 @@ def lower_qk_norm(lowering: CpuLowering, op: Op, attrs: QkNorm) -> None:
         kind=attrs.kind,
         eps=attrs.eps,
         bias="q_norm_bias" in op.inputs,
+        mean_squares="mean_squares" in op.inputs,
     )
     lowering.add_call(op, kernel)

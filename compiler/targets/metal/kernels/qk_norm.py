@@ -27,6 +27,8 @@ class QkNormKernel(MetalKernel):
         q_norm, k_norm: element types of the weights.
         q_bias, k_bias: element types of the biases; None: there is no bias.
         activation: element type of qkv and of the result.
+        mean_squares: whether the mean squares of all queries and of all keys are given, [tokens, 2] f32; qkv then has
+            some of the heads that are normalised together.
     """
 
     template = "qk_norm.metal.jinja"
@@ -41,15 +43,18 @@ class QkNormKernel(MetalKernel):
     q_bias: DType | None
     k_bias: DType | None
     activation: DType
+    mean_squares: bool = False
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """qkv, the weights and, if there are any, the biases."""
+        """qkv, the weights and, if there are any, the biases and the mean squares."""
         ports: list[Port] = [("qkv", self.activation), ("q_norm", self.q_norm), ("k_norm", self.k_norm)]
         if self.q_bias:
             ports.append(("q_norm_bias", self.q_bias))
         if self.k_bias:
             ports.append(("k_norm_bias", self.k_bias))
+        if self.mean_squares:
+            ports.append(("mean_squares", DType.F32))
         return tuple(ports)
 
     @property
@@ -106,7 +111,7 @@ class QkNormKernel(MetalKernel):
     @property
     def threadgroup_bytes(self) -> int:
         """Bytes of the simdgroups' sums."""
-        return sums_bytes(self.kind, self.simdgroups)
+        return 0 if self.mean_squares else sums_bytes(self.kind, self.simdgroups)
 
 
 @lowers(QkNorm)
@@ -126,6 +131,7 @@ def lower_qk_norm(lowering: MetalLowering, op: Op, attrs: QkNorm) -> None:
         q_bias=lowering.optional_dtype(op, "q_norm_bias"),
         k_bias=lowering.optional_dtype(op, "k_norm_bias"),
         activation=qkv.dtype,
+        mean_squares="mean_squares" in op.inputs,
     )
     threadgroups = -(-kernel.pieces // kernel.pieces_per_threadgroup)
     lowering.emit(op, kernel, (Extent(times=threadgroups), row_count(qkv)), {"out": op.out})

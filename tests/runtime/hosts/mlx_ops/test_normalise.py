@@ -103,3 +103,21 @@ def test_qk_norm(rng: np.random.Generator, kind: str, scope: str, bias: bool, dt
     assert out.dtype == MLX_DTYPES[dtype]
     check_op("qk_norm", floats(out), want, dtype)
     np.testing.assert_array_equal(floats(out)[:, 40:], floats(inputs["qkv"])[:, 40:])
+
+
+def test_norms_of_parts_are_parts_of_the_norm(rng: np.random.Generator) -> None:
+    """Two ranks, each with some queries and a copy of the only keys, which one of them counts."""
+    q, k = (random_array(rng, (5, width), "f32") for width in (24, 8))
+    weights = {"q": random_array(rng, (24,), "f32"), "k": random_array(rng, (8,), "f32")}
+    columns = (slice(0, 16), slice(16, 24))
+    widths = {"q_width": 24, "k_width": 8}
+    means = [
+        evaluate("mean_squares", {"q": q[:, own], "k": k}, widths | {"counts_keys": rank == 0})["out"]
+        for rank, own in enumerate(columns)
+    ]
+    for number, (x, own) in enumerate(((q, columns[0]), (k, slice(0, 8)))):
+        weight = weights["qk"[number]]
+        inputs = {"x": x[:, own], "weight": weight[own], "mean_squares": means[0] + means[1]}
+        got = floats(evaluate("norm_of_part", inputs, {"column": number, "eps": EPS})["out"])
+        want = [normed(row, numbers(weight), None, "rms")[own] for row in numbers(x)]
+        check_op("norm", got, np.array(want), "f32")

@@ -29,7 +29,8 @@ def negate(inputs, attrs, arena=None):
 
 
 def test_every_kind_has_a_function() -> None:
-    assert op_functions().keys() == set(op_kinds().values())
+    """Collectives aside: the reference interprets the graph of the whole model."""
+    assert op_functions().keys() == {kind for kind in op_kinds().values() if kind.family != "collective"}
 
 
 def test_a_new_function_is_a_new_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

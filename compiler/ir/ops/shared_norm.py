@@ -1,0 +1,106 @@
+"""Norms of queries and keys over all heads, of which each rank of a stage has some.
+
+Each rank adds up the squares of its own columns, an `all_sum` makes the mean squares of all columns, and each rank then
+normalises its own.
+"""
+
+from dataclasses import dataclass
+
+from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.checks import (
+    matrix,
+    require,
+    require_heads,
+    require_mean_squares,
+    require_positive,
+    require_vector,
+)
+from mlxr.compiler.ir.op_kind import FUSED_STAGES, SOURCE_STAGES, OpKind
+from mlxr.compiler.ir.tensor import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class MeanSquares(OpKind):
+    """What a rank's queries and keys add to the mean squares of all queries and of all keys.
+
+    Attributes:
+        q_width, k_width: columns of the queries and of the keys of all ranks.
+        counts_keys: whether the rank adds something for its keys; False if another one adds it, which has a copy.
+    """
+
+    name = "mean_squares"
+    summary = "columns: sum(q^2) / q_width, and sum(k^2) / k_width or 0"
+    family = "norm"
+    inputs = ("q", "k")
+    stages = SOURCE_STAGES
+
+    q_width: int
+    k_width: int
+    counts_keys: bool
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From q [tokens, up to q_width] and k [tokens, up to k_width] -> out [tokens, 2] f32."""
+        (rows, q), (others, k) = matrix(t, "q"), matrix(t, "k")
+        require(rows == others, f"q has {rows} rows, k {others}")
+        require(q <= self.q_width, f"q has {q} columns; expected at most {self.q_width}")
+        require(k <= self.k_width, f"k has {k} columns; expected at most {self.k_width}")
+        return {"out": Tensor((rows, 2), DType.F32)}
+
+
+@dataclass(frozen=True)
+class QkMeanSquares(OpKind):
+    """The same, of a packed projection.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: see `Attention`; the rank's own heads.
+        q_width, k_width, counts_keys: see `MeanSquares`.
+    """
+
+    name = "qk_mean_squares"
+    summary = "mean_squares of the queries and keys of qkv"
+    family = "norm"
+    inputs = ("qkv",)
+    stages = FUSED_STAGES
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_width: int
+    k_width: int
+    counts_keys: bool
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From qkv [tokens, (heads + 2 kv_heads) * head_dim] -> out [tokens, 2] f32."""
+        require_heads(t, "qkv", self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        for name, width, heads in (("q", self.q_width, self.num_heads), ("k", self.k_width, self.num_kv_heads)):
+            own = heads * self.head_dim
+            require(own <= width, f"attribute {name}_width is {width}; expected at least {own}")
+        return {"out": Tensor((t["qkv"].shape[0], 2), DType.F32)}
+
+
+@dataclass(frozen=True)
+class NormOfPart(OpKind):
+    """The RMS norm of some columns of a row, by the mean square of all of them.
+
+    Attributes:
+        column: which of the mean squares: 0 of queries, 1 of keys.
+        eps: added to the mean square.
+    """
+
+    name = "norm_of_part"
+    summary = "x / sqrt(mean_squares[column] + eps) * weight"
+    family = "norm"
+    inputs = ("x", "weight", "mean_squares")
+    stages = SOURCE_STAGES
+
+    column: int
+    eps: float
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width], weight [width], mean_squares [tokens, 2] f32 -> out like x."""
+        rows, width = matrix(t, "x")
+        require_positive("eps", self.eps)
+        require(self.column in (0, 1), f"attribute column is {self.column}; expected 0 or 1")
+        require_vector(t, "weight", width)
+        require_mean_squares(t, rows)
+        return {"out": t["x"]}
