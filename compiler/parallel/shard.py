@@ -169,10 +169,16 @@ class Shard:
         elif isinstance(attrs, ExpertSum):
             inputs = {port: self._read(op, port) for port in op.inputs}
             self._emit(replace(op, inputs=inputs), "whole" if self.share.split.tensor == 1 else "partial")
-        elif isinstance(attrs, Norm) and attrs.groups == 1 and self.states[self._read(op, "x")] == "split":
+        elif isinstance(attrs, Norm) and self.states[self._read(op, "x")] == "split" and self._norms_all_heads(op):
             self._add_norm_of_part(op, attrs)
         else:
             self._add_other(op)
+
+    def _norms_all_heads(self, op: Op) -> bool:
+        """Whether a norm of queries or keys is one of all heads together; one group may also be the only KV head."""
+        assert op.layer is not None, "attention is in layers"
+        norm = self.spec.model.layer(op.layer).attention.qk_norm
+        return norm is not None and norm.scope == "all"
 
     def _add_norm_of_part(self, op: Op, attrs: Norm) -> None:
         """Adds the norm of this rank's queries or keys, which all ranks' are normalised with."""

@@ -100,7 +100,11 @@ def test_families_on_sim(name: str, tmp_path: Path) -> None:
 
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] = {
     "3 KV heads on 2 ranks": ({"num_heads": 9, "num_kv_heads": 3, "head_dim": 40}, {"tensor": 2}, [(6, 2), (3, 1)]),
-    "1 KV head on 2 ranks": ({"num_heads": 5, "num_kv_heads": 1, "head_dim": 40}, {"tensor": 2}, [(2, 1), (3, 1)]),
+    "1 KV head on 2 ranks": (
+        {"num_heads": 5, "num_kv_heads": 1, "head_dim": 40, "qk_norm": {"scope": "head"}},
+        {"tensor": 2},
+        [(2, 1), (3, 1)],
+    ),
     "2 KV heads on 3 ranks": ({"num_heads": 8, "num_kv_heads": 2, "head_dim": 32}, {"tensor": 3}, []),
     "2 KV heads on 3 ranks, normalised together": (
         {"num_heads": 8, "num_kv_heads": 2, "head_dim": 32, "qk_norm": {"scope": "all"}},
