@@ -162,7 +162,7 @@ def _heads(spec: ModelSpec, fractions: Sequence[float]) -> list[tuple[Range, Ran
         return [((0, attention.num_heads), (0, kv_heads))]
     for index, layer in enumerate(spec.model.layers):
         norm = layer.attention.qk_norm
-        if norm is not None and (norm.scope, norm.kind) == ("all", "layer"):
+        if norm is not None and norm.scope == "all" and (norm.kind or spec.model.norm.kind) == "layer":
             raise PlanError(
                 f"attention of layer {index} cannot be divided among {ranks} ranks: its layer norm needs the mean of "
                 "all heads together, and ranks add up squares only; use stages instead (pipeline)"

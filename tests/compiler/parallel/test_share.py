@@ -171,8 +171,9 @@ def test_stages_of_several_ranks_have_layers_as_their_budgets() -> None:
     assert [rank.vocabulary for rank in ranks[:2]] == [(0, 46), (46, 61)]
 
 
-def test_a_layer_norm_over_all_heads_is_divided_by_stages_alone() -> None:
-    spec = small_spec(model__attention__qk_norm={"scope": "all", "kind": "layer"})
+@pytest.mark.parametrize(("kind", "of_blocks"), [("layer", "rms"), (None, "layer")])
+def test_a_layer_norm_over_all_heads_is_divided_by_stages_alone(kind: str | None, of_blocks: str) -> None:
+    spec = small_spec(model__norm__kind=of_blocks, model__attention__qk_norm={"scope": "all", "kind": kind})
     with pytest.raises(PlanError, match="attention of layer 0 cannot be divided among 2 ranks: its layer norm needs"):
         shares(changed(spec, Changes(parallel=Parallel(tensor=2))))
     assert split_for(spec, 2) == Parallel(pipeline=2)
