@@ -33,7 +33,7 @@ from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
-from mlxr.runtime.hosts.mlx.host import MlxHost
+from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
 from mlxr.runtime.mlx_arrays import start_computing
@@ -268,7 +268,7 @@ class CudaHost(MlxHost):
         self._keep_unpacked(phase, dims)
         launches = [launch for launch in self.launcher.running(phase, dims) if not self._kept.has(launch)]
         cuts = [*range(0, len(launches), _PART), len(launches)]
-        parts, needed = [], set(phase.outputs)
+        parts, needed = [], {*phase.outputs, *sent_by(phase)}
         for start, end in reversed(list(pairwise(cuts))):
             parts.append(self._part(phase, launches[start:end], dims, frozenset(needed), traced))
             needed.update(*(launch.inputs for launch in launches[start:end]))

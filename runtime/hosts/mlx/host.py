@@ -173,7 +173,7 @@ class MlxHost(ArrayHost):
         name, token_name = phase.outputs
         shape = (dims["rows"], self.plan.output_width)
         if self.plan.rank is not None:
-            sent = [arrays[launch.outputs[0]] for launch in phase.launches if _is_sent(launch)]
+            sent = [arrays[name] for name in sent_by(phase)]
             if sent:  # a step without rows of logits has nothing else that hangs on it
                 arrays[token_name] = mx.depends([arrays[token_name]], sent)[0]
         return of_shape(arrays[name], shape) if name in arrays else mx.zeros(shape), arrays[token_name]
@@ -240,5 +240,7 @@ class MlxHost(ArrayHost):
         self.arena.token = arrays[launch.outputs[0]]
 
 
-def _is_sent(launch: Launch) -> bool:
-    return isinstance(launch.body, CollectiveCall) and launch.body.function == "send"
+def sent_by(phase: Phase) -> list[str]:
+    """The buffers that a phase sends to the next stage, by the names of its launches' results."""
+    bodies = [(launch.body, launch.outputs) for launch in phase.launches]
+    return [outputs[0] for body, outputs in bodies if isinstance(body, CollectiveCall) and body.function == "send"]

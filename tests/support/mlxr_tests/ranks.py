@@ -93,7 +93,7 @@ def start_rank(
 ) -> Rank:
     """Starts one rank, whose output goes to files of a folder."""
     folder.mkdir(exist_ok=True)
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests/support")])
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")])
     added = {"PYTHONPATH": paths, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile), **(environ or {})}
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         command = [sys.executable, *arguments]
