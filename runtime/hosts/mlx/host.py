@@ -64,7 +64,8 @@ class MlxHost(ArrayHost):
         super().__init__(artifact, weights, arena)
         self.launcher = Launcher(self.program, self.make_kernels(artifact, progress), self.count)
         self._read = {
-            phase.name: {name for launch in phase.launches for name in launch.inputs} for phase in self.program.phases
+            phase.name: {"token_ids", *(name for launch in phase.launches for name in launch.inputs)}
+            for phase in self.program.phases
         }
         self._fixed: Arrays = {
             layer_buffer(i): mx.array([i] + [0] * 7, dtype=mx.uint32) for i in range(self.plan.num_layers)
