@@ -147,9 +147,10 @@ def _check_norms(source: OpGraph, part: Rank) -> None:
     """Checks that nothing is normalised by a part of its columns alone."""
     wholes = {op.inputs["weight"]: norm for op, norm in source.ops_of(Norm)}
     for op, _ in part.graph.ops_of(Norm):
-        cut = part.slices[op.inputs["weight"]]
-        if cut.rows is not None and wholes[op.inputs["weight"]].groups == 1:
-            raise PlanError(f"{op.name} normalises columns {list(cut.rows)} as if they were all")
+        weight = op.inputs["weight"]
+        rows, whole = part.slices[weight].rows, source.value(weight).shape[0]
+        if rows not in (None, (0, whole)) and wholes[weight].groups == 1:
+            raise PlanError(f"{op.name} normalises columns {list(rows or ())} as if they were all {whole}")
 
 
 def _check_keys_counted(spec: ModelSpec, ranks: Sequence[Rank]) -> None:

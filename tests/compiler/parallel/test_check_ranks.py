@@ -149,6 +149,17 @@ def test_norms_over_all_heads(mistake: str) -> None:
     return None
 
 
+@pytest.mark.parametrize("scope", ["head", "heads", "all"])
+def test_the_only_kv_head_may_be_one_group(scope: str) -> None:
+    spec = small_spec(
+        parallel={"tensor": 2},
+        model__attention={"num_heads": 6, "num_kv_heads": 1, "head_dim": 32, "qk_norm": {"scope": scope}},
+    )
+    source = source_graph(spec)
+    divided = divide_model(spec, source, arena_geometry(spec, GeometryTable()))
+    check_ranks(spec, source, [Rank(part.graph, part.slices) for part in divided])
+
+
 SUM, OTHER = Event("all_sum", "a", 8), Event("all_sum", "b", 8)
 SEND, RECEIVE, GATHER = Event("send", "s", 8), Event("receive", "r", 8), Event("gather_result", "g", 9)
 ORDERS: dict[str, tuple[dict[str, int], list[list[Event]], str]] = {
