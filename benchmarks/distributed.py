@@ -98,7 +98,21 @@ def _run(command: Sequence[str], *, one_core: bool = False) -> str:
         if one_core:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S, preexec_fn=bind, check=False)
+    # A terminal's input does not end; at the end of it, mlx.launch reads without a pause.
+    ours, theirs = os.pipe()
+    try:
+        done = subprocess.run(
+            command,
+            stdin=ours,
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_S,
+            preexec_fn=bind,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)[:200]}: {done.stderr[-2000:]}")
     return done.stdout

@@ -16,6 +16,7 @@ from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
+from mlxr.runtime.parallel.launcher_process import give_way_to_ranks
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line
@@ -59,6 +60,7 @@ def load_rank(
     world, side = _meet(artifact, split.size, control)
     rank = world.group.rank()
     place_threads(world.local_rank, world.local_size, threads)
+    give_way_to_ranks()
     loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
 
     def connect(runner: Host) -> None:
