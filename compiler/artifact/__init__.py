@@ -25,7 +25,7 @@ from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShar
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES, CollectiveKind, RankPlan
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
@@ -41,6 +41,7 @@ from mlxr.compiler.formats.weight_format import Affine, WeightFormat
 from mlxr.compiler.formats.weight_layout import PANEL_ROWS, Segment, WeightLayout, part_places, plane_row_bytes
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, ARENAS, K_ARENA, V_ARENA, layer_buffer
 from mlxr.compiler.ir.graph import Op, OpGraph, Value
+from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.text.byte_sizes import size

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlxr.compiler.artifact.rank_plan import CollectiveKind
 from mlxr.compiler.formats.dtypes import DType
+from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.ir.ops.product import Finish, InputNorm
 from mlxr.compiler.spec.record import Record
 

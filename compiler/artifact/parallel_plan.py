@@ -3,8 +3,8 @@
 from pydantic import model_validator
 
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
-from mlxr.compiler.artifact.rank_plan import CollectiveKind
 from mlxr.compiler.artifact.record import MemoryPlan
+from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.spec.record import Record
 
 Range = tuple[int, int]

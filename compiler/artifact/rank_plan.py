@@ -1,13 +1,9 @@
 """What a plan says of its rank, where a model is split over several."""
 
-from typing import Literal, get_args
+from typing import get_args
 
+from mlxr.compiler.ir.ops.collectives import CollectiveKind
 from mlxr.compiler.spec.record import Record
-
-CollectiveKind = Literal["all_sum", "send", "receive", "gather"]
-"""`all_sum`: the sum over the ranks of a stage; `send`, `receive`: rows from one stage to the next; `gather`: the
-step's result, from the ranks of the last stage to rank 0."""
-
 
 COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 """The kinds by their numbers in C."""

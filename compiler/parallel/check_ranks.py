@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.graph import Op, OpGraph
-from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.ir.ops.collectives import AllSum, Collective
 from mlxr.compiler.ir.ops.elementwise import Add, Scale
 from mlxr.compiler.ir.ops.experts import ExpertSum
 from mlxr.compiler.ir.ops.norm import Norm
@@ -23,7 +23,6 @@ from mlxr.compiler.spec.family import layer_of
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 
-_COLLECTIVES = (AllSum, Send, Receive, GatherResult)
 _SUMMED_ONCE = ("o_bias", "down_bias")
 
 
@@ -217,7 +216,7 @@ def collectives(graph: OpGraph) -> list[Event]:
     """The collectives of a rank, in order."""
     events = []
     for op in graph.ops:
-        if isinstance(op.attrs, _COLLECTIVES):
+        if isinstance(op.attrs, Collective):
             width = graph.value(op.out).shape[1]
             assert isinstance(width, int), "only rows have symbolic dims"
             events.append(Event(op.kind, op.name, width))

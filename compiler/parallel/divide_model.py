@@ -6,22 +6,14 @@ from dataclasses import dataclass, replace
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.phase_name import PHASES
 from mlxr.compiler.artifact.plan import Plan
-from mlxr.compiler.artifact.rank_plan import CollectiveKind, RankPlan
+from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.ir.ops.collectives import Collective
 from mlxr.compiler.parallel.shard import shard
 from mlxr.compiler.parallel.share import Share, shares
 from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
 from mlxr.compiler.spec.model import ModelSpec
-
-_KINDS: Mapping[type[OpKind], CollectiveKind] = {
-    AllSum: "all_sum",
-    Send: "send",
-    Receive: "receive",
-    GatherResult: "gather",
-}
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,9 @@ def parallel_plan(
 def _messages(graph: OpGraph) -> tuple[Message, ...]:
     messages = []
     for op in graph.ops:
-        if (kind := _KINDS.get(type(op.attrs))) is None:
+        if not isinstance(op.attrs, Collective):
             continue
+        kind = op.attrs.exchange
         name = op.inputs.get("x") if kind != "receive" else op.out
         value = None if name is None else graph.value(name)
         columns = 0 if value is None else value.shape[1]

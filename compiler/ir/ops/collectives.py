@@ -1,43 +1,58 @@
 """Ops in which several ranks take part: every rank of a group issues them in the same order."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from mlxr.compiler.formats.dtypes import DType
 from mlxr.compiler.ir.checks import matrix, require, require_positive
 from mlxr.compiler.ir.op_kind import OpKind
 from mlxr.compiler.ir.tensor import Tensor, Tensors
 
+CollectiveKind = Literal["all_sum", "send", "receive", "gather"]
+"""`all_sum`: the sum over the ranks of a stage; `send`, `receive`: rows from one stage to the next; `gather`: the
+step's result, from the ranks of the last stage to rank 0."""
 
-class AllSum(OpKind):
+
+class Collective(OpKind):
+    """An op in which several ranks take part.
+
+    Attributes:
+        exchange: what they exchange.
+    """
+
+    family = "collective"
+    exchange: ClassVar[CollectiveKind]
+
+
+class _OfRows(Collective):
+    """A collective whose result is like its input."""
+
+    inputs = ("x",)
+
+    def infer(self, t: Tensors) -> dict[str, Tensor]:
+        """From x [tokens, width] -> out like x."""
+        matrix(t, "x")
+        return {"out": t["x"]}
+
+
+class AllSum(_OfRows):
     """The sum of what each rank of a stage has."""
 
     name = "all_sum"
     summary = "the sum of x over the ranks of the stage"
-    family = "collective"
-    inputs = ("x",)
-
-    def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, width] -> out like x."""
-        matrix(t, "x")
-        return {"out": t["x"]}
+    exchange = "all_sum"
 
 
-class Send(OpKind):
+class Send(_OfRows):
     """Rows for the next stage."""
 
     name = "send"
     summary = "x, to the next stage"
-    family = "collective"
-    inputs = ("x",)
-
-    def infer(self, t: Tensors) -> dict[str, Tensor]:
-        """From x [tokens, width] -> out like x."""
-        matrix(t, "x")
-        return {"out": t["x"]}
+    exchange = "send"
 
 
 @dataclass(frozen=True)
-class Receive(OpKind):
+class Receive(Collective):
     """Rows from the stage before.
 
     Attributes:
@@ -47,7 +62,7 @@ class Receive(OpKind):
 
     name = "receive"
     summary = "rows of the stage before"
-    family = "collective"
+    exchange = "receive"
     inputs = ("token_ids",)
 
     width: int
@@ -60,7 +75,7 @@ class Receive(OpKind):
 
 
 @dataclass(frozen=True)
-class GatherResult(OpKind):
+class GatherResult(Collective):
     """The result of a step, from the ranks of the last stage to rank 0; on other ranks it is not to be read.
 
     Attributes:
@@ -69,7 +84,7 @@ class GatherResult(OpKind):
 
     name = "gather_result"
     summary = "columns of the ranks of the last stage, at rank 0; after: what precedes it on a rank without any"
-    family = "collective"
+    exchange = "gather"
     inputs = ("rows",)
     optional = ("x", "after")
 

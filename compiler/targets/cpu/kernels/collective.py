@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES, CollectiveKind
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.ir.ops.collectives import AllSum, Collective, CollectiveKind, GatherResult, Receive, Send
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -71,11 +70,9 @@ class CpuCollective(CpuKernel):
 
 
 @lowers(AllSum, Send, Receive, GatherResult)
-def lower_collective(lowering: CpuLowering, op: Op, attrs: OpKind) -> None:
+def lower_collective(lowering: CpuLowering, op: Op, attrs: Collective) -> None:
     """Adds the call for an op."""
-    kinds: dict[type[OpKind], CollectiveKind] = {AllSum: "all_sum", Send: "send", Receive: "receive"}
-    kind = kinds.get(type(attrs), "gather")
-    width = lowering.graph.value(op.out).shape[1]
+    kind, width = attrs.exchange, lowering.graph.value(op.out).shape[1]
     assert isinstance(width, int), "only rows have symbolic dims"
     columns = lowering.width(op, "x") if "x" in op.inputs else width if kind == "receive" else 0
     lowering.add_call(op, CpuCollective(kind, kind, columns, width, "after" in op.inputs))

@@ -2,25 +2,16 @@
 
 from mlxr.compiler.artifact.launch import ROWS_WANTED
 from mlxr.compiler.artifact.library_call import CollectiveCall, LibraryPort
-from mlxr.compiler.artifact.rank_plan import CollectiveKind
 from mlxr.compiler.ir.graph import Op
-from mlxr.compiler.ir.op_kind import OpKind
-from mlxr.compiler.ir.ops.collectives import AllSum, GatherResult, Receive, Send
+from mlxr.compiler.ir.ops.collectives import AllSum, Collective, GatherResult, Receive, Send
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.targets.metal.lowering import MetalLowering, lowers, num_columns
 
-_KINDS: dict[type[OpKind], CollectiveKind] = {
-    AllSum: "all_sum",
-    Send: "send",
-    Receive: "receive",
-    GatherResult: "gather",
-}
-
 
 @lowers(AllSum, Send, Receive, GatherResult)
-def lower_collective(lowering: MetalLowering, op: Op, attrs: OpKind) -> None:
+def lower_collective(lowering: MetalLowering, op: Op, attrs: Collective) -> None:
     """Adds the call for an op."""
-    kind, out = _KINDS[type(attrs)], lowering.graph.value(op.out)
+    kind, out = attrs.exchange, lowering.graph.value(op.out)
     bound = {port: lowering.graph.value(op.inputs[port]) for port in ("x", "after") if port in op.inputs}
     ports = tuple(LibraryPort(name=port, dtype=value.dtype, shape=value.shape) for port, value in bound.items())
     call = CollectiveCall(function=kind, label=kind, ports=ports, dtype=out.dtype, width=num_columns(out))
