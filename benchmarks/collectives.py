@@ -21,14 +21,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import RankPlan
+from mlxr.compiler.artifact import Place, RankPlan
 from mlxr.runtime.hosts.gather_result import gather_result
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import read_launch
 from mlxr.runtime.parallel.links import Links
-from mlxr.runtime.parallel.place import Place
 
 WIDTH = 2048
 LAYERS_SUMS = 44
@@ -56,7 +55,8 @@ def run_rank(size: int, free: bool) -> None:
     """Measures; all ranks do the same, and rank 0 prints."""
     world = join(size)
     cpus = None if free else place_threads(world.local_rank, world.local_size)
-    tensor, pipeline = Place(world.group.rank(), size, 1), Place(world.group.rank(), 1, size)
+    rank = world.group.rank()
+    tensor, pipeline = Place(rank=rank, tensor=size, pipeline=1), Place(rank=rank, tensor=1, pipeline=size)
     sums, stages = Links(tensor, world), Links(pipeline, world)
     say(world, f"{size} ranks by {world.backend}, " + (f"{cpus} CPUs for each" if cpus else "not pinned"))
     say(world, f"{'':44}{'p50':>10}{'p99':>10}   CPU time of rank 0")

@@ -25,7 +25,7 @@ from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShar
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES, RankPlan
+from mlxr.compiler.artifact.rank_plan import COLLECTIVES, Place, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
@@ -87,6 +87,7 @@ __all__ = [
     "ParallelPlan",
     "Phase",
     "PhaseName",
+    "Place",
     "Plan",
     "Program",
     "RankPlan",

@@ -9,20 +9,18 @@ COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 """The kinds by their numbers in C."""
 
 
-class RankPlan(Record):
-    """Which part of a model a plan is for.
+class Place(Record):
+    """Where a rank stands among the ranks of a model. The ranks of a stage are neighbours.
 
     Attributes:
         rank: its number; rank 0 schedules, samples and answers.
         tensor: ranks that share each layer.
         pipeline: stages, each with some of the layers.
-        result_bounds: the step's result by columns: tensor rank t of the last stage has [bounds[t], bounds[t + 1]).
     """
 
     rank: int
     tensor: int
     pipeline: int
-    result_bounds: tuple[int, ...]
 
     @property
     def size(self) -> int:
@@ -38,3 +36,18 @@ class RankPlan(Record):
     def tensor_rank(self) -> int:
         """Its number within the stage."""
         return self.rank % self.tensor
+
+    @property
+    def in_last_stage(self) -> bool:
+        """Whether its stage makes the step's result."""
+        return self.stage == self.pipeline - 1
+
+
+class RankPlan(Place):
+    """Which part of a model a plan is for.
+
+    Attributes:
+        result_bounds: the step's result by columns: tensor rank t of the last stage has [bounds[t], bounds[t + 1]).
+    """
+
+    result_bounds: tuple[int, ...]

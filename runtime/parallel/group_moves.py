@@ -7,7 +7,7 @@ import itertools
 
 import mlx.core as mx
 
-from mlxr.runtime.parallel.place import Place
+from mlxr.compiler.artifact import Place
 
 Group = mx.distributed.Group
 Target = mx.ThreadLocalStream | None

@@ -6,7 +6,7 @@ the last of all is a neighbour of rank 0.
 
 import mlx.core as mx
 
-from mlxr.runtime.parallel.place import Place
+from mlxr.compiler.artifact import Place
 
 _BUFFERED_BYTES = 16384
 

@@ -14,11 +14,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.compiler.artifact import Place
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel.group_moves import GroupMoves
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.line_moves import LineMoves
-from mlxr.runtime.parallel.place import Place
 
 _PIECE_BYTES = 256 << 10
 """Ring gathers 512 KB or more with twice the threads, which poll: on the one core of a rank, 4 ms instead of 0.3."""

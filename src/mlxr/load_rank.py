@@ -21,7 +21,6 @@ from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line
 from mlxr.runtime.parallel.meeting import share_bytes
-from mlxr.runtime.parallel.place import Place
 from mlxr.runtime.parallel.restart import RESTARTED_VARIABLE
 
 
@@ -64,9 +63,9 @@ def load_rank(
     loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
 
     def connect(runner: Host) -> None:
-        links = Links(Place(rank, split.tensor, split.pipeline), world)
-        assert runner.plan.rank is not None, "its artifact is a rank's"
-        runner.use(HostLinks(links, runner.plan.rank.result_bounds))
+        plan = runner.plan.rank
+        assert plan is not None, "its artifact is a rank's"
+        runner.use(HostLinks(Links(plan, world), plan.result_bounds))
 
     if isinstance(side, Leader):
         with side.refusing():

@@ -1,4 +1,4 @@
-"""A process named mlx.launch runs only where a core is idle, once a rank has asked for that; others are left alone."""
+"""A process named mlx.launch runs only where a core is idle, once its ranks have loaded; others are left alone."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from mlxr_tests.storyteller import TINY
 
 LAUNCHER = """
 import subprocess, sys, threading
@@ -31,3 +33,23 @@ def test_policy(name: str, expected: str, tmp_path: Path) -> None:
         [sys.executable, str(script), RANK], capture_output=True, text=True, env=environ, check=False, timeout=60
     )
     assert done.stdout.strip() == expected, done.stderr
+
+
+OF_RANKS = """
+import os, sys
+from mlxr_tests.ranks import run_ranks
+options = ["--host", "cpu", "--prompt", "Once", "--max-tokens", "2"]
+first, _ = run_ranks(2, ["-m", "mlxr.cli", "run", sys.argv[1], *options])
+print(first.code, os.sched_getscheduler(0))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux")
+def test_ranks_ask_as_they_load(tmp_path: Path) -> None:
+    script = tmp_path / "mlx.launch"
+    script.write_text(OF_RANKS)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, str(script), str(TINY)], capture_output=True, text=True, env=environ, check=False, timeout=120
+    )
+    assert done.stdout.split() == ["0", str(os.SCHED_IDLE)], done.stderr

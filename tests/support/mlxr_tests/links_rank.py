@@ -12,11 +12,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import Place
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.join import join
 from mlxr.runtime.parallel.links import Links, Rows
-from mlxr.runtime.parallel.place import Place
 
 SHAPES = ((1, 7), (3, 2048), (257, 1100))
 
@@ -24,7 +24,7 @@ SHAPES = ((1, 7), (3, 2048), (257, 1100))
 def main() -> None:
     """Runs as one rank."""
     tensor, pipeline = map(int, sys.argv[1:])
-    place = Place(int(os.environ["MLX_RANK"]), tensor, pipeline)
+    place = Place(rank=int(os.environ["MLX_RANK"]), tensor=tensor, pipeline=pipeline)
     world = join(place.size)
     assert (world.local_rank, world.local_size) == (place.rank, place.size)
     _check_cores(place_threads(world.local_rank, world.local_size))
