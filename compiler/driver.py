@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.artifact.chip import Chip
 from mlxr.compiler.artifact.manifest import CHIP, PARALLEL, PLAN, SPEC, rank_folder
+from mlxr.compiler.artifact.parallel_plan import parallel_plan
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.record import MemoryPlan
@@ -23,7 +24,7 @@ from mlxr.compiler.errors import BudgetError, MlxrError, PlanError
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
 from mlxr.compiler.parallel.check_ranks import Rank, check_order, check_ranks, collectives
-from mlxr.compiler.parallel.divide_model import divide_model, parallel_plan
+from mlxr.compiler.parallel.divide_model import divide_model
 from mlxr.compiler.parallel.rank_part import RankPart
 from mlxr.compiler.passes.pipeline import PassRecord, passes_of, run_passes
 from mlxr.compiler.schedule.geometry import Geometry
@@ -186,7 +187,7 @@ def _plan_ranks(
     assert spec.parallel is not None, "the model is split"
     for phase in PHASES:  # passes may have removed one that nothing reads
         check_order([collectives(each.graphs[phase]) for each in planned], spec.parallel)
-    split = parallel_plan(spec, parts, [each.plan for each in planned], [each.graphs for each in planned])
+    split = parallel_plan(spec, [each.plan for each in planned], [each.graphs for each in planned])
     files[PARALLEL] = split.model_dump_json(indent=1) + "\n"
     return files, planned[0].passes
 

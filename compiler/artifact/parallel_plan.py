@@ -1,14 +1,17 @@
 """What an artifact for several ranks says of all of them: parallel.json."""
 
+from collections.abc import Mapping, Sequence
+
 from pydantic import model_validator
 
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
+from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.record import MemoryPlan
-from mlxr.compiler.ir.ops.collectives import CollectiveKind
+from mlxr.compiler.ir.graph import OpGraph
+from mlxr.compiler.ir.ops.collectives import Collective, CollectiveKind
+from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.record import Record
-
-Range = tuple[int, int]
-"""[first, last)."""
+from mlxr.compiler.spec.share import Range, shares
 
 
 class Message(Record):
@@ -76,3 +79,47 @@ class ParallelPlan(Record):
         if any(set(rank.memory) != targets or set(rank.messages) != set(PHASES) for rank in self.ranks):
             raise ValueError("ranks differ in their targets, or lack a phase")
         return self
+
+
+def parallel_plan(spec: ModelSpec, plans: Sequence[Plan], graphs: Sequence[Mapping[str, OpGraph]]) -> ParallelPlan:
+    """What the artifact says of all ranks; its reader makes it again, and compares.
+
+    Args:
+        spec: the spec, which says how the model is split.
+        plans: the plan of each rank.
+        graphs: its graphs by name.
+
+    Raises:
+        PlanError: the model cannot be split as the spec says.
+    """
+    assert spec.parallel is not None, "the model is split"
+    ranks = tuple(
+        RankShare(
+            layers=share.layers,
+            heads=share.heads,
+            kv_heads=share.kv_heads,
+            vocabulary=share.vocabulary,
+            columns=share.columns,
+            experts=share.experts,
+            memory={target: program.memory for target, program in plan.programs.items()},
+            messages={phase: _messages(own[phase]) for phase in PHASES},
+        )
+        for share, plan, own in zip(shares(spec), plans, graphs, strict=True)
+    )
+    return ParallelPlan(tensor=spec.parallel.tensor, pipeline=spec.parallel.pipeline, ranks=ranks)
+
+
+def _messages(graph: OpGraph) -> tuple[Message, ...]:
+    messages = []
+    for op in graph.ops:
+        if not isinstance(op.attrs, Collective):
+            continue
+        kind = op.attrs.exchange
+        name = op.inputs.get("x") if kind != "receive" else op.out
+        value = None if name is None else graph.value(name)
+        columns = 0 if value is None else value.shape[1]
+        assert isinstance(columns, int), "only rows have symbolic dims"
+        row_bytes = 0 if value is None else columns * value.dtype.size_bytes
+        dim = "rows" if kind == "gather" else "tokens"
+        messages.append(Message(op=op.name, kind=kind, columns=columns, row_bytes=row_bytes, dim=dim))
+    return tuple(messages)

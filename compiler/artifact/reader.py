@@ -20,7 +20,9 @@ from mlxr.compiler.artifact.manifest import (
     rank_folder,
     sha256,
 )
-from mlxr.compiler.errors import ArtifactError
+from mlxr.compiler.artifact.parallel_plan import ParallelPlan, RankShare, parallel_plan
+from mlxr.compiler.artifact.phase_name import PHASES
+from mlxr.compiler.errors import ArtifactError, MlxrError
 from mlxr.compiler.spec.other_files import other_than_an_artifact
 from mlxr.compiler.text.plural import counted
 from mlxr.compiler.version import ARTIFACT_FORMAT, VERSION
@@ -79,7 +81,30 @@ def _load(folder: Path) -> Artifact:
         for rank in range(split.size):
             place = (rank, split.tensor, split.pipeline)
             _check_plan(artifact.of_rank(rank), folder / rank_folder(rank), place)
+        _check_ranks(artifact, split, folder)
     return artifact
+
+
+def _check_ranks(artifact: Artifact, split: ParallelPlan, folder: Path) -> None:
+    """Checks that what is said of all ranks is what the spec, and the plans and graphs of each, say."""
+    parts = [artifact.of_rank(rank) for rank in range(split.size)]
+    try:
+        wanted = artifact.spec.parallel
+        if wanted is None or (wanted.tensor, wanted.pipeline) != (split.tensor, split.pipeline):
+            raise ArtifactError(f"{SPEC} has another split")
+        graphs = [{str(phase): part.graph(phase) for phase in PHASES} for part in parts]
+        expected = parallel_plan(artifact.spec, [part.plan for part in parts], graphs)
+    except (MlxrError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{folder / PARALLEL} does not go with {SPEC} and the graphs of ranks ({error}); compile the spec again"
+        ) from error
+    for rank, (said, own) in enumerate(zip(split.ranks, expected.ranks, strict=True)):
+        for name in RankShare.model_fields:
+            if getattr(said, name) != getattr(own, name):
+                raise ArtifactError(
+                    f"{folder / PARALLEL}: {name} of rank {rank} differ from what its plan, graphs and {SPEC} say; "
+                    "compile the spec again"
+                )
 
 
 def _check_plan(artifact: Artifact, folder: Path, place: tuple[int, int, int] | None) -> None:
@@ -107,8 +132,12 @@ def _read(folder: Path, name: str, expected: str) -> str:
         raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is outside the artifact")
     try:
         content = (folder / name).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{folder / name} cannot be read ({error.strerror}); compile the spec again") from error
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"{folder / name} cannot be read ({reason}); compile the spec again") from error
     if sha256(content) != expected:
         raise ArtifactError(f"{folder / name} was changed since it was written; compile the spec again")
-    return content.decode("utf-8")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{folder / name} is not text ({error}); compile the spec again") from error

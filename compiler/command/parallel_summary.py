@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlxr.compiler.artifact.artifact import Artifact
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, Range, RankShare
+from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.driver import Compilation
+from mlxr.compiler.spec.share import Range
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 

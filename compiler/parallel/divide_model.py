@@ -1,19 +1,15 @@
 """Divides a model among its ranks: a graph, an arena and a part of each tensor for every one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
-from mlxr.compiler.artifact.phase_name import PHASES
-from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.formats.arena import ArenaGeometry
 from mlxr.compiler.ir.graph import OpGraph
-from mlxr.compiler.ir.ops.collectives import Collective
 from mlxr.compiler.parallel.shard import shard
-from mlxr.compiler.parallel.share import Share, shares
 from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.share import Share, shares
 
 
 @dataclass(frozen=True)
@@ -67,51 +63,3 @@ def divide_model(spec: ModelSpec, source: OpGraph, arena: ArenaGeometry) -> list
         }
         parts.append(DividedModel(share, plan, shard(source, spec, share, own_arena), own_arena, slices))
     return parts
-
-
-def parallel_plan(
-    spec: ModelSpec,
-    parts: Sequence[DividedModel],
-    plans: Sequence[Plan],
-    graphs: Sequence[Mapping[str, OpGraph]],
-) -> ParallelPlan:
-    """What the artifact says of all ranks.
-
-    Args:
-        spec: the spec.
-        parts: the part of each rank.
-        plans: the plan of each.
-        graphs: its graphs by name.
-    """
-    assert spec.parallel is not None, "the model is split"
-    ranks = tuple(
-        RankShare(
-            layers=share.layers,
-            heads=share.heads,
-            kv_heads=share.kv_heads,
-            vocabulary=share.vocabulary,
-            columns=share.columns,
-            experts=share.experts,
-            memory={target: program.memory for target, program in plan.programs.items()},
-            messages={phase: _messages(own[phase]) for phase in PHASES},
-        )
-        for part, plan, own in zip(parts, plans, graphs, strict=True)
-        for share in (part.share,)
-    )
-    return ParallelPlan(tensor=spec.parallel.tensor, pipeline=spec.parallel.pipeline, ranks=ranks)
-
-
-def _messages(graph: OpGraph) -> tuple[Message, ...]:
-    messages = []
-    for op in graph.ops:
-        if not isinstance(op.attrs, Collective):
-            continue
-        kind = op.attrs.exchange
-        name = op.inputs.get("x") if kind != "receive" else op.out
-        value = None if name is None else graph.value(name)
-        columns = 0 if value is None else value.shape[1]
-        assert isinstance(columns, int), "only rows have symbolic dims"
-        row_bytes = 0 if value is None else columns * value.dtype.size_bytes
-        dim = "rows" if kind == "gather" else "tokens"
-        messages.append(Message(op=op.name, kind=kind, columns=columns, row_bytes=row_bytes, dim=dim))
-    return tuple(messages)

@@ -29,9 +29,9 @@ from mlxr.compiler.ir.ops.norm import Norm
 from mlxr.compiler.ir.ops.rope import Rope
 from mlxr.compiler.ir.ops.rows import Embed, GateRows, GatherRows
 from mlxr.compiler.ir.ops.shared_norm import MeanSquares, NormOfPart
-from mlxr.compiler.parallel.share import Share
 from mlxr.compiler.parallel.tensor_slice import TensorSlice, slice_of
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.share import Share
 
 State = Literal["whole", "split", "partial"]
 

@@ -1,10 +1,10 @@
 """How a model is split over ranks where nobody has said."""
 
 from mlxr.compiler.errors import PlanError, SpecError
-from mlxr.compiler.parallel.share import shares
 from mlxr.compiler.spec.change import Changes, changed
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
+from mlxr.compiler.spec.share import shares
 
 
 def split_for(spec: ModelSpec, ranks: int) -> Parallel:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.parallel.share import Range, Share
 from mlxr.compiler.spec.family import layer_of
 from mlxr.compiler.spec.model import ModelSpec
+from mlxr.compiler.spec.share import Range, Share
 
 _VOCABULARY = ("embedding", "output")
 _SUMMED_BIASES = ("attention.o_bias", "mlp.down_bias")

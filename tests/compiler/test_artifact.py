@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,34 @@ def test_ranks_that_do_not_fit_together_are_refused(changes: dict[str, Any], mes
     Artifact(files | {"parallel.json": json.dumps(json.loads(files["parallel.json"]) | changes)}).write(tmp_path / "a")
     with pytest.raises(ArtifactError, match=message):
         load_artifact(tmp_path / "a")
+
+
+def _edits(value: Any) -> Iterator[Any]:
+    """A JSON value with each part of it left out, or replaced by something of another type or size."""
+    yield from (None, {}, value + 1 if type(value) is int else 10**9)
+    for key in value if isinstance(value, dict) else range(len(value))[-1:] if isinstance(value, list) else ():
+        rest = value.copy()
+        old = rest.pop(key)
+        yield rest
+        for new in _edits(old):
+            changed = value.copy()
+            changed[key] = new
+            yield changed
+
+
+def test_no_edit_of_parallel_json_passes(tmp_path: Path) -> None:
+    """Its hashes are right: whoever edited it made the manifest again."""
+    artifact = compile_spec(small_spec(parallel={"tensor": 2}, model__num_layers=1), targets=["cpu"]).artifact
+    said = json.loads(artifact.files["parallel.json"])
+    folder = tmp_path / "a"
+    artifact.write(folder)
+    edits = [edit for edit in _edits(said) if edit != said]
+    for edit in [*edits, said | {"pipeline": 2, "ranks": said["ranks"] * 2}]:
+        text = json.dumps(edit)
+        (folder / "parallel.json").write_text(text)
+        (folder / "manifest.json").write_text(Artifact(artifact.files | {"parallel.json": text}).manifest)
+        with pytest.raises(ArtifactError, match=r"(parallel\.json|rank-\d).*compile the spec again"):
+            load_artifact(folder)
 
 
 def test_writing_replaces_an_artifact_and_nothing_else(artifact: Artifact, folder: Path, tmp_path: Path) -> None:

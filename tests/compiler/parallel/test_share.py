@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import PlanError
-from mlxr.compiler.parallel.share import Range, Share, divide, shares
 from mlxr.compiler.parallel.split_for import split_for
 from mlxr.compiler.spec.catalog import bundled_specs, find_spec
 from mlxr.compiler.spec.change import Changes, changed
 from mlxr.compiler.spec.load import load_spec
 from mlxr.compiler.spec.parallel import Parallel
+from mlxr.compiler.spec.share import Range, Share, divide, shares
 from mlxr_tests.few import few
 from mlxr_tests.specs import small_spec
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.artifact import Artifact, BatchDim
-from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, Range, RankShare
+from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.artifact.running import chunk_dims, decode_dims, usual_context
+from mlxr.compiler.spec.share import Range
 from mlxr.compiler.text.byte_sizes import size
 from mlxr.compiler.text.plural import counted
 from mlxr.inspect.text_table import NARROWEST, Column, Ink, Row, render_table
