@@ -5,12 +5,14 @@ Source: `init` of mlx/distributed/{ring,nccl,jaccl,mpi} and python/mlx/_distribu
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlxr.compiler.errors import HostError
+from mlxr.compiler.errors import HostError, MlxrError
 
 Backend = Literal["ring", "nccl", "jaccl", "mpi"]
 
@@ -83,6 +85,20 @@ def read_launch(environ: Mapping[str, str]) -> Launch | None:
     if not 0 <= rank < size:
         raise HostError(f"this process was started as rank {rank} of {size}; ranks are 0 to {size - 1}")
     return Launch(backend, rank, size, address, names or ("",) * size)
+
+
+@contextmanager
+def naming_rank() -> Iterator[None]:
+    """Errors of ranks but 0 begin with the rank: the terminal is that of all."""
+    try:
+        yield
+    except MlxrError as error:
+        launch = None
+        with suppress(HostError):
+            launch = read_launch(os.environ)
+        if launch is None or not launch.rank or re.match(rf"rank {launch.rank}\b", str(error)):
+            raise
+        raise type(error)(f"rank {launch.rank}: {error}") from error
 
 
 def _number(environ: Mapping[str, str], key: str) -> int:

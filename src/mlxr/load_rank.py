@@ -1,8 +1,7 @@
 """Loads a model that is split over ranks: rank 0 gets a `Model`, the others execute their parts of its steps."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
+from mlxr.runtime.parallel.launch import naming_rank
 from mlxr.runtime.parallel.launcher_process import give_way_to_ranks
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
@@ -72,7 +72,7 @@ def load_rank(
             if check is not None:
                 check()
             return Model(artifact.of_rank(0), weights, ranks=LeadingRank(side, connect, artifact), **loading, **options)
-    with _named(rank):
+    with naming_rank():
         try:
             if check is not None:
                 check()
@@ -89,19 +89,10 @@ def _meet(artifact: Artifact, size: int, control: str | None) -> tuple[World, Le
         world = join(size)
         share, rank = share_bytes(world.group), world.group.rank()
         same = {"version": VERSION, "artifact": artifact.digest}
-        with _named(rank):
+        with naming_rank():
             return world, Follower(share, rank, same) if rank else Leader(share, size, same, control=control)
     except HostError as error:
         if os.environ.get(RESTARTED_VARIABLE):
             write_line(f"error: {error}")
             os._exit(LOST_CODE)
         raise
-
-
-@contextmanager
-def _named(rank: int) -> Iterator[None]:
-    """Errors of ranks but 0 begin with the rank: the terminal is that of all."""
-    try:
-        yield
-    except MlxrError as error:
-        raise type(error)(f"rank {rank}: {error}" if rank else str(error)) from error

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from mlxr_tests.ranks import Rank, free_ports, run_ranks, start_ranks
 from mlxr_tests.serve_process import wait_for
 from mlxr_tests.storyteller import TINY, VALID
 
+MLX_LAUNCH = Path(sys.executable).with_name("mlx.launch")
 HOST = ["--host", "cpu", "--threads", "1"]
 PROMPT = ["--prompt", "Once upon a time", "--max-tokens", "20", "--ignore-eos"]
 
@@ -44,21 +47,40 @@ def test_run(split: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert "mlx.launch -n 2 -- mlxr" in capfd.readouterr().err
 
 
-OWN_WEIGHTS = """
+OWN_WORD = """
 import os, sys
 from mlxr.cli import main
 sys.exit(main([*sys.argv[3:], sys.argv[1 + int(os.environ["MLX_RANK"])]]))
 """
-"""The command, with weights of each rank's own."""
+"""The command, with a last word of each rank's own."""
 
 
 @pytest.mark.parametrize("absent", few([0, 1], [1]))
 def test_a_rank_without_weights_is_named_on_all_ranks(split: str, absent: int) -> None:
     weights = ["/absent" if rank == absent else str(TINY) for rank in range(2)]
-    for rank in run_ranks(2, ["-c", OWN_WEIGHTS, *weights, "run", split, *HOST, *PROMPT, "--weights"]):
+    for rank in run_ranks(2, ["-c", OWN_WORD, *weights, "run", split, *HOST, *PROMPT, "--weights"]):
         assert rank.code == 1 and not rank.stdout
         is_named = f"rank {absent}" in rank.stderr or rank.stderr.startswith("error: /absent")  # rank 0's own message
         assert is_named and "/absent: no such file" in rank.stderr, rank
+
+
+@pytest.mark.skipif(not MLX_LAUNCH.exists(), reason="no mlx.launch here")
+@pytest.mark.parametrize("absent", few([0, 1], [1]))
+def test_a_rank_that_fails_before_it_meets_the_others_ends_all(split: str, absent: int) -> None:
+    """`mlx.launch` ends them; which rank it was stands before its error."""
+    artifacts = ["/absent" if rank == absent else split for rank in range(2)]
+    paths = [f"PYTHONPATH={os.pathsep.join(path for path in sys.path if path)}"]
+    command = [sys.executable, "-c", OWN_WORD, *artifacts, "run", "--weights", str(TINY), *HOST, *PROMPT]
+    ended = subprocess.run(
+        [MLX_LAUNCH, "-n", "2", "--env", *paths, "--", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ("error: rank 1: " if absent else "error: ") + "/absent: no such file" in ended.stderr, ended
+    assert not ended.stdout
 
 
 def test_what_is_not_compiled_yet_is_split_over_all_ranks(

@@ -59,5 +59,8 @@ def _main(argv: list[str]) -> int:
         else:
             commands.add_parser(name, help=line)
     args: argparse.Namespace = parser.parse_args(argv, argparse.Namespace(argv=argv))
-    code: int = args.run(args)
+    from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
+
+    with naming_rank():
+        code: int = args.run(args)
     return code

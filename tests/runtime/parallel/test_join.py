@@ -110,7 +110,7 @@ def test_late_ranks_strangers_and_ranks_that_come_twice() -> None:
 def test_missing_ranks_are_named_everywhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(waiting, "_SAY_AFTER_S", 0.2)
+    monkeypatch.setattr(waiting, "_SAY_AFTER_S", 0.6)  # after rank 2 has come
     ranks = _Ranks()
     ranks.start(0, 1)
     ranks.start(2, 1)
