@@ -17,6 +17,7 @@ from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import naming_rank
 from mlxr.runtime.parallel.launcher_process import give_way_to_ranks
+from mlxr.runtime.parallel.launcher_watch import watch_launcher
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
 from mlxr.runtime.parallel.loss import LOST_CODE, write_line
@@ -56,6 +57,7 @@ def load_rank(
     """
     split = artifact.parallel
     assert split is not None, "the artifact is split"
+    watch_launcher()
     world, side = _meet(artifact, split.size, control)
     rank = world.group.rank()
     place_threads(world.local_rank, world.local_size, threads)

@@ -6,6 +6,7 @@ usage is wrong; 130, interrupted.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -60,7 +61,10 @@ def _main(argv: list[str]) -> int:
             commands.add_parser(name, help=line)
     args: argparse.Namespace = parser.parse_args(argv, argparse.Namespace(argv=argv))
     from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
+    from mlxr.runtime.parallel.launcher_watch import watch_launcher  # noqa: PLC0415
 
+    if "MLX_RANK" in os.environ:
+        watch_launcher()
     with naming_rank():
         code: int = args.run(args)
     return code
