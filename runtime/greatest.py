@@ -34,11 +34,13 @@ def greatest_columns(values: Floats, count: int, floor: float) -> Indices:
         count: how many; all that reach the floor where these are fewer.
         floor: values below it do not count.
     """
-    columns = np.flatnonzero(values >= floor)
+    columns: Indices = (values >= floor).nonzero()[0]
     if len(columns) <= count:
         return columns
     reaching = values[columns]
     least = np.partition(reaching, len(columns) - count)[len(columns) - count]
-    above, equal = reaching > least, reaching == least
-    kept: Indices = columns[above | (equal & (equal.cumsum() <= count - above.sum()))]
+    kept: Indices = columns[reaching >= least]
+    if len(kept) > count:  # of those that equal the least some are too many
+        equal = (values[kept] == least).nonzero()[0]
+        kept = np.delete(kept, equal[count - len(kept) :])
     return kept
