@@ -67,7 +67,6 @@ class Host(ABC):
         self._tell = debug_level() >= 4
 
     @classmethod
-    @abstractmethod
     def from_file(
         cls,
         artifact: Artifact,
@@ -77,7 +76,7 @@ class Host(ABC):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Loads what the host needs from a weight file, and prepares to execute.
+        """Loads what the host needs from a weight file, and prepares to execute; for every host that users name.
 
         Args:
             artifact: the compiled model.
@@ -91,6 +90,7 @@ class Host(ABC):
             HostError: this machine cannot run the host, or a kernel cannot be built. (MLX builds Metal kernels at
                 their first launch: there `read` raises it.)
         """
+        raise NotImplementedError(f"{cls.__name__} is not made of a file")
 
     @classmethod
     def footprint(cls, artifact: Artifact, file: WeightFile, threads: int | None = None) -> Footprint:

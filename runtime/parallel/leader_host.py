@@ -2,22 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RankLostError
-from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
-from mlxr.runtime.hosts.host import Host, Logits, Progress
+from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.parallel.connection import Kind
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.step_message import pack_step
 from mlxr.runtime.parallel.uninterrupted import Uninterrupted
-from mlxr.runtime.weights.weight_file import WeightFile
 
 
 class LeaderHost(Host):
@@ -41,19 +38,6 @@ class LeaderHost(Host):
         self.name, self.builds_late, self.gathers_tops = inner.name, inner.builds_late, inner.gathers_tops
         self.artifact, self.plan, self.program = inner.artifact, inner.plan, inner.program
         self.arena, self.threads = inner.arena, inner.threads
-
-    @classmethod
-    def from_file(
-        cls,
-        artifact: Artifact,
-        file: WeightFile,
-        arena: Arena,
-        *,
-        threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Never called: it is made of a host that has been loaded."""
-        raise AssertionError("a LeaderHost is made of another host")
 
     @property
     def launches(self) -> Counter[str]:
