@@ -39,6 +39,10 @@ class LazyCollectives(Protocol):
     def traceable(self) -> bool:
         """Whether MLX may compile a step with them; not where some wait for the other side when they are called."""
 
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether sums never pass through the CPU."""
+
     def all_sum_lazily(self, x: mx.array) -> mx.array:
         """The sum of all x over the ranks of the stage, like x."""
 

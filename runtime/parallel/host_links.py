@@ -44,6 +44,11 @@ class HostLinks:
         """See `LazyCollectives`. Between stages, rows are moved, or put in order, when the methods are called."""
         return self._links.place.pipeline == 1
 
+    @property
+    def stays_on_gpu(self) -> bool:
+        """See `LazyCollectives`."""
+        return self._links.stays_on_gpu
+
     def all_sum_lazily(self, x: mx.array) -> mx.array:
         """See `LazyCollectives`."""
         return self._links.all_sum_lazy(x)

@@ -28,7 +28,11 @@ Rows = npt.NDArray[np.float32]
 
 
 class Links:
-    """The collectives of one rank, for NumPy arrays (done on return) and for lazy MLX arrays. One thread at a time."""
+    """The collectives of one rank, for NumPy arrays (done on return) and for lazy MLX arrays. One thread at a time.
+
+    Attributes:
+        stays_on_gpu: whether lazy ones never pass through the CPU.
+    """
 
     def __init__(self, place: Place, world: World, ordered: bool = True) -> None:
         """Makes what is needed; all ranks do it at the same time.
@@ -47,7 +51,7 @@ class Links:
                 f"MLX says rank {world.group.rank()} of {world.group.size()}, "
                 f"the model says rank {place.rank} of {place.size}"
             )
-        self.place = place
+        self.place, self.stays_on_gpu = place, world.backend == "nccl"
         # NCCL adds two terms at least as fast as we gather them, and a + b has the bits of b + a.
         self._in_any_order = world.backend == "nccl" if place.tensor == 2 else not ordered
         stream = None if world.backend == "nccl" else mx.new_thread_local_stream(mx.cpu)

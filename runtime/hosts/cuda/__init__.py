@@ -4,6 +4,7 @@
     build, nvrtc   kernel text -> machine code, cached by content
     host           launches the plan's kernels through MLX, in traces
     step_*         a whole decode step as one kernel
+    *peer*         sums over ranks through memory that their cards see of each other
 
 The text of a kernel is the same as on Apple silicon: the prelude templates/hosts/metal_on_cuda.cuh makes it CUDA.
 """

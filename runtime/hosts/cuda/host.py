@@ -27,11 +27,15 @@ import numpy.typing as npt
 from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelCall, Launch, Phase, layer_buffer
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
+from mlxr.runtime.hosts.collectives import Collectives
 from mlxr.runtime.hosts.cuda.build import build_cubins, cuda_source
 from mlxr.runtime.hosts.cuda.device import architecture, limit_cache
 from mlxr.runtime.hosts.cuda.device_array import filled_on_device, on_device
 from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
+from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError, meet_peers
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.cuda.peer_collectives import PeerCollectives
+from mlxr.runtime.hosts.cuda.peer_sums import PeerSums, memory_bytes
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
@@ -112,6 +116,8 @@ class CudaHost(MlxHost):
         self._decodes: _Recent[_Trace] = _Recent()
         self._prefills: _Recent[list[_Trace] | None] = _Recent()
         self._kept = KeptWeights()
+        self._unmet: Collectives | None = None
+        self._peers: PeerCollectives | None = None
 
     @classmethod
     def free_memory(cls) -> FreeMemory:
@@ -148,8 +154,31 @@ class CudaHost(MlxHost):
         """Launches a kernel through MLX, which never copies inputs."""
         return launcher(name, image)
 
+    def use(self, collectives: Collectives) -> None:
+        """See `MlxHost.use`. The ranks meet in the first step, when a heartbeat watches all of them."""
+        super().use(collectives)
+        self._unmet = collectives
+
+    def _meet_peers(self, collectives: Collectives) -> None:
+        place, self._unmet = self.plan.rank, None
+        if place is None or place.tensor == 1 or place.pipeline > 1:
+            return
+        try:
+            memories = meet_peers(collectives.all_sum, place.tensor_rank, place.tensor, memory_bytes(place.tensor))
+        except NoPeersError as error:
+            self._first_notes = (
+                *self._first_notes,
+                f"sums go through MLX, which is slower than the cards' memory: {error}",
+            )
+            self.notes = (*self.notes, self._first_notes[-1])
+        else:
+            sums = PeerSums(place.tensor_rank, memories)
+            self._peers = self.launcher.collectives = PeerCollectives(collectives, sums, self.count)
+
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
+        if self._unmet is not None:
+            self._meet_peers(self._unmet)
         arrays = {name: array for name, array in batch.items() if isinstance(array, np.ndarray)}
         others = {name: array for name, array in batch.items() if isinstance(array, mx.array)}
         if phase.name == "decode" and not self._tell:  # to print launches, each must happen
@@ -246,6 +275,8 @@ class CudaHost(MlxHost):
 
     def run_launches(self, phase: Phase, launches: Sequence[Launch], dims: Dims, inputs: Arrays) -> Arrays:
         """See `MlxHost.run_launches`; what is kept is not made again."""
+        if self._peers is not None:
+            self._peers.begin()
         return super().run_launches(phase, [la for la in launches if not self._kept.has(la)], dims, inputs)
 
     def _keep_unpacked(self, phase: Phase, dims: Dims) -> None:

@@ -1,0 +1,60 @@
+"""Calls of NVIDIA's driver, in the context that MLX uses."""
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlxr.compiler.errors import HostError
+
+_SONAMES = ("libcuda.so.1", "libcuda.so")
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the driver.
+
+    Args:
+        name: of the function.
+        arguments: as ctypes passes them.
+
+    Raises:
+        HostError: there is no driver, or the call fails.
+    """
+    function: Callable[..., int] = getattr(_driver(), name)
+    if status := function(*arguments):
+        raise HostError(f"cuda: the driver's {name} fails with error {status}")
+
+
+@contextlib.contextmanager
+def in_context(device: int = 0) -> Iterator[ctypes.c_int]:
+    """Makes a GPU's primary context, which is MLX's, the current one; gives the driver's number of the GPU.
+
+    Args:
+        device: the GPU's number.
+
+    Raises:
+        HostError: there is no driver, or it refuses.
+    """
+    ordinal, context = ctypes.c_int(), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(ordinal), device)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    try:
+        call("cuCtxPushCurrent_v2", context)
+        try:
+            yield ordinal
+        finally:
+            _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    finally:
+        _driver().cuDevicePrimaryCtxRelease_v2(ordinal)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    for soname in _SONAMES:
+        try:
+            return ctypes.CDLL(soname)
+        except OSError:
+            continue
+    raise HostError(f"cuda: the driver's library ({_SONAMES[0]}) cannot be opened")

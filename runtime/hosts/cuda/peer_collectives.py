@@ -1,0 +1,60 @@
+"""The collectives of a rank whose sums go through memory that the cards of its stage see."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from mlxr.runtime.hosts.collectives import LazyCollectives
+from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
+
+LONGEST_BYTES = 4 << 20
+"""Longer sums are NCCL's where there is NCCL, which reached 237 GB/s between two H200."""
+
+
+class PeerCollectives:
+    """`LazyCollectives` whose sums are one launch each."""
+
+    def __init__(self, others: LazyCollectives, sums: PeerSums, count: Callable[[str, object], None]) -> None:
+        """Takes over what else a rank exchanges.
+
+        Args:
+            others: the rank's own collectives.
+            sums: over the ranks of its stage.
+            count: called at each launch with the kernel's name and a detail.
+        """
+        self._others, self._sums, self._count = others, sums, count
+        self._latest: mx.array | None = None
+
+    def begin(self) -> None:
+        """Begins a step, a part of one, or a trace: none of the sums before are part of it."""
+        self._latest = None
+
+    @property
+    def traceable(self) -> bool:
+        """See `LazyCollectives`."""
+        return self._others.traceable
+
+    @property
+    def stays_on_gpu(self) -> bool:
+        """See `LazyCollectives`."""
+        return True
+
+    def all_sum_lazily(self, x: mx.array) -> mx.array:
+        """See `LazyCollectives`. Each sum binds the one before, so that all ranks launch them in the same order."""
+        if x.size == 0 or (x.nbytes > LONGEST_BYTES and self._others.stays_on_gpu):
+            return self._others.all_sum_lazily(x)
+        self._latest = self._sums.sum(x, self._latest)
+        self._count(self._sums.name(x.dtype), x.shape)
+        return self._latest
+
+    def send_lazily(self, x: mx.array) -> mx.array:
+        """See `LazyCollectives`."""
+        return self._others.send_lazily(x)
+
+    def receive_lazily(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """See `LazyCollectives`."""
+        return self._others.receive_lazily(shape, dtype)
+
+    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
+        """See `LazyCollectives`."""
+        return self._others.gather_lazily(x, shape)
