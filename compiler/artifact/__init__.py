@@ -22,6 +22,7 @@ from mlxr.compiler.artifact.launch import BATCH_DIMS, BatchDim, Condition, Exten
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
+from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, mailbox_bytes, mailbox_macros
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
@@ -29,7 +30,7 @@ from mlxr.compiler.artifact.rank_plan import COLLECTIVES, Place, RankPlan
 from mlxr.compiler.artifact.reader import load_artifact
 from mlxr.compiler.artifact.record import MemoryPlan
 from mlxr.compiler.artifact.running import decode_dims
-from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, StepKernelEntry, StepsAsLaunches
+from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, LAYERS, PEERS, StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.artifact.target_types import TargetTypes
 from mlxr.compiler.artifact.weight_plan import Columns, Recipe, Rows, TensorSource, WeightPlan
 from mlxr.compiler.debug import debug_level
@@ -50,11 +51,13 @@ __all__ = [
     "ARENAS",
     "ARENA_TOKEN",
     "BATCH_DIMS",
+    "BLOCKS",
     "COLLECTIVES",
     "INCLUDE",
     "K_ARENA",
     "LAYERS",
     "PANEL_ROWS",
+    "PEERS",
     "PHASES",
     "TUNING",
     "V_ARENA",
@@ -109,6 +112,8 @@ __all__ = [
     "is_artifact",
     "layer_buffer",
     "load_artifact",
+    "mailbox_bytes",
+    "mailbox_macros",
     "part_places",
     "plane_format",
     "plane_names",

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from mlxr.compiler.artifact.launch import BatchDim, Condition
 from mlxr.compiler.spec.record import Record
 
-LAYERS, SCRATCH = "layers", "scratch"
-"""Arguments that no launch names: the constants of all layers, [layers, 8] u32, and the activation memory."""
+LAYERS, SCRATCH, PEERS = "layers", "scratch", "peers"
+"""Arguments that no launch names: the constants of all layers, [layers, 8] u32; the activation memory; and, where the
+step sums over ranks, [ranks] u64, the addresses of all ranks' mailboxes."""
 INCLUDE = '#include "metal_on_cuda.cuh"'
 """The line of a step's text that the host replaces with its prelude."""
 
@@ -40,7 +41,7 @@ class StepKernelEntry(SequenceCounts):
         threads: threads of a block.
         blocks: blocks per multiprocessor to aim for; the whole grid must be on the GPU at once.
         inputs: the buffers that it reads, by the plan's names, and `LAYERS`.
-        outputs: the logits and the arena's last token, by the plan's names, and `SCRATCH`.
+        outputs: the logits (of a rank, its own columns) and the arena's last token, by the plan's names, and `SCRATCH`.
         conditions: its launches' conditions on the context; bit i of the mask says whether conditions[i] holds.
         scratch_bytes: size of `SCRATCH`.
     """

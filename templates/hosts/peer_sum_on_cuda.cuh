@@ -9,17 +9,25 @@
  * the others, and they wrote that after they had read n. Numbers are in memory and the kernel advances them, so it may
  * be replayed.
  *
- * The host defines TYPE, RANK, RANKS, THREADS, BLOCKS, WORDS, NAME and TIMEOUT_NS.
+ * It is a kernel of its own, of which the host defines NAME, or the part of a step kernel between its header and its
+ * body (see compiler/targets/metal/decode_kernel/sum_in_step.py). Both share mailboxes, and so have equally many blocks
+ * of BOX_WORDS. Whoever includes it defines TYPE, RANK, RANKS, THREADS, BLOCKS, BOX_WORDS, WORDS and TIMEOUT_NS.
  */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#define SUM_THREAD threadIdx.x
+#define SUM_BLOCK blockIdx.x
+#define SUM_BLOCKS gridDim.x
+#define SUM_BARRIER() __syncthreads()
+// ---- header
 typedef TYPE T;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 PER_WORD = 8 / sizeof(T);
 constexpr u32 PIECE = THREADS * WORDS;  // words that a block sends before it waits
+static_assert(PIECE <= BOX_WORDS, "a mailbox holds a piece");
 
 struct Word {
     u32 low, high;
@@ -39,7 +47,7 @@ union Numbers {
 };
 
 // A word of x; the last one may have fewer numbers.
-__device__ __forceinline__ Word read(const T* x, u32 word, u32 count, bool aligned) {
+__device__ __forceinline__ Word read_word(const T* x, u32 word, u32 count, bool aligned) {
     if (aligned && (word + 1) * PER_WORD <= count) {
         return ((const Word*)x)[word];
     }
@@ -51,7 +59,7 @@ __device__ __forceinline__ Word read(const T* x, u32 word, u32 count, bool align
     return numbers.word;
 }
 
-__device__ __forceinline__ void write(T* out, u32 word, u32 count, const float* sum) {
+__device__ __forceinline__ void write_word(T* out, u32 word, u32 count, const float* sum) {
     Numbers numbers;
 #pragma unroll
     for (u32 i = 0; i < PER_WORD; i++) {
@@ -73,29 +81,31 @@ __device__ __forceinline__ u64 now() {
 }
 
 // The memory of a rank begins with a number for each block; mailboxes follow.
-__device__ __forceinline__ char* mailbox(u64 memory, u32 message, u32 from) {
-    const u32 box = ((message & 1) * RANKS + from) * BLOCKS + blockIdx.x;
-    return (char*)memory + 4 * BLOCKS + 16ull * PIECE * box;
+__device__ __forceinline__ char* mailbox(u64 memory, u32 block, u32 message, u32 from) {
+    const u32 box = ((message & 1) * RANKS + from) * BLOCKS + block;
+    return (char*)memory + 4 * BLOCKS + 16ull * BOX_WORDS * box;
 }
 
+// ---- kernel
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(
     const T* x, const u64* memory, const void* after, T* out, const int count) {
-    const u32 words = (count + PER_WORD - 1) / PER_WORD, part = (words + gridDim.x - 1) / gridDim.x;
-    const u32 first = blockIdx.x * part, end = first + part < words ? first + part : words;
+    const u32 words = (count + PER_WORD - 1) / PER_WORD, part = (words + SUM_BLOCKS - 1) / SUM_BLOCKS;
+    const u32 block = SUM_BLOCK, thread_here = SUM_THREAD;
+    const u32 first = block * part, end = first + part < words ? first + part : words;
     const bool aligned = ((u64)x & 7) == 0;
-    u32* const number = (u32*)memory[RANK] + blockIdx.x;
+    volatile u32* const number = (volatile u32*)memory[RANK] + block;
     u32 message = *number;
     for (u32 begin = first; begin < end; begin += PIECE) {
         message += message == 0xffffffffu ? 3 : 1;  // 0 is what memory begins with
         Word own[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) {
-            const u32 at = i * THREADS + threadIdx.x;
+            const u32 at = i * THREADS + thread_here;
             if (begin + at < end) {
-                own[i] = read(x, begin + at, count, aligned);
+                own[i] = read_word(x, begin + at, count, aligned);
 #pragma unroll
                 for (u32 peer = 1; peer < RANKS; peer++) {
-                    char* to = mailbox(memory[(RANK + peer) % RANKS], message, RANK) + 16 * at;
+                    char* to = mailbox(memory[(RANK + peer) % RANKS], block, message, RANK) + 16 * at;
                     asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(own[i].low),
                                  "r"(message), "r"(own[i].high), "r"(message)
                                  : "memory");
@@ -106,13 +116,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(
 #pragma unroll
         for (u32 rank = 0; rank < RANKS; rank++) {
             Word theirs[WORDS];
-            const char* from = mailbox(memory[RANK], message, rank);
+            const char* from = mailbox(memory[RANK], block, message, rank);
             u64 late = 0;
             for (u32 spins = 1; rank != RANK; spins++) {
                 bool here = true;
 #pragma unroll
                 for (u32 i = 0; i < WORDS; i++) {
-                    const u32 at = i * THREADS + threadIdx.x;
+                    const u32 at = i * THREADS + thread_here;
                     if (begin + at < end) {
                         u32 low, high;
                         asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -145,14 +155,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(
         }
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) {
-            const u32 at = i * THREADS + threadIdx.x;
+            const u32 at = i * THREADS + thread_here;
             if (begin + at < end) {
-                write(out, begin + at, count, sum[i]);
+                write_word(out, begin + at, count, sum[i]);
             }
         }
-        __syncthreads();  // nobody of this block sends the next piece before all have read this one
+        SUM_BARRIER();  // nobody of this block sends the next piece before all have read this one
     }
-    if (threadIdx.x == 0 && first < end) {
+    if (thread_here == 0 && first < end) {
         *number = message;
     }
 }

@@ -162,18 +162,28 @@ def test_prompts_that_are_filled_up_give_the_logits_of_exact_ones() -> None:
     assert np.array_equal(filled[5], filled[2]) and np.array_equal(filled[6], filled[1])
 
 
-@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
-def test_ranks_on_one_card(parallel: dict[str, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Processes that share the card, over ring: each has its part, and together they give one process's tokens."""
+@pytest.mark.parametrize(
+    ("parallel", "step_threads"),
+    [({"tensor": 2}, 0), ({"tensor": 2}, 512), ({"pipeline": 2}, 0), ({"tensor": 2, "pipeline": 2}, 0)],
+    ids=str,
+)
+def test_ranks_on_one_card(
+    parallel: dict[str, int], step_threads: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Processes that share the card, over ring: each has its part, and together they give one process's tokens.
+
+    The card runs them in turns of 2 ms, so that sums, for which each waits, take as long.
+    """
     spec = storyteller_spec(activation_dtype="f32")
     options = ["--weights", str(Q8_0), "--host", "cuda", "--temperature", "0", "--ignore-eos", "--json"]
     options += ["--prompt", "Once upon a time there was a girl who lived by the sea. " * 4, "--max-tokens", "40"]
     whole, split = tmp_path / "whole", tmp_path / "split"
     compile_spec(spec, targets=["metal"]).artifact.write(whole)
-    compile_spec(spec.model_copy(update={"parallel": Parallel(**parallel)}), targets=["metal"]).artifact.write(split)
+    spec = spec.model_copy(update={"parallel": Parallel(**parallel)})
+    compile_spec(spec, Geometry.of(step_rank_threads=step_threads), ["metal"]).artifact.write(split)
     assert main(["run", str(whole), *options]) == 0
     alone = json.loads(capfd.readouterr().out)
-    ranks = run_ranks(Parallel(**parallel).size, ["-m", "mlxr.cli", "run", str(split), *options])
+    ranks = run_ranks(Parallel(**parallel).size, ["-m", "mlxr.cli", "run", str(split), *options], 120)
     assert [rank.code for rank in ranks] == [0] * len(ranks), ranks
     together = json.loads(ranks[0].stdout)
     assert together["token_ids"] == alone["token_ids"]
@@ -181,3 +191,5 @@ def test_ranks_on_one_card(parallel: dict[str, int], tmp_path: Path, capfd: pyte
     assert launches["gather"] >= 40
     if "pipeline" not in parallel:
         assert launches["peer_sum_f32"] == launches["all_sum"], "sums go through the card's memory"
+    steps = sum(count for name, count in launches.items() if name.startswith("step_"))
+    assert (steps >= 39) == bool(step_threads), launches

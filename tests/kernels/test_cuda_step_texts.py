@@ -55,6 +55,14 @@ def test_steps_of_variants_compile(name: str) -> None:
     nvrtc.compile_cubin(name, cuda_text(variant(name)), FLAGS)
 
 
+def test_steps_of_a_rank_compile() -> None:
+    """With sums inside, of one sequence and of several."""
+    spec = small_spec(cache={"dtype": "bf16", "max_sequences": 3}, activation_dtype="bf16", parallel={"tensor": 2})
+    artifact = compiled(spec, Geometry.of(partition=16, step_rank_threads=512, step_sequences=3)).of_rank(1)
+    for entry in artifact.plan.first.step_kernels:
+        nvrtc.compile_cubin(entry.name, with_prelude(artifact.files[entry.file]), FLAGS)
+
+
 def test_steps_of_several_sequences_compile_and_read_their_grids() -> None:
     """As a chip's table has them: 1, 2 to 8, 9 to 15, 16 and more sequences take other kernels."""
     cache = {"dtype": "bf16", "max_sequences": 20}

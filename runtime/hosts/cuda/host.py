@@ -24,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import ARENA_TOKEN, Artifact, KernelCall, Launch, Phase, layer_buffer
+from mlxr.compiler.artifact import ARENA_TOKEN, PEERS, Artifact, KernelCall, Launch, Phase, layer_buffer, mailbox_bytes
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, shape_of
 from mlxr.runtime.hosts.collectives import Collectives
@@ -35,8 +35,9 @@ from mlxr.runtime.hosts.cuda.kept_weights import KeptWeights
 from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError, meet_peers
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
 from mlxr.runtime.hosts.cuda.peer_collectives import PeerCollectives
-from mlxr.runtime.hosts.cuda.peer_sums import PeerSums, memory_bytes
+from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
 from mlxr.runtime.hosts.cuda.step_kernel import NoStepKernelError, StepImages, StepKernel, build_steps
+from mlxr.runtime.hosts.mlx.bindable import of_shape
 from mlxr.runtime.hosts.mlx.host import MlxHost, sent_by
 from mlxr.runtime.hosts.mlx.launcher import Arrays, MlxKernel
 from mlxr.runtime.memory.free_memory import FreeMemory, gpu_memory
@@ -147,6 +148,8 @@ class CudaHost(MlxHost):
         return build_steps(artifact, architecture())
 
     def _step_kernel(self, dims: Dims) -> StepKernel | None:
+        if self.plan.rank is not None and self._peers is None:
+            return None
         return next((kernel for kernel in self._step_kernels if kernel.takes(dims)), None)
 
     @staticmethod
@@ -164,7 +167,7 @@ class CudaHost(MlxHost):
         if place is None or place.tensor == 1 or place.pipeline > 1:
             return
         try:
-            memories = meet_peers(collectives.all_sum, place.tensor_rank, place.tensor, memory_bytes(place.tensor))
+            memories = meet_peers(collectives.all_sum, place.tensor_rank, place.tensor, mailbox_bytes(place.tensor))
         except NoPeersError as error:
             self._first_notes = (
                 *self._first_notes,
@@ -173,7 +176,20 @@ class CudaHost(MlxHost):
             self.notes = (*self.notes, self._first_notes[-1])
         else:
             sums = PeerSums(place.tensor_rank, memories)
+            self._fixed[PEERS] = sums.memories
+            self._step_kernels = self._those_of_all_ranks(collectives, place.tensor)
             self._peers = self.launcher.collectives = PeerCollectives(collectives, sums, self.count)
+
+    def _those_of_all_ranks(self, collectives: Collectives, ranks: int) -> list[StepKernel]:
+        """The step kernels that run on every rank: in a step, all ranks must sum in the same way."""
+        entries = self.program.step_kernels
+        own = {kernel.entry.counts for kernel in self._step_kernels}
+        here = np.array([[entry.counts in own for entry in entries]], np.float32)
+        on_ranks = here.copy()
+        if entries:
+            collectives.all_sum(here, on_ranks)
+        everywhere = {entry.counts for entry, count in zip(entries, on_ranks[0], strict=True) if count == ranks}
+        return [kernel for kernel in self._step_kernels if kernel.entry.counts in everywhere]
 
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """See `MlxHost.launch_step`."""
@@ -265,6 +281,9 @@ class CudaHost(MlxHost):
             if (kernel := self._step_kernel(dims)) is not None:
                 self.launches.update(kernel.counts(dims))
                 logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
+                if self._peers is not None:
+                    own = of_shape(logits, (dims["rows"], kernel.width))
+                    logits = self._peers.gather_lazily(own, (dims["rows"], self.plan.output_width))
                 return logits, token, moved + 1, *turns
             logits, token = self.run(phase, dims, inputs)
             if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):

@@ -10,43 +10,38 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import BLOCKS, mailbox_macros
 from mlxr.runtime.hosts.cuda.build import build_cubin
 from mlxr.runtime.hosts.cuda.device import architecture
 from mlxr.runtime.hosts.cuda.device_array import on_device
 
 _THREADS = 512
-_BLOCKS = 32
-_WORDS = 4
-_TIMEOUT_S = 300
-"""How long a kernel waits for another rank: the heartbeat ends a process sooner if that rank is lost."""
 _TYPES = {mx.float32: ("f32", "float"), mx.float16: ("f16", "__half"), mx.bfloat16: ("bf16", "__nv_bfloat16")}
-
-
-def memory_bytes(ranks: int) -> int:
-    """How much memory each rank shares with the others: see the kernel's text."""
-    return 4 * _BLOCKS + 2 * ranks * _BLOCKS * _THREADS * _WORDS * 16
 
 
 def kernel_text(name: str, dtype: mx.Dtype, rank: int, ranks: int) -> str:
     """The kernel of a rank, in CUDA."""
-    macros: dict[str, object] = {"NAME": name, "TYPE": _TYPES[dtype][1], "RANK": rank, "RANKS": ranks}
-    macros |= {"THREADS": _THREADS, "BLOCKS": _BLOCKS, "WORDS": _WORDS, "TIMEOUT_NS": f"{_TIMEOUT_S * 10**9}ull"}
+    macros = {"NAME": name, "TYPE": _TYPES[dtype][1], **mailbox_macros(rank, ranks, _THREADS)}
     defined = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())
     return defined + files("mlxr.templates").joinpath("hosts/peer_sum_on_cuda.cuh").read_text("utf-8")
 
 
 class PeerSums:
-    """Sums over ranks whose memories are known."""
+    """Sums over ranks whose memories are known.
+
+    Attributes:
+        memories: [ranks] u64 as pairs of u32: the addresses.
+    """
 
     def __init__(self, rank: int, memories: Sequence[int]) -> None:
         """Prepares; compiles nothing yet.
 
         Args:
             rank: this process's, of those that take part.
-            memories: of each rank, the address of its zeroed `memory_bytes` as this process's GPU sees it.
+            memories: of each rank, the address of its zeroed `mailbox_bytes` as this process's GPU sees it.
         """
         self._rank, self._ranks = rank, len(memories)
-        self._memories = on_device(mx.array(np.array(memories, np.uint64).view(np.uint32)))
+        self.memories = on_device(mx.array(np.array(memories, np.uint64).view(np.uint32)))
         self._images: dict[mx.Dtype, bytes] = {}
 
     def prepare(self, dtype: mx.Dtype) -> None:
@@ -81,11 +76,11 @@ class PeerSums:
         (total,) = mx.fast.precompiled_cuda_kernel(
             name=self._kernel(x.dtype),
             compiled_source=self._images[x.dtype],
-            inputs=[x, self._memories, self._memories if after is None else after],
+            inputs=[x, self.memories, self.memories if after is None else after],
             output_shapes=[x.shape],
             output_dtypes=[x.dtype],
             scalars=[x.size],
-            grid=(_THREADS * min(_BLOCKS, -(-words // _THREADS)), 1, 1),
+            grid=(_THREADS * min(BLOCKS, -(-words // _THREADS)), 1, 1),
             threadgroup=(_THREADS, 1, 1),
             ensure_row_contiguous=True,
         )

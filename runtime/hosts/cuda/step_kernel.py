@@ -16,7 +16,7 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import LAYERS, Artifact, Plan, StepKernelEntry
+from mlxr.compiler.artifact import LAYERS, Artifact, CollectiveCall, Plan, StepKernelEntry
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims, grid_of
 from mlxr.runtime.hosts.cuda.build import build_cubin, with_prelude
@@ -46,6 +46,7 @@ class StepKernel:
 
     Attributes:
         entry: its entry in the plan; its launches are counted under its name.
+        width: columns of the logits; of a rank, its own.
         turn: u32[8], the output of the last step kernel of this process; the next one takes it.
         order: the lock to be held from taking a turn until the next turn is stored.
     """
@@ -63,7 +64,9 @@ class StepKernel:
             blocks: the blocks of its grid, all of which are on the GPU at once.
         """
         self.entry = entry
-        self._launches, self._width = plan.program("metal").phase("decode").launches, plan.output_width
+        self._launches, rank = plan.program("metal").phase("decode").launches, plan.rank
+        bounds = (0, plan.output_width) if rank is None else rank.result_bounds[rank.tensor_rank :][:2]
+        self.width = bounds[1] - bounds[0]
         self._launch, self._blocks = launch, blocks
         self._gate = on_device(mx.zeros((8,), dtype=mx.uint32))
         self._masks: dict[int, mx.array] = {}
@@ -113,7 +116,7 @@ class StepKernel:
             grid=(self._blocks * entry.threads, 1, 1),
             threadgroup=(entry.threads, 1, 1),
             output_shapes=[
-                bindable_shape((dims["rows"], self._width)),
+                bindable_shape((dims["rows"], self.width)),
                 (8,),
                 bindable_shape((entry.scratch_bytes // 4,)),
                 (8,),
@@ -124,8 +127,15 @@ class StepKernel:
 
     def counts(self, dims: Dims) -> Counter[str]:
         """The launches of a step, by name: the step kernel, and each kernel that runs inside it."""
-        inner = (launch.kernel for launch in self._launches if grid_of(launch, dims) is not None)
-        return Counter([self.entry.name, *inner])
+        counts = Counter([self.entry.name])
+        for launch in self._launches:
+            if isinstance(launch.body, CollectiveCall):
+                counts[launch.body.label] += 1
+                if launch.body.function == "all_sum":
+                    counts[f"peer_sum_{launch.body.dtype}"] += 1
+            elif grid_of(launch, dims) is not None:
+                counts[launch.kernel] += 1
+        return counts
 
     def _mask(self, mask: int) -> mx.array:
         if mask not in self._masks:

@@ -10,10 +10,10 @@ import sys
 import mlx.core as mx
 import numpy as np
 
-from mlxr.compiler.artifact import Place
+from mlxr.compiler.artifact import Place, mailbox_bytes
 from mlxr.runtime.hosts.cuda.device import check_cuda
 from mlxr.runtime.hosts.cuda.meet_peers import meet_peers
-from mlxr.runtime.hosts.cuda.peer_sums import PeerSums, memory_bytes
+from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
 from mlxr.runtime.parallel.join import join
 from mlxr.runtime.parallel.links import Links
 
@@ -27,7 +27,7 @@ def main() -> None:
     check_cuda()
     rank, ranks = int(os.environ["MLX_RANK"]), int(sys.argv[1])
     links = Links(Place(rank=rank, tensor=ranks, pipeline=1), join(ranks))
-    sums = PeerSums(rank, meet_peers(links.all_sum, rank, ranks, memory_bytes(ranks)))
+    sums = PeerSums(rank, meet_peers(links.all_sum, rank, ranks, mailbox_bytes(ranks)))
     digest = hashlib.sha256()
     for size in SIZES:
         for dtype in DTYPES:

@@ -1,8 +1,11 @@
 """Makes the step kernels that the geometry asks for: their texts, and their entries in the plan."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from mlxr.compiler.artifact.library_call import CollectiveCall
 from mlxr.compiler.artifact.program import Program
+from mlxr.compiler.artifact.rank_plan import RankPlan
 from mlxr.compiler.artifact.step_kernel_entry import StepKernelEntry, StepsAsLaunches
 from mlxr.compiler.schedule.geometry import StepKernel
 from mlxr.compiler.schedule.lowered import LoweringInput
@@ -12,6 +15,7 @@ from mlxr.compiler.targets.metal.decode_kernel.make_step_program import (
     step_classes,
 )
 from mlxr.compiler.targets.metal.decode_kernel.step_text import step_text
+from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry, sum_text
 
 
 def with_step_kernels(
@@ -25,6 +29,9 @@ def with_step_kernels(
         inputs: the input of the lowering.
         sizes: the geometry of step kernels: which steps they cover, threads of a block, and so on.
     """
+    rank = inputs.rank
+    if rank is not None and rank.tensor > 1 and not sizes.threads:
+        sizes = replace(sizes, threads=sizes.rank_threads)
     if not sizes.threads:
         return program, {}
     layouts = {weight.name: weight.layout for weight in inputs.weights}
@@ -33,7 +40,7 @@ def with_step_kernels(
     if inputs.spec.deterministic:
         because = "steps are deterministic, and one kernel could round otherwise than those of a prefill step"
         return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
-    if inputs.rank is not None:
+    if rank is not None and rank.pipeline > 1:
         because = "ranks exchange rows between the launches of a step"
         return program.model_copy(update={"steps_as_launches": (_as_launches(range(1, most + 1), because),)}), {}
     kernels: list[StepKernelEntry] = []
@@ -43,7 +50,7 @@ def with_step_kernels(
         first, last = counts[0], counts[-1]
         try:
             step = make_step_program(program, counts)
-            kernel = step_text(step, sources, layouts, sizes)
+            kernel = step_text(step, {**sources, **_sums(program, counts, rank)}, layouts, sizes)
         except NotOneKernelError as error:
             as_launches.append(_as_launches(counts, str(error)))
             continue
@@ -63,6 +70,13 @@ def with_step_kernels(
         texts[entry.file] = kernel.text
     changes = {"step_kernels": tuple(kernels), "steps_as_launches": tuple(as_launches)}
     return program.model_copy(update=changes), texts
+
+
+def _sums(program: Program, counts: range, rank: RankPlan | None) -> dict[str, str]:
+    """The texts of a rank's sums, by the names of their entries."""
+    calls = [launch.body for launch in program.phase("decode").launches]
+    sums = [call for call in calls if isinstance(call, CollectiveCall) and call.function == "all_sum"]
+    return {sum_entry(call).name: sum_text(call, counts, rank) for call in sums if rank is not None}
 
 
 def _as_launches(counts: range, because: str) -> StepsAsLaunches:

@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, product
 
 from mlxr.compiler.artifact.launch import BatchDim, Condition, Extent, Launch
+from mlxr.compiler.artifact.library_call import CollectiveCall
+from mlxr.compiler.artifact.peer_mailboxes import BLOCKS
 from mlxr.compiler.artifact.program import Phase, Program
 from mlxr.compiler.artifact.running import decode_dims
-from mlxr.compiler.artifact.step_kernel_entry import LAYERS, SCRATCH
+from mlxr.compiler.artifact.step_kernel_entry import LAYERS, PEERS, SCRATCH
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.ir.buffers import ARENA_TOKEN, layer_buffer
 from mlxr.compiler.targets.metal.decode_kernel.barriers import with_barriers
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, Place, StepLaunch, StepProgram
+from mlxr.compiler.targets.metal.decode_kernel.sum_in_step import sum_entry
 
 MOST_CONDITIONS = 32
 """Bits of the mask."""
@@ -67,6 +70,12 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
         running = [dims for dims in batches if launch.runs(dims, library=False)]
         if not running:
             continue
+        if isinstance(launch.body, CollectiveCall):
+            if launch.body.function == "gather" and launch.inputs and launch.outputs[0] == phase.outputs[0]:
+                continue  # the host gathers what the kernel gives
+            launches.append(_sum(launch, launch.body, places, counts))
+            arguments |= dict.fromkeys(place.argument for place in launches[-1].operands)
+            continue
         grid = _grid(launch, running)
         condition = None
         if launch.when is not None and any(part.dim == "context" for part in launch.when.parts):
@@ -78,11 +87,28 @@ def make_step_program(program: Program, counts: range = ONE_SEQUENCE) -> StepPro
         raise NotOneKernelError(
             f"the step has {len(conditions)} conditions on the context; one kernel has {MOST_CONDITIONS}"
         )
-    logits, token = phase.outputs
+    logits, token = own_result(phase), phase.outputs[1]
     outputs = (logits, token, SCRATCH)
     inputs = tuple(name for name in arguments if name not in outputs)
     step = StepProgram(counts, tuple(launches), inputs, outputs, tuple(conditions), scratch_bytes)
     return with_barriers(step, {step.mask(dims) for dims in batches})
+
+
+def own_result(phase: Phase) -> str:
+    """The buffer of the step's result, or, of a rank, that of its own columns of it, which are gathered afterwards."""
+    gathers = [launch for launch in phase.launches if launch.outputs[:1] == phase.outputs[:1]]
+    gathers = [launch for launch in gathers if isinstance(launch.body, CollectiveCall) and launch.inputs]
+    return gathers[0].inputs[0] if gathers else phase.outputs[0]
+
+
+def _sum(launch: Launch, call: CollectiveCall, places: Mapping[str, Place], counts: range) -> StepLaunch:
+    if call.function != "all_sum":
+        raise NotOneKernelError(f"ranks exchange rows between the launches of a step ({call.function})")
+    entry = sum_entry(call)
+    dims = Place("dims" if len(counts) > 1 else PEERS)  # of one sequence, it is not read
+    x, out = (places[name] for name in (*launch.inputs, *launch.outputs))
+    grid = (Extent(times=BLOCKS), Extent(), Extent())
+    return StepLaunch(entry, grid, (x, Place(PEERS), dims, out), 3, None)
 
 
 def _extreme_batches(counts: range, contexts: Iterable[int]) -> list[Dims]:
@@ -117,7 +143,7 @@ def _places(phase: Phase, num_layers: int) -> tuple[dict[str, Place], int]:
     """The places of the phase's own buffers and of the layers' constants, and the size of scratch memory."""
     places = {layer_buffer(i): Place(LAYERS, i * _LAYER_BYTES, _LAYER_BYTES) for i in range(num_layers)}
     for buffer in phase.buffers:
-        if buffer.name in phase.outputs:
+        if buffer.name in (own_result(phase), *phase.outputs):
             places[buffer.name] = Place(buffer.name)
         else:
             places[buffer.name] = Place(SCRATCH, buffer.offset_bytes, buffer.size_bytes)

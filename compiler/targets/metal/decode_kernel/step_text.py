@@ -18,7 +18,8 @@ from importlib.resources import files
 from mlxr.compiler.artifact.kernel_entry import KernelEntry
 from mlxr.compiler.artifact.launch import Extent
 from mlxr.compiler.artifact.metal_sections import body_of, header_of
-from mlxr.compiler.artifact.step_kernel_entry import INCLUDE
+from mlxr.compiler.artifact.peer_mailboxes import TIMEOUT_S
+from mlxr.compiler.artifact.step_kernel_entry import INCLUDE, PEERS
 from mlxr.compiler.formats.weight_layout import WeightLayout, plane_row_bytes
 from mlxr.compiler.schedule.geometry import StepKernel
 from mlxr.compiler.targets.environment import environment
@@ -26,7 +27,7 @@ from mlxr.compiler.targets.metal.decode_kernel.make_step_program import NotOneKe
 from mlxr.compiler.targets.metal.decode_kernel.step_program import Grid, StepLaunch, StepProgram
 
 TIMEOUT_SECONDS = 10
-"""How long a block waits for the others before it stops the kernel."""
+"""How long a block waits for the others before it stops the kernel, unless a rank may be late."""
 SHARED_BYTES = 47 << 10
 """Shared memory of a block: CUDA's default limit, less what CUDA itself uses."""
 _MOST_GROUPS = 15  # hardware has 16 barriers; one is the block's
@@ -143,7 +144,7 @@ def step_text(
             spans=spans,
             threads=sizes.threads,
             blocks=sizes.blocks,
-            timeout_ns=TIMEOUT_SECONDS * 10**9,
+            timeout_ns=(TIMEOUT_S if PEERS in program.inputs else TIMEOUT_SECONDS) * 10**9,
         )
     )
     name = f"step_{_digest(text.replace(_NAME, 'step').replace(INCLUDE, _prelude()))}"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.compiler.artifact import INCLUDE, LAYERS, Artifact, decode_dims, load_artifact
+from mlxr.compiler.artifact import INCLUDE, LAYERS, PEERS, Artifact, decode_dims, load_artifact
 from mlxr.compiler.artifact.step_kernel_entry import SCRATCH
 from mlxr.compiler.driver import compile_spec
 from mlxr.compiler.errors import ArtifactError
 from mlxr.compiler.schedule.geometry import Geometry
+from mlxr.compiler.targets.metal.decode_kernel.make_step_program import make_step_program
 from mlxr_tests.specs import compiled, small_spec
 
 CACHE = {"mode": "paged", "block_size": 4, "max_sequences": 5}
@@ -57,6 +58,23 @@ def test_steps_that_cannot_be_one_kernel_are_named_with_the_reason() -> None:
     assert not plan.first.step_kernels and not step_files(artifact)
     assert [count for steps in plan.first.steps_as_launches for count in steps.counts] == [1, 2, 3, 4, 5]
     assert all("a block of the step has 64" in steps.because for steps in plan.first.steps_as_launches)
+
+
+def test_a_rank_sums_inside_its_step_and_gathers_after_it() -> None:
+    spec = small_spec(cache=CACHE, parallel={"tensor": 2})
+    artifact = compiled(spec, Geometry.of(partition=16, step_rank_threads=512, step_sequences=5)).of_rank(1)
+    program = artifact.plan.first
+    assert [n for entry in program.step_kernels for n in entry.counts] == [1, 2, 3, 4, 5] and program.step_kernels[1:]
+    for entry in program.step_kernels:
+        step = make_step_program(program, entry.counts)
+        follows = list(zip(step.launches, step.launches[1:], strict=False))
+        sums = [(launch, after) for launch, after in follows if launch.kernel.label == "all_sum"]
+        assert len(sums) == 1 + 2 * artifact.plan.num_layers and all(a.waits and b.waits for a, b in sums)
+        assert PEERS in entry.inputs and entry.outputs[0] == "logits.own"
+        text = artifact.files[entry.file]
+        assert "#define RANK 1\n" in text and ("dims[0] * " in text) == (len(entry.counts) > 1)
+    stages = compiled(small_spec(cache=CACHE, parallel={"pipeline": 2}), Geometry.of(**SIZES)).of_rank(0).plan.first
+    assert not stages.step_kernels and "exchange rows" in stages.steps_as_launches[0].because
 
 
 def test_an_artifact_without_the_text_of_a_step_is_refused(tmp_path: Path) -> None:
