@@ -22,7 +22,7 @@ from mlxr.compiler.artifact.launch import BATCH_DIMS, BatchDim, Condition, Exten
 from mlxr.compiler.artifact.library_call import AttentionCall, CollectiveCall, LibraryCall, MatmulCall
 from mlxr.compiler.artifact.manifest import TUNING, is_artifact
 from mlxr.compiler.artifact.parallel_plan import Message, ParallelPlan, RankShare
-from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, mailbox_bytes, mailbox_macros
+from mlxr.compiler.artifact.peer_mailboxes import BLOCKS, LONGEST_BYTES, mailbox_bytes, mailbox_macros
 from mlxr.compiler.artifact.phase_name import PHASES, PhaseName
 from mlxr.compiler.artifact.plan import Plan
 from mlxr.compiler.artifact.program import Phase, Program
@@ -56,6 +56,7 @@ __all__ = [
     "INCLUDE",
     "K_ARENA",
     "LAYERS",
+    "LONGEST_BYTES",
     "PANEL_ROWS",
     "PEERS",
     "PHASES",

@@ -23,6 +23,8 @@ class LinkEntry(Record):
     """Time of a message of a few KB between neighbours, the software's included."""
     bandwidth_gb_per_s: Figure
     """Bandwidth of long messages, one way."""
+    own_sum_us: Figure | None = None
+    """Time of a sum of a few KB by host cuda's own kernel over peer memory, with its launch; null: there is none."""
     handover_us: Figure | None = None
     """For a message of a GPU's: the time from the GPU to the CPU, which sends, and back; null: part of the latency."""
 

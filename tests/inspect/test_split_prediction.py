@@ -77,6 +77,18 @@ def test_a_long_sum_of_two_ranks_along_a_line_goes_there_and_back() -> None:
     assert times.time_us(message, 2000) == pytest.approx(2 * (10 + 32))
 
 
+@pytest.mark.parametrize(("ranks", "pipeline"), [(2, 1), (4, 1), (2, 2)])
+def test_short_sums_between_cards_take_our_own_kernel(ranks: int, pipeline: int) -> None:
+    """It exists for one stage; long ones are NCCL's."""
+    message = Message(op="it", kind="all_sum", columns=4096, row_bytes=8192, dim="tokens")
+    nvlink = find_link("nvlink")
+    assert nvlink.own_sum_us is not None
+    times, us_of_row = MessageTimes(nvlink, ranks, pipeline, (0, 1, 2)), (ranks - 1) * 8192 / 237e3
+    short, long = (times.time_us(message, rows) - rows * us_of_row for rows in (512, 513))
+    own = nvlink.own_sum_us.value if pipeline == 1 else nvlink.latency_us.value
+    assert (short, long) == (pytest.approx(own), pytest.approx(nvlink.latency_us.value))
+
+
 def test_messages_of_a_decode_step() -> None:
     """Two sums a layer and one after the embedding, of a row in f32, and the widest part of the logits."""
     artifact = compiled(small_spec(parallel={"tensor": 2}))

@@ -4,11 +4,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from mlxr.compiler.artifact import LONGEST_BYTES
 from mlxr.runtime.hosts.collectives import LazyCollectives
 from mlxr.runtime.hosts.cuda.peer_sums import PeerSums
-
-LONGEST_BYTES = 4 << 20
-"""Longer sums are NCCL's where there is NCCL, which reached 237 GB/s between two H200."""
 
 
 class PeerCollectives:

@@ -4,7 +4,8 @@ A hop takes the link's latency, and the message's bytes by its bandwidth. Every 
 the CPU once (the handover). Per message:
 
 1. A sum of n ranks gathers what each has. On ring that is n - 1 hops; where every rank reaches every other (jaccl) it
-   is one, over n - 1 cables. With NCCL two ranks add in one hop, and more send all their bytes through one port.
+   is one, over n - 1 cables. With NCCL two ranks add in one hop, and more send all their bytes through one port; of
+   one stage, sums of at most 4 MiB take the latency of our own kernel.
 2. On ring and jaccl with several stages, a sum goes along the stage's line and back: 2 (n - 1) hops; one, of two ranks
    on ring with at most 16 KiB.
 3. A stage's rows reach the next one in one hop, and are handed on along its line in n - 1; with NCCL they are added to
@@ -17,6 +18,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlxr.compiler.artifact import LONGEST_BYTES
 from mlxr.compiler.artifact.parallel_plan import Message
 from mlxr.compiler.chips.link import Link
 
@@ -64,6 +66,9 @@ class MessageTimes:
 
     def _sum(self, size_bytes: int) -> float:
         ranks, backend = self.tensor, self.link.backend
+        if self.link.own_sum_us is not None and self.pipeline == 1 and size_bytes <= LONGEST_BYTES:
+            sent = size_bytes * (ranks - 1)
+            return self.link.own_sum_us.value + sent / self.link.bandwidth_gb_per_s.value / 1e3
         if self._along_a_line:
             if ranks == 2 and backend == "ring" and size_bytes <= _BUFFERED_BYTES:
                 return self._hop(size_bytes)

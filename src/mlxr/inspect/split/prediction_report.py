@@ -16,9 +16,10 @@ def prediction_report(comparison: SplitComparison, width: int, ink: Ink) -> str:
     own, link, width = comparison.own, comparison.link, max(width, NARROWEST)
     name = comparison.artifact.spec.name
     handover = f", {_figure(link.handover_us, 'us from GPU to CPU and back')}" if link.handover_us else ""
+    own_sum = f", {_figure(link.own_sum_us, 'us a sum by our own kernel')}" if link.own_sum_us else ""
     about = (
         f"{name} by {own.name} on {len(own.memory_bytes)} x {comparison.chip.title}, {link.title} ({link.backend}): "
-        f"{_figure(link.latency_us, 'us a message')}, {_figure(link.bandwidth_gb_per_s, 'GB/s')}{handover}"
+        f"{_figure(link.latency_us, 'us a message')}, {_figure(link.bandwidth_gb_per_s, 'GB/s')}{own_sum}{handover}"
     )
     lines = textwrap.wrap(about, width, subsequent_indent="  ")
     lines[0] = lines[0].replace(name, ink.bold(name), 1)
