@@ -1,4 +1,6 @@
-"""Times what the ranks of a model send each other: p50 and p99 of a call, on rank 0, in microseconds.
+"""Times what ranks send each other through MLX: p50 and p99 of a call, on rank 0, in microseconds.
+
+So do the hosts that MLX runs, and sim. Programs of host cpu exchange rows by themselves: see distributed.py.
 
 PYTHONPATH=src:tests/support python benchmarks/collectives.py --ranks 2
 PYTHONPATH=src:tests/support python benchmarks/collectives.py --ranks 2 --free
@@ -24,7 +26,6 @@ import numpy as np
 from mlxr.compiler.artifact import Place, RankPlan
 from mlxr.runtime.hosts.gather_result import gather_result
 from mlxr.runtime.parallel.cores import place_threads
-from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import read_launch
 from mlxr.runtime.parallel.links import Links
@@ -80,7 +81,7 @@ def run_rank(size: int, free: bool) -> None:
         logits = np.ones((rows, 32768 * size), np.float32)
         mine = logits[:, tensor.rank * 32768 :][:, :32768]
         bounds = tuple(32768 * rank for rank in range(size + 1))
-        whole = None if tensor.rank else logits
+        whole = np.empty_like(logits)
         report(
             world,
             f"gather of {rows} x {bounds[-1]} logits",
@@ -103,7 +104,7 @@ def results(world: World, links: Links) -> None:
         out = np.empty((rows, vocabulary), np.float32)
         for tops in (0, 1, 40, 256):
             what = f"the {tops} greatest" if tops else "all"
-            call = partial(gather_result, HostLinks(links, bounds), plan, own, out, tops)
+            call = partial(gather_result, links, plan, own, out, tops)
             report(world, f"{rows} x {vocabulary} logits: {what}", out.nbytes, call)
 
 
@@ -162,7 +163,7 @@ def go_round(links: Links, x: Any, out: Any) -> None:
         links.send(x)
     mine = x if links.place.in_last_stage else None
     if mine is not None or links.place.rank == 0:
-        links.gather(mine, (0, WIDTH), None if links.place.rank else out)
+        links.gather(mine, (0, WIDTH), out)
 
 
 def raw_exchange(world: World, x: Any, out: Any) -> Callable[[], None]:

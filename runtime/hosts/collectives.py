@@ -1,6 +1,7 @@
 """What hosts need to run one rank's part of a model: exchanges of rows with the other ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -10,8 +11,36 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Wires:
+    """Connections to other ranks that a program uses by itself in the middle of a step.
+
+    Attributes:
+        sockets: connected to each rank of this stage; -1: this rank itself.
+        previous, next: connected to a rank of the stage before, and of the next one; -1: there is none.
+        ranks: at the other end of each socket.
+        memory: addresses at which this process has the memory of each rank of its stage; none: they do not share it.
+    """
+
+    sockets: tuple[int, ...]
+    previous: int
+    next: int
+    ranks: Mapping[int, int]
+    memory: tuple[int, ...] = ()
+
+
 class BlockingCollectives(Protocol):
     """What a rank exchanges with others. Each call waits until its own part is done."""
+
+    def wires(self, shared_bytes: int) -> Wires | None:
+        """Connects the ranks for programs that exchange rows by themselves; all ranks call it at the same time.
+
+        Args:
+            shared_bytes: memory of this rank that others should see, if they are on the same machine.
+
+        Returns:
+            None: they cannot be connected, and programs call the methods below.
+        """
 
     def all_sum(self, x: Floats, out: Floats) -> None:
         """Writes to out, like x, the sum of all x over the ranks of the stage, with the same bits at each."""

@@ -15,8 +15,8 @@ SECRET_BYTES = 16
 PROOF_SECONDS = 10.0
 """How long one side waits for the other one's proof."""
 
-Purpose = Literal["control", "heartbeat"]
-_PURPOSES: tuple[Purpose, ...] = ("control", "heartbeat")
+Purpose = Literal["control", "heartbeat", "rows"]
+_PURPOSES: tuple[Purpose, ...] = ("control", "heartbeat", "rows")
 _CLAIM = struct.Struct("<II")
 _DIGEST_BYTES = 32
 
@@ -29,7 +29,7 @@ def prove(link: socket.socket, secret: bytes, rank: int, purpose: Purpose) -> No
     """The side that connects: says who it is.
 
     Args:
-        link: connected to rank 0.
+        link: connected to rank 0, or, for rows, to any other.
         secret: of the group.
         rank: of this process.
         purpose: what the connection is for.

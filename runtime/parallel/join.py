@@ -3,7 +3,7 @@
 import contextlib
 import faulthandler
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -24,12 +24,16 @@ class World:
         backend: MLX's transport.
         local_rank: which of the ranks on this machine this is.
         local_size: how many ranks are on this machine.
+        hosts: by which the ranks reach each other over TCP; none: the backend does not say.
+        machines: the same bytes for ranks on the same machine; none: unknown.
     """
 
     group: mx.distributed.Group
     backend: Backend
     local_rank: int
     local_size: int
+    hosts: tuple[str, ...] = ()
+    machines: tuple[bytes, ...] = ()
 
 
 def join(size: int, wait_s: float = 300) -> World:
@@ -58,24 +62,25 @@ def join(size: int, wait_s: float = 300) -> World:
             f"the ranks were started for MLX's backend {launch.backend}, which MLX does not have here; "
             "give mlx.launch --backend ring"
         )
-    local_rank, local_size = _local_place(launch, wait_s)
+    machines = () if launch.address is None else wait_for_ranks(launch, wait_s)
+    local_rank, local_size = _local_place(launch, machines)
     try:
         with _ends_after(_CONNECT_S):
             group = mx.distributed.init(strict=True, backend=launch.backend)
     except (RuntimeError, ValueError) as error:
         raise HostError(f"rank {launch.rank} cannot connect with the others by {launch.backend}: {error}") from error
-    return World(group, launch.backend, local_rank, local_size)
+    hosts = tuple(name.rpartition(":")[0] for name in launch.names if name)
+    return World(group, launch.backend, local_rank, local_size, hosts, machines)
 
 
-def _local_place(launch: Launch, wait_s: float) -> tuple[int, int]:
+def _local_place(launch: Launch, machines: Sequence[bytes]) -> tuple[int, int]:
     if launch.backend == "mpi":
         try:
             return int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
         except (KeyError, ValueError) as error:
             raise HostError("mpirun did not say which ranks share a machine; MLX needs Open MPI") from error
-    if launch.address is None:
+    if not machines:
         return 0, 1
-    machines = wait_for_ranks(launch, wait_s)
     here = [rank for rank in range(launch.size) if machines[rank] == machines[launch.rank]]
     return here.index(launch.rank), len(here)
 

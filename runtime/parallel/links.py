@@ -1,45 +1,45 @@
-"""What the ranks of a model send each other during a step, over `mx.distributed`.
+"""What the ranks of a model send each other during a step: the collectives that hosts are given.
 
-All ranks call the same methods in the same order. Sums have the same bits on all ranks.
+All ranks call the same methods in the same order. Sums have the same bits on all ranks. Rows go over `mx.distributed`,
+but for programs that exchange them by themselves (host cpu): these get `wires`.
 
-A sum gathers what each rank has and adds it in the order of the ranks. On ring that takes half the hops of MLX's
-all_sum, and an element's bits do not depend on where in the message it is: ring's all_sum begins each part of a message
-at another rank, so that with three ranks a sequence's bits would depend on its company.
+A sum over MLX gathers what each rank has and adds it in the order of the ranks. On ring that takes half the hops of
+MLX's all_sum, and an element's bits do not depend on where in the message it is: ring's all_sum begins each part of a
+message at another rank, so that with three ranks a sequence's bits would depend on its company.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from mlxr.compiler.artifact import Place
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.group_moves import GroupMoves
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.line_moves import LineMoves
+from mlxr.runtime.parallel.mesh import Mesh
 
 _PIECE_BYTES = 256 << 10
 """Ring gathers 512 KB or more with twice the threads, which poll: on the one core of a rank, 4 ms instead of 0.3."""
 
-Rows = npt.NDArray[np.float32]
-"""[rows, columns] f32, contiguous."""
-
 
 class Links:
-    """The collectives of one rank, for NumPy arrays (done on return) and for lazy MLX arrays. One thread at a time.
+    """`Collectives` of one rank. One thread at a time.
 
     Attributes:
-        stays_on_gpu: whether lazy ones never pass through the CPU.
+        stays_on_gpu: see `LazyCollectives`.
     """
 
-    def __init__(self, place: Place, world: World, ordered: bool = True) -> None:
+    def __init__(self, place: Place, world: World, bounds: Sequence[int] = (), ordered: bool = True) -> None:
         """Makes what is needed; all ranks do it at the same time.
 
         Args:
             place: of this rank.
             world: all ranks, connected.
+            bounds: of the lazy result; see `RankPlan.result_bounds`.
             ordered: add in the order of the ranks; False: long messages between many ranks are shorter, and the order
                 is the backend's.
 
@@ -51,102 +51,98 @@ class Links:
                 f"MLX says rank {world.group.rank()} of {world.group.size()}, "
                 f"the model says rank {place.rank} of {place.size}"
             )
-        self.place, self.stays_on_gpu = place, world.backend == "nccl"
+        self.place, self._world, self._bounds = place, world, tuple(bounds)
+        self.stays_on_gpu = world.backend == "nccl"
         # NCCL adds two terms at least as fast as we gather them, and a + b has the bits of b + a.
         self._in_any_order = world.backend == "nccl" if place.tensor == 2 else not ordered
         stream = None if world.backend == "nccl" else mx.new_thread_local_stream(mx.cpu)
         self._numpy_stream = stream or mx.gpu
         self._groups: GroupMoves | None = None
         self._line: LineMoves | None = None
+        self._mesh: Mesh | None = None
         if world.backend in {"ring", "jaccl"} and stream is not None:
             self._line = LineMoves(place, world.group, stream, buffered=world.backend == "ring")
         if place.size > 1 and (place.pipeline == 1 or self._line is None):
             self._groups = GroupMoves(place, world.group, stream)
 
-    def all_sum(self, x: Rows, out: Rows) -> None:
-        """Sums over the ranks of this stage.
+    def wires(self, shared_bytes: int) -> Wires | None:
+        """See `BlockingCollectives`. MLX knows the ranks' addresses where its backend is ring."""
+        if self.place.size == 1 or not self._world.hosts:
+            return None
+        self._mesh = Mesh.connect(self.place, self._world)
+        return None if self._mesh is None else self._mesh.wires(shared_bytes)
 
-        Args:
-            x: [rows, columns] f32.
-            out: as x, gets the sum; may be x.
+    def all_sum(self, x: Floats, out: Floats) -> None:
+        """See `BlockingCollectives`; out may be x.
 
         Raises:
             HostError: a neighbour was lost.
         """
-        if self.place.tensor == 1 or x.size == 0:
-            np.copyto(out, x)
-            return
         with self._lost():
-            if self._groups is None or self._in_any_order:
-                np.copyto(out, _numbers(self.all_sum_lazy(mx.array(x))))
-                return
-            step = max(1, _PIECE_BYTES // x[0].nbytes)
+            step = max(1, _PIECE_BYTES // x.itemsize // x.shape[1])
             for begin in range(0, len(x), step):
-                parts = _numbers(self._groups.parts(mx.array(x[begin : begin + step])))
-                total = out[begin : begin + step]
-                np.add(parts[0], parts[1], out=total)
-                for part in parts[2:]:
-                    np.add(total, part, out=total)
+                piece = mx.array(x[begin : begin + step])
+                np.copyto(out[begin : begin + step], _numbers(self.all_sum_lazily(piece)))
 
-    def send(self, x: Rows) -> None:
-        """Gives hidden rows to the next stage. All ranks of this stage have the same rows.
-
-        Args:
-            x: [rows, columns] f32.
+    def send(self, x: Floats) -> None:
+        """See `BlockingCollectives`. All ranks of this stage have the same rows.
 
         Raises:
             HostError: a neighbour was lost.
         """
         with self._lost():
-            mx.eval(self.send_lazy(mx.array(x)))
+            mx.eval(self.send_lazily(mx.array(x)))
 
-    def receive(self, out: Rows) -> None:
-        """Takes hidden rows from the stage before this one.
-
-        Args:
-            out: [rows, columns] f32.
+    def receive(self, out: Floats) -> None:
+        """See `BlockingCollectives`.
 
         Raises:
             HostError: a neighbour was lost.
         """
         with self._lost(), mx.stream(self._numpy_stream):
-            np.copyto(out, _numbers(self.receive_lazy(out.shape, mx.float32)))
+            np.copyto(out, _numbers(self.receive_lazily(out.shape, mx.float32)))
 
-    def gather(self, x: Rows | None, bounds: tuple[int, ...], out: Rows | None) -> None:
-        """Gives rank 0 the logits that the ranks of the last stage have.
-
-        Args:
-            x: [rows, own columns] f32; None: this rank is not in the last stage.
-            bounds: the first column of each rank of the last stage, and the end.
-            out: [rows, all columns] f32, on rank 0; None on others.
+    def gather(self, x: Floats | None, bounds: Sequence[int], out: Floats) -> None:
+        """See `BlockingCollectives`.
 
         Raises:
             HostError: a neighbour was lost.
         """
-        if self.place.size == 1 and x is not None and out is not None:
+        place, rows = self.place, len(out)
+        if place.size == 1 and x is not None:
             np.copyto(out, x)
             return
-        rows = x.shape[0] if x is not None else out.shape[0] if out is not None else 0
         if not rows:
+            return
+        if x is None and place.in_last_stage:
+            x = np.zeros((rows, 0), np.float32)  # of a result that only the first rank of the stage gives
+        if self._mesh is not None:
+            self._mesh.gather(x, bounds, out)
             return
         with self._lost(), mx.stream(self._numpy_stream):
             # Along a line, only rank 0 gets all. A lazy gather can be no line.
             moves = self._line or self._moves()
-            result = moves.gather(None if x is None else mx.array(x), bounds, rows, mx.float32)
+            result = moves.gather(None if x is None else mx.array(x), tuple(bounds), rows, mx.float32)
             if result is not None:
                 mx.eval(result)
-        if out is not None and result is not None:
+        if place.rank == 0 and result is not None:
             np.copyto(out, _numbers(result))
 
-    def all_sum_lazy(self, x: mx.array) -> mx.array:
-        """As `all_sum`, of an MLX array in f32, bf16 or f16.
+    @property
+    def traceable(self) -> bool:
+        """See `LazyCollectives`. Between stages, rows are moved, or put in order, when the methods are called."""
+        return self.place.pipeline == 1
+
+    def all_sum_lazily(self, x: mx.array) -> mx.array:
+        """See `LazyCollectives`; of f32, bf16 or f16.
 
         Halves are added in f32, but by NCCL and along a line (ring with several stages) in their own type.
         """
         if self.place.tensor == 1 or x.size == 0:
             return x
         if self._groups is None:
-            return self._moves_on_line().sum(x)
+            assert self._line is not None
+            return self._line.sum(x)
         if self._in_any_order:
             return self._groups.sum_in_any_order(x)
         parts = self._groups.parts(x)
@@ -155,33 +151,27 @@ class Links:
             total = total + parts[i]
         return total.astype(x.dtype)
 
-    def send_lazy(self, x: mx.array) -> mx.array:
-        """As `send`; the result is x, and must be evaluated."""
+    def send_lazily(self, x: mx.array) -> mx.array:
+        """See `LazyCollectives`."""
         return self._moves().send(x)
 
-    def receive_lazy(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """As `receive`: rows of this shape and type."""
+    def receive_lazily(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """See `LazyCollectives`."""
         return self._moves().receive(shape, dtype)
 
-    def gather_lazy(self, x: mx.array | None, bounds: tuple[int, ...], rows: int, dtype: mx.Dtype) -> mx.array | None:
-        """As `gather`; the result must be evaluated on every rank that gets one. Only rank 0 gets logits.
-
-        Args:
-            x: [rows, own columns]; None: this rank is not in the last stage.
-            bounds: the first column of each rank of the last stage, and the end.
-            rows: how many.
-            dtype: of x, on all ranks.
-        """
-        return x if self.place.size == 1 else self._moves().gather(x, bounds, rows, dtype)
+    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
+        """See `LazyCollectives`. Ranks that have nothing and get nothing return zeros."""
+        if self.place.size == 1 and x is not None:
+            return x
+        if x is None and self.place.in_last_stage:
+            x = mx.zeros((shape[0], 0))
+        result = self._moves().gather(x, self._bounds, shape[0], mx.float32)
+        return mx.zeros(shape) if result is None else result
 
     def _moves(self) -> GroupMoves | LineMoves:
         moves = self._groups or self._line
         assert moves is not None, "a model on one rank moves nothing"
         return moves
-
-    def _moves_on_line(self) -> LineMoves:
-        assert self._line is not None
-        return self._line
 
     @contextlib.contextmanager
     def _lost(self) -> Iterator[None]:
@@ -191,7 +181,7 @@ class Links:
             raise HostError(f"rank {self.place.rank} lost a neighbour: {error}") from error
 
 
-def _numbers(array: mx.array) -> Rows:
+def _numbers(array: mx.array) -> Floats:
     """The array's memory as NumPy sees it, once it is computed."""
     mx.eval(array)
     return np.array(array, copy=False)

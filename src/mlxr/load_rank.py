@@ -13,10 +13,9 @@ from mlxr.runtime.engine.model import Model
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.follower import Follower
-from mlxr.runtime.parallel.host_links import HostLinks
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import naming_rank
-from mlxr.runtime.parallel.launcher_process import give_way_to_ranks
+from mlxr.runtime.parallel.launcher_process import fill_input, give_way_to_ranks
 from mlxr.runtime.parallel.launcher_watch import watch_launcher
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.links import Links
@@ -62,12 +61,14 @@ def load_rank(
     rank = world.group.rank()
     place_threads(world.local_rank, world.local_size, threads)
     give_way_to_ranks()
+    if rank:
+        fill_input()
     loading: dict[str, Any] = {"host": host, "threads": threads, "shrink_arena": shrink_arena, "most_bytes": most_bytes}
 
     def connect(runner: Host) -> None:
         plan = runner.plan.rank
         assert plan is not None, "its artifact is a rank's"
-        runner.use(HostLinks(Links(plan, world), plan.result_bounds))
+        runner.use(Links(plan, world, plan.result_bounds))
 
     if isinstance(side, Leader):
         with side.refusing():

@@ -6,6 +6,8 @@
 #define MLXR_INLINE static inline __attribute__((always_inline))
 #define MLXR_LOG2_E 1.44269504f  // LOG2_E of compiler/targets/scores.py
 
+struct mlxr_links;
+
 // One step, laid out as in runtime/hosts/batch.py.
 typedef struct {
     int32_t program;  // 0: decode, 1: prefill
@@ -18,8 +20,7 @@ typedef struct {
     const int32_t *block_tables;  // [seqs][max_blocks]
     const int32_t *logit_rows;    // [rows]
     float *logits;                // [rows][vocab]
-    // Takes part in a collective for one of several ranks; see collective.jinja. Other programs never call it.
-    void (*exchange)(int32_t kind, const float *x, float *out, int32_t rows, int32_t columns);
+    struct mlxr_links *links;     // of one of several ranks; see links.h
 } mlxr_batch;
 
 struct mlxr_model;
@@ -41,6 +42,7 @@ typedef struct mlxr_model {
     struct mlxr_pool *pool;
     uint64_t *launches;
     int threads;
+    int lent;  // whether the activations are the caller's memory
 } mlxr_model;
 
 // The items [*first, *last) of n that fall to this thread.

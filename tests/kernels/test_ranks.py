@@ -14,6 +14,7 @@ import pytest
 
 from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.driver import compile_spec
+from mlxr.compiler.errors import HostError
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.spec.parallel import Parallel
 from mlxr.runtime.cache.arena import Arena
@@ -25,7 +26,7 @@ from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
 from mlxr_tests.few import few
 from mlxr_tests.specs import small_spec
-from mlxr_tests.thread_ranks import ThreadRanks, save_canonical
+from mlxr_tests.thread_ranks import ThreadRanks, Transport, save_canonical
 
 SPLITS: dict[str, dict[str, Any]] = {
     "tensor 2": {"tensor": 2},
@@ -72,11 +73,13 @@ def split(spec: ModelSpec, host: str, **parallel: Any) -> Artifact:
     return compile_spec(spec.model_copy(update=changes), targets=["metal" if host == "sim" else "cpu"]).artifact
 
 
-def check(spec: ModelSpec, host: str, folder: Path, *splits: dict[str, Any]) -> list[ThreadRanks]:
+def check(
+    spec: ModelSpec, host: str, folder: Path, *splits: dict[str, Any], transport: Transport = "memory", threads: int = 1
+) -> list[ThreadRanks]:
     path, expected = logits_of_whole(spec, folder)
     every = []
     for parallel in splits:
-        ranks = ThreadRanks(split(spec, host, **parallel), open_weights(path), host)
+        ranks = ThreadRanks(split(spec, host, **parallel), open_weights(path), host, transport, threads)
         for got, wanted in zip(steps(ranks.step, ranks.pager, ranks.plan.query_tile), expected, strict=True):
             np.testing.assert_allclose(got, wanted, atol=2e-5 * float(np.abs(wanted).max()), rtol=0)
         every.append(ranks)
@@ -133,7 +136,7 @@ def test_heads(case: str, tmp_path: Path) -> None:
 def test_three_uneven_stages(tmp_path: Path) -> None:
     """Each stage has its layers alone, in its arena too; every collective is a launch that its program counts."""
     spec = small_spec(model__num_layers=6, **EXACT)
-    (ranks,) = check(spec, "cpu", tmp_path, {"pipeline": 3, "layers": (3, 1, 2)})
+    (ranks,) = check(spec, "cpu", tmp_path, {"pipeline": 3, "layers": (3, 1, 2)}, transport="calls")
     assert [arena.geometry.num_layers for arena in ranks.arenas] == [3, 1, 2]
     weights = [{part.name for weight in part.plan.weights for part in weight.parts} for part in ranks.artifacts]
     layers = [sorted({name.split(".")[1] for name in names if name.startswith("layers.")}) for names in weights]
@@ -146,6 +149,41 @@ def test_three_uneven_stages(tmp_path: Path) -> None:
         for kind in ("send", "receive", "gather"):
             assert launched.get(kind, 0) == collectives.calls.count(kind)
     assert [collectives.calls.count("send") for collectives in ranks.collectives] == [5, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("transport", "parallel", "threads"),
+    [
+        ("memory", {"tensor": 3}, 2),
+        ("sockets", {"tensor": 2}, 1),
+        ("sockets", {"tensor": 3}, 1),
+        ("sockets", {"tensor": 2, "pipeline": 2}, 2),
+        ("calls", {"tensor": 2, "pipeline": 2}, 1),
+    ],
+)
+def test_programs_exchange_by_themselves(
+    transport: Transport, parallel: dict[str, Any], threads: int, tmp_path: Path
+) -> None:
+    """Rows of 4 KB, so that the sums of 9 tokens are long and those of other steps short."""
+    spec = small_spec(model__hidden_size=1024, **EXACT)
+    (ranks,) = check(spec, "cpu", tmp_path, parallel, transport=transport, threads=threads)
+    for host, collectives in zip(ranks.hosts, ranks.collectives, strict=True):
+        labels = {kernel.name: kernel.label for kernel in host.program.kernels}
+        sums = sum(count for name, count in host.launches.items() if labels[name] == "all_sum")
+        assert sums >= 5 * 2, "each of 5 steps has some"
+        assert collectives.calls.count("all_sum") == (sums if transport == "calls" else 0)
+
+
+@pytest.mark.parametrize("transport", ["memory", "sockets"])
+def test_a_rank_that_ends(transport: Transport, tmp_path: Path) -> None:
+    """The others' step ends, and says which rank is lost."""
+    spec = small_spec(**EXACT)
+    path = save_canonical(tmp_path, compile_spec(spec, targets=["cpu"]).artifact)
+    ranks = ThreadRanks(split(spec, "cpu", tensor=2), open_weights(path), transport=transport)
+    ranks.collectives[0].meeting.sockets[1, 0].close()
+    request = BatchRequest(ranks.pager.add_sequence(), [3, 1, 4], 0, "none")
+    with pytest.raises(HostError, match="rank 0 lost rank 1: "):
+        ranks.hosts[0].step(Batch.build([request], ranks.pager, ranks.plan.query_tile))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +215,12 @@ def test_sums_of_a_layer(tmp_path: Path) -> None:
     """Two sums for each layer and one for the embedding; with parallel blocks one, with a norm over all heads three."""
     norm = {"model__attention__qk_norm": {"scope": "all"}}
     for changes, sums in (({}, 5), ({"model__parallel_blocks": True}, 3), (norm, 7)):
-        (ranks,) = check(small_spec(**EXACT, **changes), "cpu", tmp_path, {"tensor": 2})
+        (ranks,) = check(small_spec(**EXACT, **changes), "cpu", tmp_path, {"tensor": 2}, transport="calls")
         assert ranks.collectives[0].calls == ranks.collectives[1].calls
         assert ranks.collectives[1].calls.count("all_sum") == 5 * sums
 
 
 def test_hidden_rows_of_stages_of_several_ranks(tmp_path: Path) -> None:
     """All ranks of the last stage have them and the first one gives them; the others take part in its sums alone."""
-    (ranks,) = check(small_spec(output="hidden", **EXACT), "cpu", tmp_path, SPLITS["2 x 2"])
+    (ranks,) = check(small_spec(output="hidden", **EXACT), "cpu", tmp_path, SPLITS["2 x 2"], transport="calls")
     assert [collectives.gathered > 0 for collectives in ranks.collectives] == [False, False, True, False]

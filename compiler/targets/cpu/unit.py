@@ -10,6 +10,7 @@ from mlxr.compiler.artifact.c_library import CTensor
 from mlxr.compiler.errors import PlanError
 from mlxr.compiler.formats.weight_format import WeightFormat
 from mlxr.compiler.targets.cpu.format_headers import affine_definitions, format_headers
+from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
 from mlxr.compiler.targets.environment import environment
 from mlxr.compiler.targets.provenance import Provenance
@@ -103,6 +104,7 @@ def render_unit(unit: Unit, origin: Provenance) -> tuple[str, int]:
         "origin": origin,
         "headers": headers(unit.formats),
         "affine_formats": affine_definitions(unit.formats),
+        "exchanges": LINKS in helpers,
         "helpers": [_render(f"cpu/{helper.template}", {"h": helper}) for helper in helpers],
         "functions": [_function(name, kernel) for name, kernel in unit.kernels],
         "copy_function": _function(*unit.copy_blocks) if unit.copy_blocks else "",

@@ -1,4 +1,4 @@
-"""Collectives of the C program: it calls back in the middle of a step, from the thread that called the step."""
+"""Collectives of the C program: what it does not do by itself, it asks for from the thread that called the step."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -8,35 +8,33 @@ import numpy as np
 from mlxr.compiler.artifact import COLLECTIVES, RankPlan
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import BlockingCollectives, Floats
+from mlxr.runtime.hosts.cpu.program_links import BOARD_BYTES, CALL, ProgramLinks
 from mlxr.runtime.hosts.gather_result import gather_result
-
-_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
 
 class Exchange:
-    """The callback of one program.
+    """What one program exchanges.
 
     Attributes:
-        address: the C function to call.
+        links: for the program.
         tops: of the step that runs; see `Batch.tops`.
     """
 
-    def __init__(self, collectives: BlockingCollectives, rank: RankPlan) -> None:
-        """Prepares.
+    def __init__(self, collectives: BlockingCollectives, rank: RankPlan, activation_bytes: int) -> None:
+        """Connects the program with those of the other ranks.
 
         Args:
             collectives: this rank's.
             rank: this one.
+            activation_bytes: memory of its activations.
         """
         self._collectives, self._rank, self.tops = collectives, rank, 0
         self._failure: BaseException | None = None
         self._functions: Sequence[Callable[[int | None, int, int, int], None]] = [
             getattr(self, f"_{kind}") for kind in COLLECTIVES
         ]
-        self._callback = _CALLBACK(self._call)  # kept alive: C has only its address
-        address = ctypes.cast(self._callback, ctypes.c_void_p).value
-        assert address is not None, "a function has an address"
-        self.address = address
+        wires = collectives.wires(BOARD_BYTES + activation_bytes)
+        self.links = ProgramLinks(CALL(self._call), rank, wires, activation_bytes)
 
     def check(self) -> None:
         """Raises what a collective of the last step raised.
@@ -44,6 +42,7 @@ class Exchange:
         Raises:
             HostError: it failed.
         """
+        self.links.check()
         if (failure := self._failure) is None:
             return
         self._failure = None

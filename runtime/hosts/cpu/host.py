@@ -118,7 +118,10 @@ class CpuHost(Host):
         """See `Host.use`."""
         rank = self.plan.rank
         assert rank is not None, "only a part of a model exchanges anything"
-        self._exchange, self.gathers_tops = Exchange(collectives, rank), True
+        self._exchange = Exchange(collectives, rank, self.program.memory.activation_bytes)
+        self.gathers_tops = True
+        if memory := self._exchange.links.memory:
+            self._running.lend_activations(memory)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Runs one batch and waits for it; see `Host.step`.
@@ -147,7 +150,7 @@ class CpuHost(Host):
                 _address(batch.block_tables),
                 _address(batch.logit_rows),
                 _address(logits),
-                0 if self._exchange is None else self._exchange.address,
+                0 if self._exchange is None else self._exchange.links.address,
             )
         )
         if self._exchange is not None:

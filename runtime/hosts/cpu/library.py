@@ -35,7 +35,7 @@ class CBatch(ctypes.Structure):
         ("block_tables", ctypes.c_void_p),
         ("logit_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
-        ("exchange", ctypes.c_void_p),
+        ("links", ctypes.c_void_p),
     )
 
 
@@ -56,6 +56,9 @@ class Library:
         self.pack = _function(loaded, "mlxr_pack", number, number, pointer, pointer, number, number)
         self.launches = _function(loaded, "mlxr_launches", pointer, pointer)
         self.close = _function(loaded, "mlxr_close", None, pointer)
+        self.lend_activations: Callable[..., Any] | None = None
+        if hasattr(loaded, "mlxr_lend_activations"):  # of one of several ranks
+            self.lend_activations = _function(loaded, "mlxr_lend_activations", None, pointer, pointer)
 
 
 def _function(loaded: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -95,7 +98,7 @@ class OpenProgram:
         if not handle:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
-        self._step, self._copy = library.step, library.copy_blocks
+        self._step, self._copy, self._lend = library.step, library.copy_blocks, library.lend_activations
         self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
         self._handle, self._pid, self._lock = handle, os.getpid(), threading.Lock()
         self._finish = weakref.finalize(self, _close, library, handle, self._pid, self._lock, keep)
@@ -121,6 +124,15 @@ class OpenProgram:
         with self._lock:
             self._check()
             self._copy(self._handle, pairs.ctypes.data, len(pairs))
+
+    def lend_activations(self, address: int) -> None:
+        """Has the program of one of several ranks put its activations into memory of the caller, before its first step.
+
+        Args:
+            address: of that memory, which stays until the program is closed.
+        """
+        assert self._lend is not None, "the program is that of a rank"
+        self._lend(self._handle, address)
 
     def launches(self, count: int) -> list[int] | None:
         """How often each of the first `count` kernels was launched; None once the program is closed."""

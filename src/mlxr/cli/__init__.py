@@ -61,10 +61,13 @@ def _main(argv: list[str]) -> int:
             commands.add_parser(name, help=line)
     args: argparse.Namespace = parser.parse_args(argv, argparse.Namespace(argv=argv))
     from mlxr.runtime.parallel.launch import naming_rank  # noqa: PLC0415 (not for the help)
+    from mlxr.runtime.parallel.launcher_process import fill_input  # noqa: PLC0415
     from mlxr.runtime.parallel.launcher_watch import watch_launcher  # noqa: PLC0415
 
     if "MLX_RANK" in os.environ:
         watch_launcher()
+        if chosen != "chat":  # the others read no input under mlx.launch
+            fill_input()
     with naming_rank():
         code: int = args.run(args)
     return code

@@ -1,6 +1,7 @@
-"""A process named mlx.launch runs only where a core is idle, once its ranks have loaded; others are left alone."""
+"""A process named mlx.launch runs only where a core is idle, and sleeps; others are left alone."""
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,16 @@ def test_ranks_ask_as_they_load(tmp_path: Path) -> None:
         [sys.executable, str(script), str(TINY)], capture_output=True, text=True, env=environ, check=False, timeout=120
     )
     assert done.stdout.split() == ["0", str(os.SCHED_IDLE)], done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux")
+def test_what_would_be_typed_waits() -> None:
+    """The launcher waits until a rank's input can be written to, which it then cannot."""
+    ours, theirs = os.pipe()
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    code = "from mlxr.runtime.parallel.launcher_process import fill_input; fill_input()"
+    assert select.select([], [theirs], [], 0)[1]
+    subprocess.run([sys.executable, "-c", code], stdin=ours, env=environ, check=True, timeout=60)
+    assert not select.select([], [theirs], [], 0)[1]
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, env=environ, check=False, timeout=60)
+    assert done.returncode == 0

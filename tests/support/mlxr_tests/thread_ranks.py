@@ -1,14 +1,16 @@
-"""All ranks of a split model in one process: a thread for each, and collectives in memory.
+"""All ranks of a split model in one process: a thread for each.
 
-They run the programs and read the weights that processes would; only the transport is another.
+They run the programs and read the weights that processes would. Programs in C exchange rows by themselves, in shared
+memory or over sockets, as in processes; what they ask for is exchanged in memory.
 """
 
+import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -17,19 +19,28 @@ from mlxr.compiler.artifact import Artifact
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest, query_tiles_of
-from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.weights.weight_file import WeightFile
 
 _PATIENCE_S = 60.0
+_PAGE = 4096
+
+Transport = Literal["memory", "sockets", "calls"]
+"""How programs in C exchange rows: `calls`, the collectives of this file do it."""
 
 
 class Meeting:
     """Where the threads of all ranks meet."""
 
-    def __init__(self, tensor: int, pipeline: int) -> None:
-        self.tensor, self.pipeline = tensor, pipeline
+    def __init__(self, tensor: int, pipeline: int, transport: Transport) -> None:
+        self.tensor, self.pipeline, self.transport = tensor, pipeline, transport
+        self.sockets: dict[tuple[int, int], socket.socket] = {}
+        self.memory: dict[int, Floats] = {}
+        for rank in range(tensor * pipeline):
+            for other in range(rank):
+                self.sockets[rank, other], self.sockets[other, rank] = socket.socketpair()
         self.stages = [threading.Barrier(tensor) for _ in range(pipeline)]
         self.all = threading.Barrier(tensor * pipeline)
         self.given: dict[int, Floats | None] = {}
@@ -50,6 +61,24 @@ class ThreadCollectives:
         self.stage, self.tensor_rank = divmod(rank, meeting.tensor)
         self.calls: list[str] = []
         self.gathered = 0
+
+    def wires(self, shared_bytes: int) -> Wires | None:
+        meeting, rank, tensor = self.meeting, self.rank, self.meeting.tensor
+        if meeting.transport == "calls":
+            return None
+        stage = range(self.stage * tensor, (self.stage + 1) * tensor)
+        files = {other: link.fileno() for (own, other), link in meeting.sockets.items() if own == rank}
+        wires = Wires(
+            sockets=tuple(files.get(other, -1) for other in stage),
+            previous=files.get(rank - tensor, -1),
+            next=files.get(rank + tensor, -1),
+            ranks={file: other for other, file in files.items()},
+        )
+        if meeting.transport == "sockets" or tensor == 1:
+            return wires
+        meeting.memory[rank] = np.zeros((shared_bytes + _PAGE) // 4 + 1, np.float32)
+        meeting.stages[self.stage].wait(_PATIENCE_S)
+        return replace(wires, memory=tuple(-(-meeting.memory[other].ctypes.data // _PAGE) * _PAGE for other in stage))
 
     def all_sum(self, x: Floats, out: Floats) -> None:
         self.calls.append("all_sum")
@@ -92,22 +121,28 @@ class ThreadCollectives:
 class ThreadRanks:
     """The ranks of an artifact that is split, with the weights of a file, driven through one pager."""
 
-    def __init__(self, artifact: Artifact, file: WeightFile, host: str = "cpu") -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        file: WeightFile,
+        host: str = "cpu",
+        transport: Transport = "memory",
+        threads: int = 1,
+    ) -> None:
         split = artifact.parallel
         assert split is not None, "the artifact is split"
         self.artifacts = [artifact.of_rank(rank) for rank in range(split.size)]
         self.plan = self.artifacts[0].plan
-        meeting = Meeting(split.tensor, split.pipeline)
+        meeting = Meeting(split.tensor, split.pipeline, transport)
         self.collectives = [ThreadCollectives(meeting, rank) for rank in range(split.size)]
         self.arenas = [Arena(part.plan.arena) for part in self.artifacts]
         self.hosts: list[Host] = [
-            make_host(host, part, file, arena, threads=1, progress=None)
+            make_host(host, part, file, arena, threads=threads, progress=None)
             for part, arena in zip(self.artifacts, self.arenas, strict=True)
         ]
-        for runner, collectives in zip(self.hosts, self.collectives, strict=True):
-            runner.use(collectives)
         self.pager = Pager.from_geometry(self.plan.arena)
         self._threads = ThreadPoolExecutor(split.size)
+        list(self._threads.map(lambda host, own: host.use(own), self.hosts, self.collectives))
 
     def step(self, batch: Batch) -> Floats:
         """Runs a batch on all ranks; the logits at rank 0."""

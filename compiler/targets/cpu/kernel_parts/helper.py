@@ -24,3 +24,7 @@ class CpuHeader(CpuHelper):
     def template(self) -> str:
         """The file itself."""
         return self.file
+
+
+LINKS = CpuHeader("links.h")
+"""How ranks exchange rows; in the program of one of several."""

@@ -1,10 +1,10 @@
-"""Collectives: thread 0 calls the runtime, which exchanges rows with the other ranks, while the other threads wait."""
+"""Collectives: the program exchanges rows with the other ranks; templates/cpu/links.h says how."""
 
 from dataclasses import dataclass
 
-from mlxr.compiler.artifact.rank_plan import COLLECTIVES
 from mlxr.compiler.ir.graph import Op
 from mlxr.compiler.ir.ops.collectives import AllSum, Collective, CollectiveKind, GatherResult, Receive, Send
+from mlxr.compiler.targets.cpu.kernel_parts.helper import LINKS, CpuHelper
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel, Param
 from mlxr.compiler.targets.cpu.lowering import CpuLowering, lowers
 
@@ -18,6 +18,8 @@ class CpuCollective(CpuKernel):
         columns: columns of x; of a `receive`, those of out; 0 if a rank takes part in a `gather` without any.
         width: columns of out.
         follows: whether it has no x, but comes after something that the rank does.
+        keeps: whether it comes after a sum, whose addend other ranks may still be reading. It is kept until here: they
+            have read it when they have come to the next sum, and after the end of a step (the gather), see links.h.
     """
 
     template = "collective.jinja"
@@ -25,11 +27,12 @@ class CpuCollective(CpuKernel):
     columns: int
     width: int
     follows: bool = False
+    keeps: bool = False
 
     @property
-    def number(self) -> int:
-        """Its kind's number, for the runtime."""
-        return COLLECTIVES.index(self.kind)
+    def helpers(self) -> tuple[CpuHelper, ...]:
+        """How ranks exchange rows."""
+        return (LINKS,)
 
     @property
     def dim(self) -> str:
@@ -48,8 +51,9 @@ class CpuCollective(CpuKernel):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """x, if there is one, and out. Nobody writes a send's out, and nobody reads `after`."""
-        names = [name for name, bound in (("x", self.reads), ("after", self.follows)) if bound]
+        """x, if there is one, and out. Nobody writes a send's out, and nobody reads `after` and `before`."""
+        bound = (("x", self.reads), ("after", self.follows), ("before", self.keeps))
+        names = [name for name, is_bound in bound if is_bound]
         return (*(Param(name, "input") for name in names), Param("out", "output"))
 
     @property
@@ -75,4 +79,13 @@ def lower_collective(lowering: CpuLowering, op: Op, attrs: Collective) -> None:
     kind, width = attrs.exchange, lowering.graph.value(op.out).shape[1]
     assert isinstance(width, int), "only rows have symbolic dims"
     columns = lowering.width(op, "x") if "x" in op.inputs else width if kind == "receive" else 0
-    lowering.add_call(op, CpuCollective(kind, kind, columns, width, "after" in op.inputs))
+    before = _latest_addend(lowering, op) if isinstance(attrs, AllSum | GatherResult) else None
+    kernel = CpuCollective(kind, kind, columns, width, "after" in op.inputs, before is not None)
+    lowering.add_call(op, kernel, {"before": before} if before is not None else None)
+
+
+def _latest_addend(lowering: CpuLowering, op: Op) -> str | None:
+    """What the latest sum before an op adds; None: there was none."""
+    ops = list(lowering.graph.ops)
+    sums = [other for other in ops[: ops.index(op)] if isinstance(other.attrs, AllSum)]
+    return sums[-1].inputs["x"] if sums else None

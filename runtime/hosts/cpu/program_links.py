@@ -1,0 +1,80 @@
+"""What the C program knows of the other ranks; the structure is that of templates/cpu/links.h."""
+
+import ctypes
+import os
+
+import numpy as np
+
+from mlxr.compiler.artifact import Place
+from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.collectives import Wires
+
+CALL = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+"""The type of `mlxr_links.call`."""
+BOARD_BYTES = 4096
+"""`MLXR_BOARD_BYTES`: of a rank's shared memory, before its activations."""
+_SHORT_BYTES = 32768
+
+
+class _CLinks(ctypes.Structure):
+    """`mlxr_links`."""
+
+    _fields_ = (
+        ("call", CALL),
+        ("sockets", ctypes.c_void_p),
+        ("memory", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("tensor", ctypes.c_int32),
+        ("tensor_rank", ctypes.c_int32),
+        ("previous", ctypes.c_int32),
+        ("next", ctypes.c_int32),
+        ("connected", ctypes.c_int32),
+        ("lost", ctypes.c_int32),
+        ("error", ctypes.c_int32),
+        ("sums", ctypes.c_uint32),
+    )
+
+
+class ProgramLinks:
+    """`mlxr_links` with all that it points to.
+
+    Attributes:
+        address: of the structure.
+        memory: of this rank's activations, if the ranks of its stage share their memory.
+    """
+
+    def __init__(self, call: object, place: Place, wires: Wires | None, activation_bytes: int) -> None:
+        """Fills the structure.
+
+        Args:
+            call: does what the program does not; a `CALL`.
+            place: of this rank.
+            wires: what the program may use by itself.
+            activation_bytes: memory of its activations.
+        """
+        self._call = call  # kept alive: C has only its address
+        self._place, self._wires, self.memory = place, wires, 0
+        self._c = _CLinks(call=call, tensor=place.tensor, tensor_rank=place.tensor_rank, lost=-1)
+        if wires is not None:
+            self._sockets = np.array(wires.sockets, np.int32)
+            self._memory = np.array(wires.memory, np.uint64)
+            self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES), np.uint8)
+            self._c.connected = 1
+            self._c.previous, self._c.next = wires.previous, wires.next
+            self._c.sockets, self._c.scratch = self._sockets.ctypes.data, self._scratch.ctypes.data
+            if wires.memory:
+                self._c.memory = self._memory.ctypes.data
+                self.memory = wires.memory[place.tensor_rank] + BOARD_BYTES
+        self.address = ctypes.addressof(self._c)
+
+    def check(self) -> None:
+        """Does nothing while no rank is lost.
+
+        Raises:
+            HostError: a rank was lost in the middle of a step.
+        """
+        if (lost := self._c.lost) < 0:
+            return
+        reason = os.strerror(self._c.error) if self._c.error else "it has ended the connection"
+        assert self._wires is not None, "the program looks at connections"
+        raise HostError(f"rank {self._place.rank} lost rank {self._wires.ranks[lost]}: {reason}")
