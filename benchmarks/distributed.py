@@ -1,6 +1,6 @@
 """A model over two ranks of this machine against one rank: the same weights and prompts, one core for each rank.
 
-    python benchmarks/distributed.py [--models 100m,storyteller] [--formats bf16,q8_0] [--rounds 5] [--tokens 64]
+    python benchmarks/distributed.py [--models 100m,storyteller] [--formats bf16,q8_0] [--rounds 5] [--sockets]
 
 Each measurement is a command as users type it, in a process of its own: `mlxr run MODEL` bound to one core, and
 `mlx.launch -n 2 -- mlxr run ARTIFACT`, of an artifact that `mlxr-compile --tensor-parallel 2` wrote. Both take turns,
@@ -26,6 +26,12 @@ from mlxr.compiler.artifact import load_artifact
 from mlxr.runtime.cache_folder import cache_folder
 
 _CLI = [sys.executable, "-m", "mlxr.cli"]
+_CLI_APART = [
+    sys.executable,
+    "-c",
+    "import os, runpy; del os.memfd_create; runpy.run_module('mlxr.cli', run_name='__main__', alter_sys=True)",
+]
+"""The command where the system has no memory to share, as ranks on two machines have none."""
 _RANKS = 2
 _WAIT_S = 300
 
@@ -39,6 +45,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=512, help="words of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--compute", choices=("exact", "fast"), default="fast")
+    parser.add_argument("--sockets", action="store_true", help="rows go over TCP, as between machines")
     args = parser.parse_args()
     print("| model | bytes of a rank | prompt: one rank | two | ratio | decode: one rank | two | ratio | same tokens |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -81,7 +88,8 @@ def _ask(folders: Sequence[Path], source: Path, args: argparse.Namespace, seed: 
     options = ["--weights", str(source), "--prompt", " ".join(words), "--raw", "--max-tokens", str(args.tokens)]
     options += ["--ignore-eos", "--temperature", "0", "--json"]
     port = str(random.SystemRandom().randrange(20000, 32000))
-    launch = [str(Path(sys.executable).parent / "mlx.launch"), "-n", str(_RANKS), "-p", port, "--", *_CLI]
+    launch = [str(Path(sys.executable).parent / "mlx.launch"), "-n", str(_RANKS), "-p", port, "--"]
+    launch += _CLI_APART if args.sockets else _CLI
     alone = _run([*_CLI, "run", str(folders[0]), "--threads", "1", *options], one_core=True)
     together = _run([*launch, "run", str(folders[1]), *options])
     return [_answer(alone), _answer(together)]

@@ -186,7 +186,11 @@ static void mlxr_sum_in_memory(mlxr_worker *w, struct mlxr_links *l, const float
             addends[r] = (const float *)(l->memory[r] + MLXR_BOARD_BYTES + mlxr_board_of(l, r)->offset[l->sums % 2]);
         size_t lines = (n + 15) / 16, threads = (size_t)w->threads, tid = (size_t)w->tid;
         size_t first = lines * tid / threads * 16, last = lines * (tid + 1) / threads * 16;
-        mlxr_add(addends, l->tensor, out, first, last < n ? last : n);
+        if (last > n) last = n;
+        // Ranks that read the same lines at the same time wait for each other: each begins at another part.
+        size_t begin = first + (last - first) * (size_t)l->tensor_rank / (size_t)l->tensor / 16 * 16;
+        mlxr_add(addends, l->tensor, out, begin, last);
+        mlxr_add(addends, l->tensor, out, first, begin);
     }
 }
 
