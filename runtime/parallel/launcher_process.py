@@ -9,7 +9,19 @@ core each decoded at 0.4 of the speed of one rank.
 import contextlib
 import os
 import stat
+import subprocess
 from pathlib import Path
+
+
+def is_launcher(process: int) -> bool:
+    """Whether a process is `mlx.launch`, by the name of its program."""
+    command = b""
+    with contextlib.suppress(OSError):
+        if Path("/proc/self").exists():
+            command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
+        else:
+            command = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, check=False).stdout
+    return any(Path(os.fsdecode(word)).name == "mlx.launch" for word in command.split()[:2])
 
 
 def give_way_to_ranks() -> bool:
@@ -18,14 +30,11 @@ def give_way_to_ranks() -> bool:
     Returns:
         Whether the parent is `mlx.launch`, and was told so.
     """
-    if not hasattr(os, "SCHED_IDLE"):
+    parent = os.getppid()
+    if not hasattr(os, "SCHED_IDLE") or not is_launcher(parent):
         return False
-    process = Path(f"/proc/{os.getppid()}")
     with contextlib.suppress(OSError):
-        words = (process / "cmdline").read_bytes().split(b"\0")
-        if not any(Path(os.fsdecode(word)).name == "mlx.launch" for word in words[:2]):
-            return False
-        for thread in (process / "task").iterdir():
+        for thread in Path(f"/proc/{parent}/task").iterdir():
             with contextlib.suppress(OSError):  # it has ended
                 os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
         return True

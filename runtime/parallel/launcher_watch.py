@@ -6,11 +6,10 @@ On other machines ssh ends them, by SIGHUP. A process that was started in anothe
 import functools
 import os
 import signal
-import subprocess
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
+
+from mlxr.runtime.parallel.launcher_process import is_launcher
 
 _LOOK_SECONDS = 0.5
 
@@ -23,7 +22,7 @@ def watch_launcher() -> bool:
         Whether it watches.
     """
     parent = os.getppid()
-    if not _is_launcher(parent):
+    if not is_launcher(parent):
         return False
     threading.Thread(target=_watch, args=(parent,), name="mlxr-launcher-watch", daemon=True).start()
     return True
@@ -34,13 +33,3 @@ def _watch(parent: int) -> None:
         time.sleep(_LOOK_SECONDS)
     # To the main thread: handlers run there, and it may wait in a system call.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-
-def _is_launcher(process: int) -> bool:
-    command = b""
-    with suppress(OSError):
-        if Path("/proc/self").exists():
-            command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
-        else:
-            command = subprocess.run(["ps", "-o", "args=", "-p", str(process)], capture_output=True, check=False).stdout
-    return any(Path(os.fsdecode(word)).name == "mlx.launch" for word in command.split()[:2])
