@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+EXACT_IDS = 1 << 24
+"""f32 has all whole numbers below this one, so that a sum can carry them."""
 
 
 @dataclass(frozen=True)

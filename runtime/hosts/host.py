@@ -40,7 +40,7 @@ class Host(ABC):
     name: str
     target: ClassVar[str | None] = None
     """The target whose program it runs; None: it interprets the graph."""
-    pipelines: ClassVar[bool] = False
+    pipelines: bool = False
     """Whether steps are lazy MLX graphs, so that a step can start before the tokens of the previous one are known."""
     builds_late: bool = False
     """Whether the first step of each kind builds something. `warm_up` then runs such steps at load."""
@@ -130,6 +130,23 @@ class Host(ABC):
             HostError: this host runs whole models only.
         """
         raise HostError(f"host {self.name} runs no part of a model; use another host on every rank")
+
+    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
+        """Gives all ranks of one stage token ids that rank 0 may still be computing; for hosts that pipeline.
+
+        All ranks call it, in the same order as `step`.
+
+        Args:
+            ids: at rank 0, [count], int32; None at the others.
+            count: how many.
+
+        Returns:
+            The ids, [count], int32, lazy.
+
+        Raises:
+            HostError: this host does not do that.
+        """
+        raise HostError(f"host {self.name} takes no token ids that rank 0 is computing")
 
     def start(self, *results: mx.array) -> None:
         """Starts computing arrays that depend on a step's logits, without waiting; for hosts that pipeline.

@@ -4,6 +4,7 @@ Nothing that comes in is executed, and nothing is allocated for a length that th
 """
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Mapping
@@ -80,6 +81,12 @@ class Connection:
         """Sends an error, if that is still possible."""
         with suppress(ConnectionEndedError):
             self.send(Kind.ERROR, text.encode(errors="replace")[:MOST_TEXT_BYTES])
+
+    def has_message(self, seconds: float) -> bool:
+        """Waits for a message to come, or for the connection to end, for so long at most."""
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def receive(self, most_bytes: int = MOST_TEXT_BYTES) -> tuple[Kind, bytearray]:
         """Waits for a message.

@@ -5,7 +5,9 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,10 +22,15 @@ from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity
 from mlxr.runtime.parallel.loss import LOST_CODE, Loss, write_line
 from mlxr.runtime.parallel.meeting import Meeting, Share, find
+from mlxr.runtime.parallel.starts_ahead import starts_ahead
 from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
 
 _END_SECONDS = 10.0
 """How long this process may take to end after rank 0 has."""
+_STEPS_AHEAD = 2
+"""Most steps that have been started and not waited for, as many as rank 0's engine has."""
+_IDLE_SECONDS = 0.5
+"""How long after a step nothing must come until this rank looks whether it has failed."""
 
 
 class Follower:
@@ -50,6 +57,8 @@ class Follower:
         """
         self.rank, self._loss, self._end = rank, Loss(end), end
         self._leader = "rank 0"
+        self._running: deque[mx.array] = deque()
+        """Of each step that has been started and not waited for, an array that is computed with it."""
         meeting = find(share)
         self._connection = Connection(_connect(meeting, rank, "control"), "rank 0")
         links = {0: _connect(meeting, rank, "heartbeat")}
@@ -93,10 +102,13 @@ class Follower:
         with _Signals(self.rank):
             try:
                 while True:
+                    if self._running and not self._connection.has_message(_IDLE_SECONDS):
+                        self._wait_for_steps(0)
                     kind, data = self._connection.receive(most)
                     if kind in (Kind.CLOSE, Kind.ERROR):
                         break
                     self._run(host, limits, kind, data)
+                self._wait_for_steps(0)
             except ConnectionEndedError as error:
                 self._fail(f"its control connection broke: {error}")
             except Exception as error:
@@ -107,11 +119,12 @@ class Follower:
 
     def _run(self, host: Host, limits: StepLimits, kind: Kind, data: bytearray) -> None:
         if kind == Kind.STEP:
-            logits = host.step(unpack_step(data, limits))
+            logits = host.step(unpack_step(data, limits, partial(host.ids_of_rank_0, None)))
             if host.pipelines:  # the collectives of this step come before those of the next one
                 assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
                 host.start(logits, host.arena.token)
-                host.read(host.copy_to_read(host.arena.token))
+                self._running.append(host.arena.token)
+                self._wait_for_steps(_STEPS_AHEAD - 1 if starts_ahead(host) else 0)
         elif kind == Kind.COPY:
             copies = _numbers(data, 2, limits.num_blocks)
             host.copy_blocks(list(zip(copies[::2], copies[1::2], strict=True)))
@@ -130,6 +143,11 @@ class Follower:
             host.write_blocks(ids, np.frombuffer(data, np.uint8, offset=4 + 4 * count).reshape(count, -1))
         else:
             raise HostError(f"rank 0 sent {kind.name}, expected a step, blocks or the end")
+
+    def _wait_for_steps(self, most: int) -> None:
+        """Waits until at most so many steps run."""
+        while len(self._running) > most:
+            mx.eval(self._running.popleft())
 
     def _fail(self, reason: str, *, own: bool = False) -> NoReturn:
         """Ends this process because it no longer does what the others do."""

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import mlx.core as mx
@@ -13,6 +15,7 @@ from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.host import Host, Logits
 from mlxr.runtime.parallel.connection import Kind
 from mlxr.runtime.parallel.leader import Leader
+from mlxr.runtime.parallel.starts_ahead import starts_ahead
 from mlxr.runtime.parallel.step_message import pack_step
 from mlxr.runtime.parallel.uninterrupted import Uninterrupted
 
@@ -20,7 +23,8 @@ from mlxr.runtime.parallel.uninterrupted import Uninterrupted
 class LeaderHost(Host):
     """Rank 0's own host, and the other ranks'. The arena's blocks have the same ids on all ranks.
 
-    It never pipelines: a step's token ids must be known when the others are told of it.
+    It pipelines where ranks do (see `starts_ahead`): then the others are also told of a step whose ids are still
+    computed, and get them within it.
     """
 
     def __init__(self, inner: Host, leader: Leader, bytes_of_ranks: Sequence[int], notes: Sequence[str] = ()) -> None:
@@ -38,6 +42,9 @@ class LeaderHost(Host):
         self.name, self.builds_late, self.gathers_tops = inner.name, inner.builds_late, inner.gathers_tops
         self.artifact, self.plan, self.program = inner.artifact, inner.plan, inner.program
         self.arena, self.threads = inner.arena, inner.threads
+        self.pipelines = starts_ahead(inner)
+        self._end: mx.array | None = None
+        """Computed when the last step has ended."""
 
     @property
     def launches(self) -> Counter[str]:
@@ -75,10 +82,15 @@ class LeaderHost(Host):
         with Uninterrupted():
             self._leader.send(Kind.STEP, pack_step(batch, self.arena.geometry.block_size))
             try:
+                if isinstance(batch.tokens, mx.array):
+                    assert self.pipelines, "the ids of a step are known where ranks do not pipeline"
+                    batch = replace(batch, tokens=self._inner.ids_of_rank_0(batch.tokens, batch.num_tokens))
                 logits = self._inner.step(batch)
                 if self._inner.pipelines:  # the collectives of this step come before those of the next one
                     assert isinstance(logits, mx.array), "a host that pipelines gives lazy logits"
-                    self._inner.start(logits, self._inner.arena.token)
+                    token = self._inner.arena.token
+                    self._end = mx.depends([token], [logits])[0]
+                    self._inner.start(logits, token, self._end)
             except Exception as error:
                 self._failed("a step", error)
         return logits
@@ -96,8 +108,16 @@ class LeaderHost(Host):
                 self._failed("a step", error)
 
     def start(self, *results: mx.array) -> None:
-        """See `Host.start`."""
-        self._inner.start(*results)
+        """See `Host.start`.
+
+        Raises:
+            RankLostError: a rank was lost, or a part of the step failed: the process ends soon.
+        """
+        with Uninterrupted():
+            try:
+                self._inner.start(*results)
+            except Exception as error:
+                self._failed("a step", error)
 
     def copy_to_read(self, result: mx.array) -> mx.array:
         """See `Host.copy_to_read`."""
@@ -146,6 +166,9 @@ class LeaderHost(Host):
 
     def close(self) -> None:
         """Lets the other ranks end, and closes the own host."""
+        if self._end is not None and self._leader.loss.error is None:
+            with Uninterrupted(), suppress(RuntimeError):
+                mx.eval(self._end)  # a step that nobody reads may still run: the others need this rank for it
         self._leader.close()
         self._inner.close()
 

@@ -3,15 +3,17 @@
 Query tiles are not sent: ranks whose KV heads have unequal numbers of queries have programs with unequal tiles.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import mlx.core as mx
 import numpy as np
 
 from mlxr.compiler.artifact import ArenaGeometry
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.batch import MOST_TOPS, Batch, Int32Array, query_tiles_of
 
-_COUNTS = 5
+_COUNTS = 6
 
 
 class StepLimits(NamedTuple):
@@ -59,15 +61,17 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
     """The descriptor of a step, a few hundred bytes in decode: of block tables, only the columns that are in use.
 
     Args:
-        batch: its token ids are known.
+        batch: its token ids are sent if they are known. Of an `mx.array`, the descriptor only says that ranks get them
+            by `Host.ids_of_rank_0`.
         block_size: tokens of a block of the arena.
     """
     columns = -(-int(batch.context_lens.max()) // block_size)
     tables = batch.block_tables[:, :columns]
-    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, tables.shape[1], batch.tops)
+    ids = () if isinstance(batch.tokens, mx.array) else (batch.tokens,)
+    counts = (batch.num_tokens, batch.num_seqs, batch.num_rows, tables.shape[1], batch.tops, not ids)
     arrays = (
         np.array(counts, np.int32),
-        np.asarray(batch.tokens),
+        *ids,
         batch.positions,
         batch.slots,
         batch.query_start,
@@ -78,12 +82,13 @@ def pack_step(batch: Batch, block_size: int) -> bytes:
     return np.concatenate(arrays, axis=None, dtype=np.int32).tobytes()
 
 
-def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
+def unpack_step(data: bytes | bytearray, limits: StepLimits, late_ids: Callable[[int], mx.array]) -> Batch:
     """The batch of a descriptor.
 
     Args:
         data: what `pack_step` gave.
         limits: of this rank's plan and arena.
+        late_ids: gives so many token ids if the descriptor has none; see `Host.ids_of_rank_0`.
 
     Raises:
         HostError: it is no descriptor, or a step that this rank cannot run.
@@ -91,14 +96,14 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
     if len(data) % 4 or len(data) < 4 * _COUNTS:
         raise HostError(f"a step's descriptor has {len(data)} bytes, expected int32 numbers, at least {_COUNTS}")
     numbers = np.frombuffer(data, np.int32)
-    tokens, sequences, rows, columns, tops = numbers[:_COUNTS].tolist()
-    lengths = (tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows)
+    tokens, sequences, rows, columns, tops, late = numbers[:_COUNTS].tolist()
+    lengths = (0 if late else tokens, tokens, tokens, sequences + 1, sequences, sequences * columns, rows)
     fits = 0 < tokens <= limits.tokens and 0 < sequences <= limits.sequences and 0 <= rows <= limits.rows
-    fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS
+    fits = fits and 0 < columns <= limits.table and 0 <= tops <= MOST_TOPS and late in (0, 1)
     if not fits or sum(lengths) != len(numbers) - _COUNTS:
         raise HostError(
             f"a step of {tokens} tokens of {sequences} sequences, {rows} rows, {columns} blocks and "
-            f"{tops} tops in {len(numbers)} numbers is not one that this rank can run: {limits}"
+            f"{tops} tops, ids late: {late}, in {len(numbers)} numbers is not one that this rank can run: {limits}"
         )
     ends = np.cumsum(lengths)[:-1].tolist()
     ids, positions, slots, query_start, context, used, logit_rows = np.split(numbers[_COUNTS:], ends)
@@ -113,7 +118,7 @@ def unpack_step(data: bytes | bytearray, limits: StepLimits) -> Batch:
     tables = np.zeros((sequences, limits.table), np.int32)
     tables[:, :columns] = used.reshape(sequences, columns)
     return Batch(
-        tokens=ids,
+        tokens=late_ids(tokens) if late else ids,
         positions=positions,
         slots=slots,
         query_start=query_start,

@@ -162,6 +162,14 @@ class CudaHost(MlxHost):
         super().use(collectives)
         self._unmet = collectives
 
+    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
+        """See `Host.ids_of_rank_0`."""
+        if self._unmet is not None:
+            self._meet_peers(self._unmet)
+        if self._peers is not None:
+            self._peers.begin()
+        return super().ids_of_rank_0(ids, count)
+
     def _meet_peers(self, collectives: Collectives) -> None:
         place, self._unmet = self.plan.rank, None
         if place is None or place.tensor == 1 or place.pipeline > 1:

@@ -28,7 +28,7 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
-from mlxr.runtime.hosts.collectives import Collectives
+from mlxr.runtime.hosts.collectives import EXACT_IDS, Collectives
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, kernel_input, of_shape
 from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
@@ -111,6 +111,14 @@ class MlxHost(ArrayHost):
     def use(self, collectives: Collectives) -> None:
         """See `Host.use`."""
         self.launcher.collectives = collectives
+
+    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
+        """See `Host.ids_of_rank_0`: a sum to which the others give zeros."""
+        collectives = self.launcher.collectives
+        assert collectives is not None and self.plan.vocab_size <= EXACT_IDS, "a rank whose ids f32 has"
+        own = mx.zeros((count,), mx.float32) if ids is None else ids.astype(mx.float32)
+        self.count("token_ids", count)
+        return collectives.all_sum_lazily(own).astype(mx.int32)
 
     def step(self, batch: Batch) -> mx.array:
         """Builds the graph of one step; its result and the arena's new token are lazy."""

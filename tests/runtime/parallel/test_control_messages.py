@@ -5,6 +5,7 @@ import struct
 import threading
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,18 +32,31 @@ def batch(*tokens: int) -> Batch:
     return Batch.build(requests, pager, 4)
 
 
+def no_ids(count: int) -> mx.array:
+    """Of a step whose ids are known."""
+    raise AssertionError(f"{count} ids are asked for")
+
+
+def test_ids_that_are_still_computed_are_not_sent() -> None:
+    whole, ids = batch(7, 1, 5), mx.arange(13, dtype=mx.int32)
+    data = pack_step(replace(whole, tokens=ids), 4)
+    assert len(data) == len(pack_step(whole, 4)) - 4 * 13
+    after = unpack_step(data, LIMITS, lambda count: ids[:count])
+    assert after.tokens.tolist() == list(range(13)) and after.slots.tolist() == whole.slots.tolist()
+
+
 def test_a_batch_comes_out_as_it_went_in() -> None:
     for before in (batch(1), batch(1, 1, 1), replace(batch(7, 1, 5), tops=40)):
         data = pack_step(before, 4)
         assert len(data) < 400
-        after = unpack_step(bytearray(data), LIMITS)
+        after = unpack_step(bytearray(data), LIMITS, no_ids)
         for name, value in vars(before).items():
             np.testing.assert_array_equal(getattr(after, name), value, err_msg=name)
 
 
 def test_a_rank_has_query_tiles_of_its_own() -> None:
     whole = batch(7, 1, 5)
-    after = unpack_step(pack_step(whole, 4), LIMITS._replace(query_tile=2))
+    after = unpack_step(pack_step(whole, 4), LIMITS._replace(query_tile=2), no_ids)
     assert after.query_tile == 2
     assert after.query_tiles.tolist() == [[0, 0], [0, 2], [0, 4], [0, 6], [1, 7], [2, 8], [2, 10], [2, 12]]
 
@@ -54,9 +68,9 @@ def test_damaged_descriptors_are_refused(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(numbers) - 1))
     numbers[place] = data.draw(st.sampled_from([-1, 2**31 - 1, -(2**31), 10**6]))
     for damaged in (numbers.tobytes(), whole[: data.draw(st.integers(0, len(whole) - 1))], whole + b"\0\0\0\0"):
-        if len(damaged) != len(whole) or place not in range(5, 5 + 13):  # any number may be a token's id
+        if len(damaged) != len(whole) or place not in range(6, 6 + 13):  # any number may be a token's id
             with pytest.raises(HostError):
-                unpack_step(damaged, LIMITS)
+                unpack_step(damaged, LIMITS, lambda count: mx.zeros((count,), mx.int32))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_host_that_pipelines_leads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def send(kind: Kind, data: bytes) -> None:
         sent.append(kind)
-        assert kind is not Kind.STEP or unpack_step(data, limits).num_tokens
+        assert kind is not Kind.STEP or unpack_step(data, limits, pytest.fail).num_tokens
 
     leader: Any = SimpleNamespace(ranks=(), send=send)
 
@@ -61,7 +61,7 @@ def test_a_host_that_pipelines_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = run(own, Pager.from_geometry(plan.arena))
     host = LeaderHost(CudaHost(artifact, weights, Arena(plan.arena)), leader, [])
     pager = Pager.from_geometry(plan.arena)
-    assert not host.pipelines and host.builds_late
+    assert not host.pipelines and host.builds_late, "nobody would get the ids: it is no rank"
     warm_up(host, pager)
     assert Kind.STEP in sent and not pager.num_sequences, "the others run these steps too"
     np.testing.assert_array_equal(run(host, pager), alone)

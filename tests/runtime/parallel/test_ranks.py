@@ -35,9 +35,15 @@ def ends(rank: Rank, seconds: float = 60) -> tuple[int, str, str]:
     return rank.returncode, out, err
 
 
-@pytest.mark.parametrize(("count", "tiers"), few([(2, True), (2, False), (3, True)], [(2, True)]))
-def test_answers_are_those_of_one_rank(count: int, tiers: bool, tmp_path: Path) -> None:
-    with start_ranks(count, tmp_path, scene="answers", tiers=tiers) as ranks:
+@pytest.mark.parametrize(
+    ("count", "tiers", "pipelines"),
+    few(
+        [(2, True, False), (2, False, False), (3, True, False), (2, True, True), (3, False, True)],
+        [(2, True, False), (2, True, True)],
+    ),
+)
+def test_answers_are_those_of_one_rank(count: int, tiers: bool, pipelines: bool, tmp_path: Path) -> None:
+    with start_ranks(count, tmp_path, scene="answers", tiers=tiers, pipelines=pipelines) as ranks:
         results = [ends(rank) for rank in ranks]
     assert [code for code, _, _ in results] == [0] * count, results
     told = json.loads(results[0][1])
@@ -56,14 +62,19 @@ def test_a_model_leads_and_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "lost", "number"),
+    ("count", "lost", "number", "pipelines"),
     few(
-        [(2, 1, signal.SIGKILL), (2, 1, signal.SIGSTOP), (3, 2, signal.SIGKILL), (3, 1, signal.SIGSTOP)],
-        [(2, 1, signal.SIGKILL)],
+        [
+            (2, 1, signal.SIGKILL, False),
+            (2, 1, signal.SIGSTOP, True),
+            (3, 2, signal.SIGKILL, True),
+            (3, 1, signal.SIGSTOP, False),
+        ],
+        [(2, 1, signal.SIGKILL, False)],
     ),
 )
-def test_lost_follower(count: int, lost: int, number: signal.Signals, tmp_path: Path) -> None:
-    with start_ranks(count, tmp_path, scene="endless") as ranks:
+def test_lost_follower(count: int, lost: int, number: signal.Signals, pipelines: bool, tmp_path: Path) -> None:
+    with start_ranks(count, tmp_path, scene="endless", pipelines=pipelines) as ranks:
         wait_until_running(ranks[0])
         os.kill(ranks[lost].pid, number)
         begin = time.monotonic()

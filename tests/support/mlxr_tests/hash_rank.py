@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.artifact import Place
 from mlxr.model_source import resolve_artifact
 from mlxr.runtime.cache.tiers.block_identity import BlockIdentity
 from mlxr.runtime.cache.tiers.block_tiers import BlockTiers
@@ -45,6 +46,7 @@ class RankHost(HashHost):
     def __init__(self, world: Any, seconds: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._world, self._seconds = world, seconds
+        self.plan.rank = Place(rank=world.rank(), tensor=world.size(), pipeline=1)
 
     def step(self, batch: Any) -> Any:
         time.sleep(self._seconds)
@@ -53,6 +55,10 @@ class RankHost(HashHost):
         if not np.allclose(total, self._world.size() * logits[:1, :8]):
             raise ValueError("the ranks have different K and V")
         return logits
+
+    def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
+        own = mx.zeros((count,), mx.int32) if ids is None else ids
+        return mx.distributed.all_sum(own, group=self._world)
 
     @property
     def block_bytes(self) -> int:
@@ -84,13 +90,15 @@ def main(options: Mapping[str, Any]) -> None:
     def make_host(*arguments: Any, **more: Any) -> RankHost:
         return RankHost(world, slow, *arguments, **more)
 
+    pipelines = bool(options.get("pipelines"))
+
     if options["scene"] == "model":
         whole_model(share, rank, world.size(), same)
         return
     if rank:
         follower = Follower(share, rank, same)
         blocks = follower.agree(BLOCKS + rank, {"block size": 4})
-        host: Any = HashEngine(blocks, 4, 4, context=CONTEXT, make_host=make_host).host
+        host: Any = HashEngine(blocks, 4, 4, context=CONTEXT, pipelines=pipelines, make_host=make_host).host
         limits = StepLimits.of(16, 16, 4, host.plan.arena)
         follower.serve(host, limits)
         return
@@ -106,7 +114,7 @@ def main(options: Mapping[str, Any]) -> None:
         inner: Any = make_host(*arguments, **more)
         return LeaderHost(inner, leader, *leader.wait_until_ready())
 
-    hashes = HashEngine(blocks, 4, 4, context=CONTEXT, tiers=tiers, make_host=make_leader)
+    hashes = HashEngine(blocks, 4, 4, context=CONTEXT, pipelines=pipelines, tiers=tiers, make_host=make_leader)
     SCENES[options["scene"]](hashes)
 
 
@@ -133,7 +141,7 @@ def answers(hashes: HashEngine) -> None:
         for _ in range(2):
             completions = engine.generate_all(prompts, sampling)
             # Each prompt is the call's number i, and its only sample.
-            alone = [answer_alone(prompt, sampling, 0, CONTEXT) for prompt in prompts]
+            alone = [answer_alone(p, sampling, 0, CONTEXT, on_device=hashes.host.pipelines) for p in prompts]
             wrong += sum(c.token_ids != a for c, a in zip(completions, alone, strict=True))
         stats = engine.stats()
     model.host.close()
