@@ -35,7 +35,7 @@ def test_processes_that_share_a_card(count: int) -> None:
 def meet(monkeypatch: pytest.MonkeyPatch, refusing: set[int], lost: bool = False) -> list[str]:
     """What two ranks, threads, come to: nothing, or why their cards do not see each other's memory."""
     memory: dict[int, bytearray] = {}
-    collectives, found = Meeting(2, 1), ["", ""]
+    collectives, found = Meeting(2, 1, "calls"), ["", ""]
     local = threading.local()
 
     class Memory:
