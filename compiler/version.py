@@ -1,4 +1,4 @@
 """The version: of the package, and so of every artifact it writes."""
 
 VERSION = "0.1.0"
-ARTIFACT_FORMAT = 11
+ARTIFACT_FORMAT = 12

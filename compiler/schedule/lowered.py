@@ -57,6 +57,7 @@ class LoweredPhase:
         shapes: shape and type of every buffer in activation memory.
         outputs: the buffers that the phase returns.
         chosen: see `Phase`.
+        kept: buffers that live to the end of the phase besides `outputs`: other ranks read them.
     """
 
     name: PhaseName
@@ -64,6 +65,7 @@ class LoweredPhase:
     shapes: Mapping[str, tuple[Shape, DType]]
     outputs: tuple[str, ...]
     chosen: ChosenGeometry | None = None
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def place(lowered: Lowered, inputs: LoweringInput) -> PlacedProgram:
         limits = inputs.limits[phase.name]
         tiles = -(-limits["tokens"] // tile) + limits["seqs"]
         sizes = {**limits, "tiles": tiles, "context": inputs.arena.context}
-        kept = [name for name in phase.outputs if name in phase.shapes]
+        kept = [name for name in (*phase.outputs, *phase.kept) if name in phase.shapes]
         buffers, total = place_activations(phase.launches, phase.shapes, sizes, kept)
         phases.append(PlacedPhase(phase, tuple(buffers), total))
     return PlacedProgram(lowered, tuple(phases))

@@ -22,6 +22,7 @@ from mlxr.compiler.schedule.program import PlacedProgram, make_program
 from mlxr.compiler.spec.model import ModelSpec
 from mlxr.compiler.targets.cpu.calls import calls_of
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import CpuKernel
+from mlxr.compiler.targets.cpu.kernels.collective import latest_addend
 from mlxr.compiler.targets.cpu.kernels.copy_blocks import copy_blocks_launch
 from mlxr.compiler.targets.cpu.lowering import CpuLowering
 from mlxr.compiler.targets.cpu.tensors import c_tensors
@@ -52,7 +53,9 @@ class CpuTarget:
             logits = inputs.graphs[name].outputs[0]
             shapes = _activations(inputs.graphs[name], logits)
             shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in lowering.scratch}
-            phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,)))
+            addend = latest_addend(list(inputs.graphs[name].ops))
+            kept = () if addend is None else (addend,)
+            phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
         copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(

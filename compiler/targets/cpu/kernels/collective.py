@@ -1,5 +1,6 @@
 """Collectives: the program exchanges rows with the other ranks; templates/cpu/links.h says how."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.compiler.ir.graph import Op
@@ -18,8 +19,8 @@ class CpuCollective(CpuKernel):
         columns: columns of x; of a `receive`, those of out; 0 if a rank takes part in a `gather` without any.
         width: columns of out.
         follows: whether it has no x, but comes after something that the rank does.
-        keeps: whether it comes after a sum, whose addend other ranks may still be reading. It is kept until here: they
-            have read it when they have come to the next sum, and after the end of a step (the gather), see links.h.
+        keeps: whether it is a sum after another, whose addend other ranks may still be reading. It is kept until here:
+            they have read it when they have come to this one. That of the last sum is kept to the end of the step.
     """
 
     template = "collective.jinja"
@@ -79,13 +80,12 @@ def lower_collective(lowering: CpuLowering, op: Op, attrs: Collective) -> None:
     kind, width = attrs.exchange, lowering.graph.value(op.out).shape[1]
     assert isinstance(width, int), "only rows have symbolic dims"
     columns = lowering.width(op, "x") if "x" in op.inputs else width if kind == "receive" else 0
-    before = _latest_addend(lowering, op) if isinstance(attrs, AllSum | GatherResult) else None
+    ops = list(lowering.graph.ops)
+    before = latest_addend(ops[: ops.index(op)]) if isinstance(attrs, AllSum) else None
     kernel = CpuCollective(kind, kind, columns, width, "after" in op.inputs, before is not None)
     lowering.add_call(op, kernel, {"before": before} if before is not None else None)
 
 
-def _latest_addend(lowering: CpuLowering, op: Op) -> str | None:
-    """What the latest sum before an op adds; None: there was none."""
-    ops = list(lowering.graph.ops)
-    sums = [other for other in ops[: ops.index(op)] if isinstance(other.attrs, AllSum)]
-    return sums[-1].inputs["x"] if sums else None
+def latest_addend(ops: Sequence[Op]) -> str | None:
+    """What the last sum of some ops adds; None: there is no sum."""
+    return next((op.inputs["x"] for op in reversed(ops) if isinstance(op.attrs, AllSum)), None)
