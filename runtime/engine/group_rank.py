@@ -52,6 +52,8 @@ class _Rank:
     def agree(self, geometry: ArenaGeometry, file: WeightFile, entry: HostEntry) -> ArenaGeometry:
         """The arena that every rank allocates: of as many blocks as fit into the smallest memory.
 
+        Nothing is loaded yet, so hosts that run whole models only are refused here.
+
         Args:
             geometry: the arena that fits here.
             file: this rank's weights, which must be those of all ranks.
@@ -60,6 +62,8 @@ class _Rank:
         Raises:
             HostError: a rank differs, or cannot load.
         """
+        if entry.load().use is Host.use:
+            raise HostError(f"host {entry.name} runs no part of a model; use another host on every rank")
         same = {"weights": weights_digest(file), "host": entry.name, "block size": geometry.block_size}
         blocks = self.side.agree(geometry.num_blocks, same)
         if blocks != geometry.num_blocks and not has_free_size(geometry):
@@ -84,13 +88,18 @@ class LeadingRank(_Rank):
         return self.side.local_size == 1 + len(self.side.ranks)
 
     def lead(self, host: Host) -> LeaderHost:
-        """Waits until the other ranks have loaded; the host of all.
+        """Waits until the other ranks have loaded, and connects with them; the host of all.
 
         Raises:
             HostError: a rank cannot load.
+            RankLostError: a rank was lost, or the ranks cannot connect.
         """
-        self.connect(host)
-        return LeaderHost(host, self.side, *self.side.wait_until_ready())
+        sizes, notes = self.side.wait_until_ready()
+        try:
+            self.connect(host)
+        except Exception as error:  # the others may wait in a collective, so they cannot be told
+            self.side.fail(f"rank 0 cannot connect with the other ranks: {error}")
+        return LeaderHost(host, self.side, sizes, notes)
 
 
 @dataclass(frozen=True)
@@ -136,8 +145,7 @@ class FollowingRank(_Rank):
             )
             geometry = self.agree(chosen.geometry, file, entry)
             runner = make_host(host, artifact, file, Arena(geometry), threads=threads)
-            self.connect(runner)
         except MlxrError as error:
             self.side.give_up(str(error))
             raise
-        self.side.serve(runner, StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, geometry))
+        self.side.serve(runner, self.connect, StepLimits.of(plan.max_tokens, plan.max_rows, plan.query_tile, geometry))

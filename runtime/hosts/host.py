@@ -126,10 +126,9 @@ class Host(ABC):
     def use(self, collectives: Collectives) -> None:
         """Takes what steps of one rank's part of a model exchange rows with; before the first step.
 
-        Raises:
-            HostError: this host runs whole models only.
+        All ranks call it at the same time. Hosts that do not have it run whole models only.
         """
-        raise HostError(f"host {self.name} runs no part of a model; use another host on every rank")
+        raise NotImplementedError(f"{type(self).__name__} runs no part of a model")
 
     def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
         """Gives all ranks of one stage token ids that rank 0 may still be computing; for hosts that pipeline.

@@ -87,17 +87,22 @@ class Follower:
         self._connection.send_error(reason)
         self._heartbeat.end()
 
-    def serve(self, host: Host, limits: StepLimits) -> None:
-        """Runs the steps that rank 0 describes until it ends.
+    def serve(self, host: Host, connect: Callable[[Host], object], limits: StepLimits) -> None:
+        """Waits until all ranks have loaded, and runs the steps that rank 0 describes until it ends.
 
         Args:
             host: of this rank; it is closed at the end.
+            connect: gives it its collectives; all ranks do it at the same time.
             limits: of its plan and arena.
 
         Raises:
             HostError: rank 0, or another rank, cannot load.
         """
         self._exchange({"block_bytes": host.block_bytes, "notes": list(host.notes)})
+        try:
+            connect(host)
+        except Exception as error:  # the others may wait in a collective: only their heartbeats can end them
+            self._fail(f"it cannot connect with the other ranks: {error}", own=True)
         most = max(limits.most_bytes, limits.num_blocks * (host.block_bytes + 8) + 4)
         with _Signals(self.rank):
             try:

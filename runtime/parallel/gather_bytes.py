@@ -5,8 +5,11 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
+from mlxr.compiler.errors import HostError
+
 Gather = Callable[[bytes], list[bytes]]
-"""A collective that all ranks call with equally many bytes; it returns those of each rank, in order."""
+"""A collective that all ranks call with equally many bytes; it returns those of each rank, in order. A `HostError` says
+that a rank was lost."""
 
 
 def gather_bytes(group: "mx.distributed.Group") -> Gather:
@@ -18,7 +21,11 @@ def gather_bytes(group: "mx.distributed.Group") -> Gather:
 
     def gather(data: bytes) -> list[bytes]:
         own = mx.array(np.frombuffer(data, np.uint8).astype(np.int32)[None])
-        rows = np.array(mx.distributed.all_gather(own, group=group, stream=mx.cpu))
-        return [row.astype(np.uint8).tobytes() for row in rows]
+        try:
+            rows = mx.distributed.all_gather(own, group=group, stream=mx.cpu)
+            mx.eval(rows)
+        except RuntimeError as error:
+            raise HostError(f"rank {group.rank()} lost another rank: {error}") from error
+        return [row.astype(np.uint8).tobytes() for row in np.array(rows)]
 
     return gather

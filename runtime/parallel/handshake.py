@@ -25,7 +25,7 @@ class StrangerError(Exception):
     """The other side is not of the group, or no rank at all."""
 
 
-def prove(link: socket.socket, secret: bytes, rank: int, purpose: Purpose) -> None:
+def prove(link: socket.socket, secret: bytes, rank: int, purpose: Purpose, seconds: float = PROOF_SECONDS) -> None:
     """The side that connects: says who it is.
 
     Args:
@@ -33,11 +33,12 @@ def prove(link: socket.socket, secret: bytes, rank: int, purpose: Purpose) -> No
         secret: of the group.
         rank: of this process.
         purpose: what the connection is for.
+        seconds: how long to wait for the other side, each time.
 
     Raises:
         StrangerError: the other side is not rank 0 of the group.
     """
-    link.settimeout(PROOF_SECONDS)
+    link.settimeout(seconds)
     try:
         challenge, own = _read(link, SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
         claim = _CLAIM.pack(rank, _PURPOSES.index(purpose))
@@ -50,17 +51,18 @@ def prove(link: socket.socket, secret: bytes, rank: int, purpose: Purpose) -> No
     link.settimeout(None)
 
 
-def check_proof(link: socket.socket, secret: bytes) -> tuple[int, Purpose]:
+def check_proof(link: socket.socket, secret: bytes, seconds: float = PROOF_SECONDS) -> tuple[int, Purpose]:
     """The side that listens: which rank has connected, and what for.
 
     Args:
         link: just accepted.
         secret: of the group.
+        seconds: how long to wait for the other side, each time.
 
     Raises:
         StrangerError: it is no rank of the group.
     """
-    link.settimeout(PROOF_SECONDS)
+    link.settimeout(seconds)
     try:
         challenge = secrets.token_bytes(SECRET_BYTES)
         link.sendall(challenge)

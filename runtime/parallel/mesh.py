@@ -22,7 +22,9 @@ from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_p
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.shared_memory import SharedMemory
 
-_ACCEPT_S = 30.0
+_CONNECT_S = 30.0
+_PROOF_S = 1.0
+"""How long others wait for whoever has connected: a rank proves at once who it is, or connects again."""
 _LOOK_S = 0.001
 _BUFFER_BYTES = 400_000
 _TOLD = struct.Struct(f"<H{SECRET_BYTES}s")
@@ -48,6 +50,7 @@ class Mesh:
             None: some ranks cannot reach each other; rank 0 has said so on standard error.
         """
         links: dict[int, socket.socket] = {}
+        until = time.monotonic() + _CONNECT_S
         gather = gather_bytes(world.group)
         with contextlib.ExitStack() as stack:
             listener, port = None, 0
@@ -55,19 +58,21 @@ class Mesh:
                 listener = stack.enter_context(socket.create_server((world.hosts[place.rank], 0), backlog=place.size))
                 port = listener.getsockname()[1]
             told = [_TOLD.unpack(data) for data in gather(_TOLD.pack(port, secrets.token_bytes(SECRET_BYTES)))]
-            if listener is not None and all(port for port, _ in told):
+            deaf = [rank for rank, (port, _) in enumerate(told) if not port]
+            if listener is not None and not deaf:
                 addresses = [(host, port) for host, (port, _) in zip(world.hosts, told, strict=True)]
                 with contextlib.suppress(OSError, StrangerError):
-                    _connect(place, addresses, told[0][1], listener, links)
+                    _connect(place, addresses, told[0][1], listener, links, until)
         connected = gather(bytes([links.keys() == partners(place)]))
-        if missing := [rank for rank in range(place.size) if connected[rank] == b"\0"]:
+        if missing := deaf or [rank for rank in range(place.size) if connected[rank] == b"\0"]:
             for link in links.values():
                 link.close()
             if place.rank == 0:
-                names = ", ".join(f"{rank} ({world.hosts[rank]})" for rank in missing)
+                names = ", ".join(f"rank {rank} ({world.hosts[rank]})" for rank in missing)
+                cannot = "listen at any port" if deaf else "reach all other ranks over TCP"
                 print(
-                    f"note: ranks {names} cannot reach all other ranks over TCP, so rows go through MLX, which takes "
-                    "longer; let them connect to each other at any port",
+                    f"note: {names} cannot {cannot}, so rows go through MLX, which takes longer; let ranks connect to "
+                    "each other at any port",
                     file=sys.stderr,
                 )
             return None
@@ -143,24 +148,43 @@ def _connect(
     secret: bytes,
     listener: socket.socket,
     links: dict[int, socket.socket],
+    until: float,
 ) -> None:
     """Connects to lower ranks, then accepts higher ones: rank 0 accepts at once, and so the others come to it, too."""
     missing = partners(place)
     for rank in sorted(rank for rank in missing if rank < place.rank):
-        link = links[rank] = _tuned(socket.create_connection(addresses[rank], timeout=_ACCEPT_S))
-        prove(link, secret, place.rank, "rows")
-    listener.settimeout(_ACCEPT_S)
+        while rank not in links:
+            link = _tuned(socket.create_connection(addresses[rank], _left(until)))
+            try:
+                prove(link, secret, place.rank, "rows", _left(until))
+                links[rank] = link
+            except StrangerError:
+                link.close()
     while links.keys() != missing:
+        listener.settimeout(_left(until))
         link = _tuned(listener.accept()[0])
         try:
-            rank, purpose = check_proof(link, secret)
+            rank, purpose = check_proof(link, secret, _PROOF_S)
         except StrangerError:
             link.close()
             continue
-        if purpose != "rows" or rank not in missing or rank in links:
+        if purpose != "rows" or rank not in missing or rank < place.rank:
             link.close()
             continue
+        if rank in links:
+            links[rank].close()  # it connects again, as it does where it has not got our answer
         links[rank] = link
+
+
+def _left(until: float) -> float:
+    """Seconds.
+
+    Raises:
+        TimeoutError: there are none.
+    """
+    if (seconds := until - time.monotonic()) <= 0:
+        raise TimeoutError("the other ranks do not come")
+    return seconds
 
 
 def _tuned(link: socket.socket) -> socket.socket:

@@ -50,7 +50,9 @@ class SharedMemory:
         if own >= 0:
             os.close(own)
         self.addresses: tuple[int, ...] = ()
-        if sharing and all(agreed[other] == b"\1" for other in sharing):
+        if not all(agreed[other] == b"\1" for other in sharing):
+            self._maps.clear()
+        elif sharing:
             self._views = [np.frombuffer(self._maps[other], np.uint8) for other in sharing]
             self.addresses = tuple(view.ctypes.data for view in self._views)
 

@@ -13,7 +13,7 @@ struct mlxr_links {
     void (*call)(int32_t kind, const float *x, float *out, int32_t rows, int32_t columns);
     const int32_t *sockets;   // [tensor] of the ranks of this stage; its own is not used
     uint8_t *const *memory;   // [tensor] of each of them a board, then its activations; NULL: other machines
-    float *scratch;           // of sums over sockets: as large as an addend, and as tensor short ones
+    float *scratch;           // of sums over sockets, else NULL: as large as an addend, and as tensor short ones
     int32_t tensor, tensor_rank;
     int32_t previous, next;   // sockets of ranks of the stages beside this one; -1: none
     int32_t connected;        // 0: `call` does everything

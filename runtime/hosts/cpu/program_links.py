@@ -58,13 +58,15 @@ class ProgramLinks:
         if wires is not None:
             self._sockets = np.array(wires.sockets, np.int32)
             self._memory = np.array(wires.memory, np.uint64)
-            self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES), np.uint8)
             self._c.connected = 1
             self._c.previous, self._c.next = wires.previous, wires.next
-            self._c.sockets, self._c.scratch = self._sockets.ctypes.data, self._scratch.ctypes.data
+            self._c.sockets = self._sockets.ctypes.data
             if wires.memory:
                 self._c.memory = self._memory.ctypes.data
                 self.memory = wires.memory[place.tensor_rank] + BOARD_BYTES
+            else:
+                self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES), np.uint8)
+                self._c.scratch = self._scratch.ctypes.data
         self.address = ctypes.addressof(self._c)
 
     def check(self) -> None:

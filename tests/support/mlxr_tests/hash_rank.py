@@ -100,7 +100,7 @@ def main(options: Mapping[str, Any]) -> None:
         blocks = follower.agree(BLOCKS + rank, {"block size": 4})
         host: Any = HashEngine(blocks, 4, 4, context=CONTEXT, pipelines=pipelines, make_host=make_host).host
         limits = StepLimits.of(16, 16, 4, host.plan.arena)
-        follower.serve(host, limits)
+        follower.serve(host, lambda host: None, limits)
         return
     leader = Leader(share, world.size(), same)
     blocks = leader.agree(BLOCKS + 5 - world.size(), {"block size": 4})
