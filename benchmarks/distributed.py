@@ -1,6 +1,7 @@
 """A model over two ranks of this machine against one rank: the same weights and prompts, one core for each rank.
 
     python benchmarks/distributed.py [--models 100m,storyteller] [--formats bf16,q8_0] [--rounds 5] [--sockets]
+    python benchmarks/distributed.py --network 2.5    # Gbit/s; and what it is without overlap
 
 Each measurement is a command as users type it, in a process of its own: `mlxr run MODEL` bound to one core, and
 `mlx.launch -n 2 -- mlxr run ARTIFACT`, of an artifact that `mlxr-compile --tensor-parallel 2` wrote. Both take turns,
@@ -26,12 +27,17 @@ from mlxr.compiler.artifact import load_artifact
 from mlxr.runtime.cache_folder import cache_folder
 
 _CLI = [sys.executable, "-m", "mlxr.cli"]
-_CLI_APART = [
-    sys.executable,
-    "-c",
-    "import os, runpy; del os.memfd_create; runpy.run_module('mlxr.cli', run_name='__main__', alter_sys=True)",
-]
+_APART = "import os, runpy; del os.memfd_create; {}runpy.run_module('mlxr.cli', run_name='__main__', alter_sys=True)"
+_CLI_APART = [sys.executable, "-c", _APART.format("")]
 """The command where the system has no memory to share, as ranks on two machines have none."""
+_WHOLE = "import mlxr.runtime.hosts.cpu.overlap as overlap; overlap._AT_LEAST = 1e12; "
+_CLI_WHOLE = [sys.executable, "-c", _APART.format(_WHOLE)]
+"""The same, with sums that are never beside the compute of another batch."""
+_SHAPED = (
+    'ip link set lo up mtu 9000 && tc qdisc add dev lo root tbf rate {rate}mbit burst {burst} latency 50ms && exec "$@"'
+)
+"""A network of its own, for a command: both ways together have that rate, so each has half of it. What was not sent
+can be sent later at once, up to the burst."""
 _RANKS = 2
 _WAIT_S = 300
 
@@ -46,9 +52,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--compute", choices=("exact", "fast"), default="fast")
     parser.add_argument("--sockets", action="store_true", help="rows go over TCP, as between machines")
+    parser.add_argument("--network", type=float, help="the same, over so many Gbit/s each way; Linux with tc")
     args = parser.parse_args()
-    print("| model | bytes of a rank | prompt: one rank | two | ratio | decode: one rank | two | ratio | same tokens |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = "one rank | two | ratio |" + " without overlap | ratio |" * bool(args.network)
+    print(f"| model | bytes of a rank | prompt: {columns} decode: {columns} same tokens |")
+    print("|---|---|---|---|---|---|---|---|---|" + "---|---|---|---|" * bool(args.network))
     for model in args.models.split(","):
         for name in ["q8_0"] if model == "storyteller" else args.formats.split(","):
             source = prepare(model, name, cache_folder("peer-models"), _say).source
@@ -63,22 +71,22 @@ def _compare(name: str, source: Path, args: argparse.Namespace) -> None:
         compile_command = [sys.executable, "-m", "mlxr.compiler.cli", str(spec), "--target", "cpu", "-o"]
         _run([*compile_command, str(folders[0])])
         _run([*compile_command, str(folders[1]), "--tensor-parallel", str(_RANKS)])
-        one, two = [], []
         _ask(folders, source, args, 0)  # builds the programs
-        for number in range(1, args.rounds + 1):
-            first, second = _ask(folders, source, args, number)
-            one.append(first)
-            two.append(second)
+        rounds = [_ask(folders, source, args, number) for number in range(1, args.rounds + 1)]
         artifacts = [load_artifact(folder) for folder in folders]
         whole = artifacts[0].plan.first.memory.weights_bytes
         parts = [artifacts[1].of_rank(rank).plan.first.memory.weights_bytes for rank in range(_RANKS)]
     shares = ", ".join(f"{part / whole:.3f}" for part in parts)
     columns = []
     for key in ("prefill_tokens_per_second", "decode_tokens_per_second"):
-        alone, together = (statistics.median(answer[key] for answer in answers) for answers in (one, two))
-        columns += [f"{alone:.0f}", f"{together:.0f}", f"{together / alone:.2f} x"]
-    same = sum(a["token_ids"] == b["token_ids"] for a, b in zip(one, two, strict=True))
-    print(f"| {name} | {shares} | {' | '.join(columns)} | {same} of {len(one)} |", flush=True)
+        alone, *together = (
+            statistics.median(answer[key] for answer in answers) for answers in zip(*rounds, strict=True)
+        )
+        columns.append(f"{alone:.0f}")
+        for speed in together:
+            columns += [f"{speed:.0f}", f"{speed / alone:.2f} x"]
+    same = sum(all(answer["token_ids"] == answers[0]["token_ids"] for answer in answers) for answers in rounds)
+    print(f"| {name} | {shares} | {' | '.join(columns)} | {same} of {len(rounds)} |", flush=True)
 
 
 def _ask(folders: Sequence[Path], source: Path, args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
@@ -87,12 +95,17 @@ def _ask(folders: Sequence[Path], source: Path, args: argparse.Namespace, seed: 
     words = ("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=2)) for _ in range(args.prompt // 2))
     options = ["--weights", str(source), "--prompt", " ".join(words), "--raw", "--max-tokens", str(args.tokens)]
     options += ["--ignore-eos", "--temperature", "0", "--json"]
-    port = str(random.SystemRandom().randrange(20000, 32000))
-    launch = [str(Path(sys.executable).parent / "mlx.launch"), "-n", str(_RANKS), "-p", port, "--"]
-    launch += _CLI_APART if args.sockets else _CLI
-    alone = _run([*_CLI, "run", str(folders[0]), "--threads", "1", *options], one_core=True)
-    together = _run([*launch, "run", str(folders[1]), *options])
-    return [_answer(alone), _answer(together)]
+    answers = [_answer(_run([*_CLI, "run", str(folders[0]), "--threads", "1", *options], one_core=True))]
+    network: list[str] = []
+    if args.network:
+        rate = round(args.network * 2000)
+        shaped = _SHAPED.format(rate=rate, burst=max(20_000, rate * 10))
+        network = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", shaped, "sh"]
+    for command in [_CLI_APART, _CLI_WHOLE] if network else [_CLI_APART if args.sockets else _CLI]:
+        port = str(random.SystemRandom().randrange(20000, 32000))
+        launch = [str(Path(sys.executable).parent / "mlx.launch"), "-n", str(_RANKS), "-p", port, "--"]
+        answers.append(_answer(_run([*network, *launch, *command, "run", str(folders[1]), *options])))
+    return answers
 
 
 def _answer(output: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class CLibrary(Record):
         compute: `exact`: inputs of products stay f32; `fast`: they may become 8-bit integers or bf16.
         tensors: every weight, in the order in which `mlxr_open` takes their addresses.
         shared_bytes, thread_bytes: scratch memory that all threads share, and of each thread.
+        step_batches: how many batches a step may have; see `Lowered`.
     """
 
     abi: int
@@ -42,3 +43,4 @@ class CLibrary(Record):
     tensors: tuple[CTensor, ...]
     shared_bytes: int
     thread_bytes: int
+    step_batches: int = 1

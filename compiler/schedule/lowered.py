@@ -80,6 +80,8 @@ class Lowered:
         scratch_bytes: memory besides weights, arena and activations.
         casts: weights in the types that library calls take.
         batch_invariant: see `Program`.
+        step_batches: how many batches a step may have, each with activations of its own: of several, one computes while
+            ranks exchange rows of another.
     """
 
     phases: tuple[LoweredPhase, ...]
@@ -89,3 +91,4 @@ class Lowered:
     scratch_bytes: int = 0
     casts: tuple[WeightCast, ...] = ()
     batch_invariant: bool = False
+    step_batches: int = 1

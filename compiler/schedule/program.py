@@ -93,7 +93,7 @@ def make_program(
         memory=MemoryPlan(
             weights_bytes=sum(weight.size_bytes for weight in lowered.tensors or inputs.weights),
             arena_bytes=inputs.arena.size_bytes,
-            activation_bytes=placed.activation_bytes + lowered.scratch_bytes,
+            activation_bytes=placed.activation_bytes * lowered.step_batches + lowered.scratch_bytes,
             budget_bytes=inputs.budget,
         ),
         casts=lowered.casts,

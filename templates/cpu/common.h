@@ -9,7 +9,7 @@
 struct mlxr_links;
 
 // One step, laid out as in runtime/hosts/batch.py.
-typedef struct {
+typedef struct mlxr_batch {
     int32_t program;  // 0: decode, 1: prefill
     int32_t tokens, seqs, rows, max_blocks;
     const int32_t *token_ids;     // [tokens]
@@ -21,6 +21,7 @@ typedef struct {
     const int32_t *logit_rows;    // [rows]
     float *logits;                // [rows][vocab]
     struct mlxr_links *links;     // of one of several ranks; see links.h
+    const struct mlxr_batch *second;  // of a step of two batches that go beside each other; NULL: this is all of it
 } mlxr_batch;
 
 struct mlxr_model;

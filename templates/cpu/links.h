@@ -3,6 +3,8 @@
 // Ranks of a stage that share a machine map each other's activations: all threads add the addends where the kernels left
 // them, and nothing is copied. Otherwise thread 0 sends and receives over connected sockets, and looks for data without
 // sleeping, since the other ranks are about to be as far. What the runtime does not connect, it does itself: `call`.
+//
+// A step may be of two batches, if rows go over sockets: then a sum of one is under way while the other computes.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -20,6 +22,7 @@ struct mlxr_links {
     int32_t lost;             // the socket that failed; -1: none
     int32_t error;            // its errno; 0: the other side has ended
     uint32_t sums;            // how many there were in memory
+    struct mlxr_sum *under_way;  // [2] a sum of each batch of a step of two; NULL: steps of one
 };
 
 // Where a rank tells the others of its stage how far it is. Each word is alone on its lines.
@@ -113,35 +116,98 @@ static void mlxr_add(const float *const *addends, int count, float *out, size_t 
     }
 }
 
-// By thread 0. Long rows are added in parts, each by one rank, which then sends the sum.
+// A sum over sockets, by thread 0. Long rows are added in parts, each by one rank, which then sends the sum.
+typedef struct mlxr_sum {
+    const float *x;
+    float *out;
+    size_t n;
+    enum { MLXR_NO_SUM, MLXR_SUM_WAITS, MLXR_ADDENDS, MLXR_SUMS } stage;  // what is on its way
+    mlxr_swap *swaps;  // [tensor]
+    int others;        // how many of these there are
+} mlxr_sum;
+
+// The part of a sum that a rank adds.
+static size_t mlxr_rows_of(const struct mlxr_links *l, const mlxr_sum *s, int r, size_t *end) {
+    int is_short = s->n * sizeof *s->x <= MLXR_SHORT_BYTES;
+    *end = is_short ? s->n : s->n * (size_t)(r + 1) / (size_t)l->tensor;
+    return is_short ? 0 : s->n * (size_t)r / (size_t)l->tensor;
+}
+
+static void mlxr_send_addends(struct mlxr_links *l, mlxr_sum *s) {
+    size_t end, first, last, begin = mlxr_rows_of(l, s, l->tensor_rank, &end), part = end - begin;
+    s->stage = MLXR_ADDENDS;
+    s->others = 0;
+    for (int r = 0; r < l->tensor; ++r) {
+        if (r == l->tensor_rank) continue;
+        first = mlxr_rows_of(l, s, r, &last);
+        s->swaps[s->others++] =
+            (mlxr_swap){l->sockets[r], (const char *)(s->x + first), (last - first) * sizeof *s->x,
+                        (char *)(l->scratch + (size_t)r * part), part * sizeof *s->x};
+    }
+}
+
+// All addends of this rank's part are here.
+static void mlxr_send_sums(struct mlxr_links *l, mlxr_sum *s) {
+    size_t end, first, last, begin = mlxr_rows_of(l, s, l->tensor_rank, &end), part = end - begin;
+    const float *addends[l->tensor];
+    for (int r = 0; r < l->tensor; ++r)
+        addends[r] = r == l->tensor_rank ? s->x + begin : l->scratch + (size_t)r * part;
+    mlxr_add(addends, l->tensor, s->out + begin, 0, part);
+    s->stage = part == s->n ? MLXR_NO_SUM : MLXR_SUMS;
+    s->others = 0;
+    for (int r = 0; r < l->tensor && s->stage; ++r) {
+        if (r == l->tensor_rank) continue;
+        first = mlxr_rows_of(l, s, r, &last);
+        s->swaps[s->others++] = (mlxr_swap){l->sockets[r], (const char *)(s->out + begin), part * sizeof *s->x,
+                                            (char *)(s->out + first), (last - first) * sizeof *s->x};
+    }
+}
+
+static void mlxr_next_stage(struct mlxr_links *l, mlxr_sum *s) {
+    if (s->stage == MLXR_SUM_WAITS) mlxr_send_addends(l, s);
+    else if (s->stage == MLXR_ADDENDS) mlxr_send_sums(l, s);
+    else s->stage = MLXR_NO_SUM;
+}
+
+static void mlxr_finish_sum(struct mlxr_links *l, mlxr_sum *s) {
+    while (s->stage && l->lost < 0) {
+        if (s->stage != MLXR_SUM_WAITS) mlxr_swap_all(l, s->swaps, s->others);
+        if (l->lost < 0) mlxr_next_stage(l, s);
+    }
+}
+
 static void mlxr_sum_by_sockets(struct mlxr_links *l, const float *x, float *out, size_t n) {
-    int count = l->tensor, own = l->tensor_rank, others = 0;
-    int is_short = n * sizeof *x <= MLXR_SHORT_BYTES;
-    size_t begin = is_short ? 0 : n * (size_t)own / (size_t)count;
-    size_t end = is_short ? n : n * (size_t)(own + 1) / (size_t)count, part = end - begin;
-    const float *addends[count];
-    mlxr_swap swaps[count];
-    for (int r = 0; r < count; ++r) {
-        float *received = l->scratch + (size_t)r * part;
-        addends[r] = r == own ? x + begin : received;
-        if (r == own) continue;
-        size_t first = is_short ? 0 : n * (size_t)r / (size_t)count;
-        size_t last = is_short ? n : n * (size_t)(r + 1) / (size_t)count;
-        swaps[others++] = (mlxr_swap){l->sockets[r], (const char *)(x + first), (last - first) * sizeof *x,
-                                      (char *)received, part * sizeof *x};
+    mlxr_swap swaps[l->tensor];
+    mlxr_sum sum = {.x = x, .out = out, .n = n, .stage = MLXR_SUM_WAITS, .swaps = swaps};
+    mlxr_finish_sum(l, &sum);
+}
+
+// Goes on, without waiting, with the sums of a step of two batches. All ranks send one sum after the other.
+static void mlxr_push_sums(struct mlxr_links *l) {
+    mlxr_sum *s = l->under_way;
+    if (!s[0].stage || s[1].stage > MLXR_SUM_WAITS) ++s;
+    while (s->stage && l->lost < 0) {
+        int open = 0;
+        for (int i = 0; s->stage > MLXR_SUM_WAITS && i < s->others && l->lost < 0; ++i) {
+            mlxr_swap *swap = &s->swaps[i];
+            while ((swap->to_send || swap->to_receive) && mlxr_move(l, swap)) continue;
+            open |= swap->to_send || swap->to_receive;
+        }
+        if (open || l->lost >= 0) return;
+        mlxr_next_stage(l, s);
     }
-    mlxr_swap_all(l, swaps, others);
-    if (l->lost >= 0) return;
-    mlxr_add(addends, count, out + begin, 0, part);
-    if (is_short) return;
-    others = 0;
-    for (int r = 0; r < count; ++r) {
-        if (r == own) continue;
-        size_t first = n * (size_t)r / (size_t)count, last = n * (size_t)(r + 1) / (size_t)count;
-        swaps[others++] = (mlxr_swap){l->sockets[r], (const char *)(out + begin), part * sizeof *x,
-                                      (char *)(out + first), (last - first) * sizeof *x};
-    }
-    mlxr_swap_all(l, swaps, others);
+}
+
+static void mlxr_start_sum(struct mlxr_links *l, int batch, const float *x, float *out, size_t n) {
+    mlxr_sum *s = &l->under_way[batch];
+    s->x = x, s->out = out, s->n = n, s->stage = MLXR_SUM_WAITS;
+    mlxr_push_sums(l);
+}
+
+// Of a batch whose sum, if there is one under way, is the older one.
+static __attribute__((unused)) void mlxr_await_sum(struct mlxr_links *l, int batch) {
+    mlxr_finish_sum(l, &l->under_way[batch]);
+    mlxr_push_sums(l);
 }
 
 static mlxr_board *mlxr_board_of(const struct mlxr_links *l, int r) { return (mlxr_board *)l->memory[r]; }
@@ -208,6 +274,10 @@ static __attribute__((unused)) void mlxr_exchange(mlxr_worker *w, const mlxr_bat
                                                   float *out, int rows, int columns) {
     struct mlxr_links *l = b->links;
     size_t n = (size_t)rows * (size_t)columns;
+    if (kind == MLXR_ALL_SUM && l->under_way) {
+        if (w->tid == 0 && l->lost < 0) mlxr_start_sum(l, !b->second, x, out, n);
+        return;
+    }
     if (l->connected && kind == MLXR_ALL_SUM && l->memory) {
         mlxr_sum_in_memory(w, l, x, out, n);
         return;

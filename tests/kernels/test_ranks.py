@@ -21,6 +21,8 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.collectives import Floats
+from mlxr.runtime.hosts.cpu import batch_halves
+from mlxr.runtime.hosts.cpu import host as cpu_host
 from mlxr.runtime.hosts.select import make_host
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr_tests.family_specs import ALL_SPECS, family_spec
@@ -52,7 +54,17 @@ def steps(step: Callable[[Batch], Floats], pager: Pager, query_tile: int) -> Ite
     yield feed((a, [9, 7, 9, 3]), (b, [1]))
 
 
-def logits_of_whole(spec: ModelSpec, folder: Path) -> tuple[Path, list[Floats]]:
+def prompts(step: Callable[[Batch], Floats], pager: Pager, query_tile: int) -> Iterator[Floats]:
+    """The last logits of sequences in steps that can be two batches: tokens before, within and after the longest."""
+    a, b = pager.add_sequence(), pager.add_sequence()
+    for of_a, of_b in (([3, 1, 4, 1, 5, 9, 2, 6] * 3, []), ([5], [7, 8, 50, 60, 3]), ([8, 9, 7, 9, 3, 2], [1])):
+        parts = [BatchRequest(seq, ids, pager.length(seq)) for seq, ids in ((a, of_a), (b, of_b)) if ids]
+        yield step(Batch.build(parts, pager, query_tile)).copy()
+
+
+def logits_of_whole(
+    spec: ModelSpec, folder: Path, steps: Callable[..., Iterator[Floats]] = steps
+) -> tuple[Path, list[Floats]]:
     """A file of random weights, and what the reference gives."""
     artifact = compile_spec(spec, targets=["cpu"]).artifact
     path = save_canonical(folder, artifact)
@@ -172,6 +184,46 @@ def test_programs_exchange_by_themselves(
         sums = sum(count for name, count in host.launches.items() if labels[name] == "all_sum")
         assert sums >= 5 * 2, "each of 5 steps has some"
         assert collectives.calls.count("all_sum") == (sums if transport == "calls" else 0)
+
+
+BESIDE = [
+    ("plain", {"model__hidden_size": 1024}, {"tensor": 3}, 2),  # sums of 12 tokens are long, those of 6 short
+    ("olmo-like", {"output": "hidden"}, {"tensor": 2}, 1),
+]
+
+
+def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has steps of two tokens run as two batches."""
+    monkeypatch.setattr(cpu_host, "fewest_tokens", lambda *_: 2)
+    monkeypatch.setattr(batch_halves, "_FEWEST_TOKENS", 1)
+    monkeypatch.setattr(batch_halves, "_MULTIPLE_OF", 1)
+
+
+@pytest.mark.parametrize(("name", "changes", "parallel", "threads"), BESIDE)
+def test_a_sum_beside_the_compute_of_another_batch(
+    name: str,
+    changes: dict[str, Any],
+    parallel: dict[str, Any],
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    overlap(monkeypatch)
+    spec = family_spec(name, **changes, **EXACT)
+    path, expected = logits_of_whole(spec, tmp_path, prompts)
+    ranks = ThreadRanks(split(spec, "cpu", **parallel), open_weights(path), "cpu", "sockets", threads)
+    for got, wanted in zip(prompts(ranks.step, ranks.pager, ranks.plan.query_tile), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=2e-5 * float(np.abs(wanted).max()), rtol=0)
+    phase = ranks.plan.program("cpu").phase("prefill")
+    labels = {kernel.name: kernel.label for kernel in ranks.hosts[0].program.kernels}
+    sums = sum(labels[launch.kernel] == "all_sum" for launch in phase.launches)
+    launched = sum(count for kernel, count in ranks.hosts[0].launches.items() if labels[kernel] == "all_sum")
+    assert launched == 2 * sums * len(expected)
+
+
+def test_a_rank_that_ends_beside_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlap(monkeypatch)
+    test_a_rank_that_ends("sockets", tmp_path)
 
 
 @pytest.mark.parametrize("transport", ["memory", "sockets"])

@@ -7,6 +7,7 @@ from mlxr.compiler.errors import PlanError
 from mlxr.compiler.schedule.pending_launch import PendingLaunch
 from mlxr.compiler.schedule.program import PlacedPhase, PlacedProgram
 from mlxr.compiler.targets.cpu.kernel_parts.kernel import OUTPUTS, CpuKernel
+from mlxr.compiler.targets.cpu.kernels.collective import CpuCollective
 from mlxr.compiler.targets.cpu.unit import Call, Calls
 
 
@@ -35,7 +36,8 @@ def _calls(
         kernel = launch.body
         assert isinstance(kernel, CpuKernel), "target cpu lowers to C functions"
         arguments = _arguments(launch, kernel, tensors, places, logits)
-        calls.append(Call(counters[kernel], names[kernel], arguments, launch.op, _needs_rows(launch.when)))
+        is_sum = isinstance(kernel, CpuCollective) and kernel.kind == "all_sum"
+        calls.append(Call(counters[kernel], names[kernel], arguments, launch.op, _needs_rows(launch.when), is_sum))
     return Calls(phase.lowered.name, tuple(calls))
 
 

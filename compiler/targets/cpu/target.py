@@ -56,6 +56,7 @@ class CpuTarget:
             addend = latest_addend(list(inputs.graphs[name].ops))
             kept = () if addend is None else (addend,)
             phases.append(LoweredPhase(name, lowering.pending, shapes, (logits,), kept=kept))
+        rank = inputs.rank
         copies = copy_blocks_launch(inputs.arena) if inputs.arena.max_sequences > 1 else None
         scratch_bytes = sum(_scratch_bytes(_c_kernels(la.body for phase in phases for la in phase.launches)))
         return Lowered(
@@ -63,6 +64,7 @@ class CpuTarget:
             copies,
             tensors=c_tensors(inputs.weights),
             scratch_bytes=scratch_bytes,
+            step_batches=1 if rank is None or rank.tensor == 1 or rank.pipeline > 1 else 2,
             batch_invariant=inputs.spec.deterministic or inputs.spec.compute == "exact",
         )
 
@@ -83,6 +85,7 @@ class CpuTarget:
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
             vocab_size=inputs.spec.model.vocab_size,
+            step_batches=placed.lowered.step_batches,
         )
         text, abi = render_unit(unit, origin)
         library = CLibrary(
@@ -91,6 +94,7 @@ class CpuTarget:
             tensors=tensors,
             shared_bytes=shared_bytes,
             thread_bytes=thread_bytes,
+            step_batches=placed.lowered.step_batches,
         )
         entries: dict[Kernel, KernelEntry] = {kernel: _entry(kernel, name) for kernel, name in names.items()}
         return make_program(placed, entries, inputs, library), {FILE: text}

@@ -23,13 +23,14 @@ _ATTENTION = ("cache.h", "attend.h", "attend_few.h")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel: its launch counter, its arguments as C text, and the op that it computes."""
+    """A call of a kernel: its launch counter, its arguments as C text, its op, and whether that is a sum."""
 
     counter: int
     kernel: str
     arguments: tuple[str, ...]
     op: str
     needs_rows: bool
+    is_sum: bool
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Calls:
 
     name: str
     calls: tuple[Call, ...]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The indices of the first call, and of those that come after a sum."""
+        return (0, *(index for index, call in enumerate(self.calls[:-1], 1) if call.is_sum))
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Unit:
         activation_bytes: memory of the buffers between calls.
         shared_bytes, thread_bytes: scratch memory that the threads share, and of each thread.
         vocab_size: columns of the logits.
+        step_batches: see `Lowered`.
     """
 
     kernels: tuple[tuple[str, CpuKernel], ...]
@@ -62,6 +69,7 @@ class Unit:
     shared_bytes: int
     thread_bytes: int
     vocab_size: int
+    step_batches: int
 
     @property
     def formats(self) -> frozenset[WeightFormat]:

@@ -5,6 +5,7 @@ layout. The arena is MLX arrays, as on the GPU; the program writes them in place
 returns.
 """
 
+import ctypes
 import re
 import sys
 from collections import Counter
@@ -21,10 +22,12 @@ from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
 from mlxr.runtime.hosts.collectives import Collectives
+from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.exchange import Exchange
 from mlxr.runtime.hosts.cpu.library import CBatch, Library, OpenProgram
 from mlxr.runtime.hosts.cpu.logits_memory import LogitsMemory
+from mlxr.runtime.hosts.cpu.overlap import fewest_tokens
 from mlxr.runtime.hosts.cpu.tensors import TensorReader, bytes_by_place, place_tensors, read_from
 from mlxr.runtime.hosts.host import Host, Logits, Progress
 from mlxr.runtime.memory.footprint import Footprint
@@ -88,6 +91,7 @@ class CpuHost(Host):
         self._told = [0] * len(self._names)
         self._logits = LogitsMemory(self.plan.output_width)
         self._exchange: Exchange | None = None
+        self._overlaps_from = sys.maxsize
 
     @classmethod
     def from_file(
@@ -118,9 +122,16 @@ class CpuHost(Host):
         """See `Host.use`."""
         rank = self.plan.rank
         assert rank is not None, "only a part of a model exchanges anything"
-        self._exchange = Exchange(collectives, rank, self.program.memory.activation_bytes)
+        self._exchange = Exchange(collectives, rank, max(phase.activation_bytes for phase in self.program.phases))
         self.gathers_tops = True
-        if memory := self._exchange.links.memory:
+        planned = self.program.library
+        assert planned is not None, "a program in C has a library"
+        links = self._exchange.links
+        if planned.step_batches > 1 and links.sends_sums:
+            all_sum = partial(self._running.all_sum, links.address)
+            self._overlaps_from = fewest_tokens(all_sum, rank, self.program)
+            links.check()
+        if memory := links.memory:
             self._running.lend_activations(memory)
 
     def step(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -132,27 +143,18 @@ class CpuHost(Host):
         """
         if self._exchange is not None:
             self._exchange.tops = batch.tops
-        rows = batch.num_rows
-        logits = self._logits.take(rows)
-        tokens = np.asarray(batch.tokens)
-        self._running.step(
-            CBatch(
-                PHASES.index(phase_of(self.plan, batch)),
-                len(tokens),
-                batch.num_seqs,
-                rows,
-                batch.block_tables.shape[1],
-                _address(tokens),
-                _address(batch.positions),
-                _address(batch.slots),
-                _address(batch.query_start),
-                _address(batch.context_lens),
-                _address(batch.block_tables),
-                _address(batch.logit_rows),
-                _address(logits),
-                0 if self._exchange is None else self._exchange.links.address,
-            )
-        )
+        logits = self._logits.take(batch.num_rows)
+        program = PHASES.index(phase_of(self.plan, batch))
+        links = 0 if self._exchange is None else self._exchange.links.address
+        parts = [batch]
+        if program and batch.num_tokens >= self._overlaps_from:
+            parts = list(batch_halves(batch) or parts)
+        tokens = [np.asarray(part.tokens) for part in parts]
+        structures: list[CBatch] = []
+        for part, ids in zip(reversed(parts), reversed(tokens), strict=True):
+            second = ctypes.addressof(structures[-1]) if structures else 0
+            structures.append(_c_batch(program, part, ids, logits, links, second))
+        self._running.step(structures[-1])
         if self._exchange is not None:
             self._exchange.check()
         if self._tell:
@@ -193,6 +195,33 @@ class CpuHost(Host):
                 self._launches[name] += now - before
                 self.tell(name, f"x {now - before}")
         self._told = counts
+
+
+def _c_batch(
+    program: int,
+    batch: Batch,
+    tokens: npt.NDArray[np.int32],
+    logits: npt.NDArray[np.float32],
+    links: int,
+    second: int,
+) -> CBatch:
+    return CBatch(
+        program,
+        len(tokens),
+        batch.num_seqs,
+        batch.num_rows,
+        batch.block_tables.shape[1],
+        _address(tokens),
+        _address(batch.positions),
+        _address(batch.slots),
+        _address(batch.query_start),
+        _address(batch.context_lens),
+        _address(batch.block_tables),
+        _address(batch.logit_rows),
+        _address(logits),
+        links,
+        second,
+    )
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.compiler.errors import HostError
+from mlxr.runtime.hosts.collectives import Floats
 
 _CLOSE_WAIT_S = 30.0
 
@@ -36,6 +37,7 @@ class CBatch(ctypes.Structure):
         ("logit_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("links", ctypes.c_void_p),
+        ("second", ctypes.c_void_p),
     )
 
 
@@ -59,6 +61,9 @@ class Library:
         self.lend_activations: Callable[..., Any] | None = None
         if hasattr(loaded, "mlxr_lend_activations"):  # of one of several ranks
             self.lend_activations = _function(loaded, "mlxr_lend_activations", None, pointer, pointer)
+        self.all_sum: Callable[..., Any] | None = None
+        if hasattr(loaded, "mlxr_all_sum"):  # of a rank whose steps may have two batches
+            self.all_sum = _function(loaded, "mlxr_all_sum", None, pointer, pointer, pointer, ctypes.c_uint64)
 
 
 def _function(loaded: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -98,7 +103,8 @@ class OpenProgram:
         if not handle:
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"cpu: cannot start {threads} threads with their memory: {reason}; give fewer --threads")
-        self._step, self._copy, self._lend = library.step, library.copy_blocks, library.lend_activations
+        self._step, self._copy = library.step, library.copy_blocks
+        self._lend, self._all_sum = library.lend_activations, library.all_sum
         self._launches = ctypes.cast(library.launches(handle), ctypes.POINTER(ctypes.c_uint64))
         self._handle, self._pid, self._lock = handle, os.getpid(), threading.Lock()
         self._finish = weakref.finalize(self, _close, library, handle, self._pid, self._lock, keep)
@@ -133,6 +139,17 @@ class OpenProgram:
         """
         assert self._lend is not None, "the program is that of a rank"
         self._lend(self._handle, address)
+
+    def all_sum(self, links: int, x: Floats, out: Floats) -> None:
+        """Sums rows over sockets, outside a step; all ranks of the stage do at the same time.
+
+        Args:
+            links: the address of `mlxr_links`.
+            x: this rank's addend.
+            out: like x.
+        """
+        assert self._all_sum is not None, "the program is that of a rank whose steps may have two batches"
+        self._all_sum(links, x.ctypes.data, out.ctypes.data, x.size)
 
     def launches(self, count: int) -> list[int] | None:
         """How often each of the first `count` kernels was launched; None once the program is closed."""

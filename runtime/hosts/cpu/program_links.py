@@ -14,6 +14,8 @@ CALL = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, 
 BOARD_BYTES = 4096
 """`MLXR_BOARD_BYTES`: of a rank's shared memory, before its activations."""
 _SHORT_BYTES = 32768
+PROBE_BYTES = 1 << 21
+"""At least so much scratch has every rank that sends its addends, whatever its share."""
 
 
 class _CLinks(ctypes.Structure):
@@ -32,6 +34,7 @@ class _CLinks(ctypes.Structure):
         ("lost", ctypes.c_int32),
         ("error", ctypes.c_int32),
         ("sums", ctypes.c_uint32),
+        ("under_way", ctypes.c_void_p),
     )
 
 
@@ -41,6 +44,7 @@ class ProgramLinks:
     Attributes:
         address: of the structure.
         memory: of this rank's activations, if the ranks of its stage share their memory.
+        sends_sums: whether the program sums over sockets, by itself.
     """
 
     def __init__(self, call: object, place: Place, wires: Wires | None, activation_bytes: int) -> None:
@@ -54,6 +58,7 @@ class ProgramLinks:
         """
         self._call = call  # kept alive: C has only its address
         self._place, self._wires, self.memory = place, wires, 0
+        self.sends_sums = place.tensor > 1 and wires is not None and not wires.memory
         self._c = _CLinks(call=call, tensor=place.tensor, tensor_rank=place.tensor_rank, lost=-1)
         if wires is not None:
             self._sockets = np.array(wires.sockets, np.int32)
@@ -65,7 +70,7 @@ class ProgramLinks:
                 self._c.memory = self._memory.ctypes.data
                 self.memory = wires.memory[place.tensor_rank] + BOARD_BYTES
             else:
-                self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES), np.uint8)
+                self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES, PROBE_BYTES), np.uint8)
                 self._c.scratch = self._scratch.ctypes.data
         self.address = ctypes.addressof(self._c)
 
