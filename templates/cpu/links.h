@@ -106,10 +106,12 @@ static void mlxr_swap_all(struct mlxr_links *l, mlxr_swap *swaps, int count) {
 
 // out[i] = the sum of addends[r][i] over the ranks, in their order. out may be one of them.
 static void mlxr_add(const float *const *addends, int count, float *out, size_t first, size_t last) {
+    const float *a = addends[0], *b = addends[1];
+    for (; count == 2 && first < last; ++first) out[first] = a[first] + b[first];
     for (; first < last; first += 1024) {
         size_t end = first + 1024 < last ? first + 1024 : last;
         float sums[1024];
-        for (size_t i = first; i < end; ++i) sums[i - first] = addends[0][i] + addends[1][i];
+        for (size_t i = first; i < end; ++i) sums[i - first] = a[i] + b[i];
         for (int r = 2; r < count; ++r)
             for (size_t i = first; i < end; ++i) sums[i - first] += addends[r][i];
         memcpy(out + first, sums, (end - first) * sizeof *sums);
