@@ -25,6 +25,7 @@ import numpy as np
 
 from mlxr.compiler.artifact import Place, RankPlan
 from mlxr.runtime.hosts.gather_result import gather_result
+from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.parallel.cores import place_threads
 from mlxr.runtime.parallel.join import World, join
 from mlxr.runtime.parallel.launch import read_launch
@@ -94,7 +95,7 @@ def run_rank(size: int, free: bool) -> None:
 
 
 def results(world: World, links: Links) -> None:
-    """The logits of a step: all, or the greatest ones of each row, found and placed."""
+    """The logits of a step: all, or the greatest ones of each row, found and placed, by NumPy and by MLX."""
     vocabulary, (rank, ranks) = 131072, (links.place.rank, links.place.tensor)
     bounds = tuple(vocabulary * i // ranks for i in range(ranks + 1))
     plan = RankPlan(rank=rank, tensor=ranks, pipeline=1, result_bounds=bounds)
@@ -106,6 +107,8 @@ def results(world: World, links: Links) -> None:
             what = f"the {tops} greatest" if tops else "all"
             call = partial(gather_result, links, plan, own, out, tops)
             report(world, f"{rows} x {vocabulary} logits: {what}", out.nbytes, call)
+            lazily = partial(gather_result_lazily, links, plan, mx.array(own), rows, tops)
+            report(world, "  the same, lazily", out.nbytes, lambda lazily=lazily: mx.eval(lazily()))
 
 
 def chains(world: World, links: Links) -> None:

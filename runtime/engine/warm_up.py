@@ -45,7 +45,8 @@ def warm_up(host: Host, pager: Pager, progress: Progress | None = None) -> None:
     for done, (sequences, context) in enumerate(contexts):
         if progress is not None:
             progress("steps", len(sizes) + done, total)
-        _decode(host, pager, sequences, context)
+        for tops in (0, 1) if host.gathers_tops else (0,):
+            _decode(host, pager, sequences, context, tops)
     # The last steps may have pushed older buffers out of MLX's cache: one more prompt brings them back.
     _prompt(host, pager, sizes[len(sizes) // 2], "last")
     host.launches.clear()
@@ -83,7 +84,7 @@ def _prompt(host: Host, pager: Pager, tokens: int, rows: Literal["last", "none"]
         pager.free(seq_id)
 
 
-def _decode(host: Host, pager: Pager, sequences: int, context: int) -> None:
+def _decode(host: Host, pager: Pager, sequences: int, context: int, tops: int) -> None:
     """Two decode steps; the second takes the tokens of the first on the device."""
     ids: list[int] = []
     try:
@@ -93,9 +94,9 @@ def _decode(host: Host, pager: Pager, sequences: int, context: int) -> None:
         if len(ids) < sequences or not pager.can_append_all(growths):
             return
         pager.append_all([(seq_id, context) for seq_id in ids])
-        samples = _sample(host, pager, [BatchRequest(seq_id, [0], context) for seq_id in ids], _SAMPLINGS)
+        samples = _sample(host, pager, [BatchRequest(seq_id, [0], context) for seq_id in ids], _SAMPLINGS, tops=tops)
         after = [BatchRequest(seq_id, [0], context + 1) for seq_id in ids]
-        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens if host.pipelines else None)
+        _sample(host, pager, after, _SAMPLINGS[:1], samples.tokens if host.pipelines else None, tops)
     finally:
         for seq_id in ids:
             pager.free(seq_id)
@@ -107,9 +108,10 @@ def _sample(
     requests: Sequence[BatchRequest],
     samplings: Sequence[Sampling],
     tokens: mx.array | None = None,
+    tops: int = 0,
 ) -> Samples:
     """Runs a step and samples its logits in each way; returns the tokens of the last way."""
-    logits = launch_step(host, pager, requests, tokens)
+    logits = launch_step(host, pager, requests, tokens, tops=tops)
     rows = [row for row, request in enumerate(r for r in requests if r.rows == "last")]
     for sampling in samplings:
         samples = Samples(host, logits, rows, [Row(Sampler(sampling), 0)] * len(rows))

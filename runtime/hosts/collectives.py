@@ -83,12 +83,13 @@ class LazyCollectives(Protocol):
     def receive_lazily(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """Rows of the stage before."""
 
-    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
-        """At rank 0, the columns of the ranks of the last stage, `shape` in f32; elsewhere an array that hangs on it.
+    def gather_lazily(self, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
+        """At rank 0, [rows, bounds[-1]], the columns of the ranks of the last stage; elsewhere what hangs on them.
 
         Args:
-            x: this rank's columns; None: it has none.
-            shape: rows, and columns of all ranks.
+            x: this rank's columns, [rows, columns], f32; None: it has none.
+            bounds: as for `gather`; at least one column.
+            rows: at least one.
         """
 
 

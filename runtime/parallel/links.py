@@ -33,13 +33,12 @@ class Links:
         stays_on_gpu: see `LazyCollectives`.
     """
 
-    def __init__(self, place: Place, world: World, bounds: Sequence[int] = (), ordered: bool = True) -> None:
+    def __init__(self, place: Place, world: World, ordered: bool = True) -> None:
         """Makes what is needed; all ranks do it at the same time.
 
         Args:
             place: of this rank.
             world: all ranks, connected.
-            bounds: of the lazy result; see `RankPlan.result_bounds`.
             ordered: add in the order of the ranks; False: long messages between many ranks are shorter, and the order
                 is the backend's.
 
@@ -51,7 +50,7 @@ class Links:
                 f"MLX says rank {world.group.rank()} of {world.group.size()}, "
                 f"the model says rank {place.rank} of {place.size}"
             )
-        self.place, self._world, self._bounds = place, world, tuple(bounds)
+        self.place, self._world = place, world
         self.stays_on_gpu = world.backend == "nccl"
         # NCCL adds two terms at least as fast as we gather them, and a + b has the bits of b + a.
         self._in_any_order = world.backend == "nccl" if place.tensor == 2 else not ordered
@@ -159,14 +158,14 @@ class Links:
         """See `LazyCollectives`."""
         return self._moves().receive(shape, dtype)
 
-    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
+    def gather_lazily(self, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
         """See `LazyCollectives`. Ranks that have nothing and get nothing return zeros."""
         if self.place.size == 1 and x is not None:
             return x
         if x is None and self.place.in_last_stage:
-            x = mx.zeros((shape[0], 0))
-        result = self._moves().gather(x, self._bounds, shape[0], mx.float32)
-        return mx.zeros(shape) if result is None else result
+            x = mx.zeros((rows, 0))
+        result = self._moves().gather(x, tuple(bounds), rows, mx.float32)
+        return mx.zeros((rows, bounds[-1])) if result is None else result
 
     def _moves(self) -> GroupMoves | LineMoves:
         moves = self._groups or self._line

@@ -68,7 +68,7 @@ def load_rank(
     def connect(runner: Host) -> None:
         plan = runner.plan.rank
         assert plan is not None, "its artifact is a rank's"
-        runner.use(Links(plan, world, plan.result_bounds))
+        runner.use(Links(plan, world))
 
     if isinstance(side, Leader):
         with side.refusing():

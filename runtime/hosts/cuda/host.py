@@ -238,7 +238,7 @@ class CudaHost(MlxHost):
     def _prefill_key(self, phase: Phase, dims: Dims) -> _Key:
         """What the trace of a prefill step depends on; on the context only if a buffer has its size."""
         sizes = {name: size for name, size in dims.items() if name != "context" or self._context_matters}
-        return (phase.name, *sizes.values(), *self.launcher.choice(phase, dims))
+        return (phase.name, *sizes.values(), self.launcher.tops, *self.launcher.choice(phase, dims))
 
     def _decode(
         self, phase: Phase, dims: Dims, arrays: dict[str, npt.NDArray[Any]], others: Mapping[str, mx.array]
@@ -248,7 +248,7 @@ class CudaHost(MlxHost):
         (moving, moved), (steady, stayed) = self._inputs.bind(arrays)
         key = (
             phase.name,
-            *(dims["tokens"], dims["seqs"], dims["rows"]),
+            *(dims["tokens"], dims["seqs"], dims["rows"], self.launcher.tops),
             *(dims[dim] for dim in self._grid_dims),
             *self.launcher.choice(phase, dims),
         )
@@ -291,7 +291,7 @@ class CudaHost(MlxHost):
                 logits, token, *turns = kernel.run(self._fixed | inputs, self._layers, dims, *turn)
                 if self._peers is not None:
                     own = of_shape(logits, (dims["rows"], kernel.width))
-                    logits = self._peers.gather_lazily(own, (dims["rows"], self.plan.output_width))
+                    logits = self.launcher.gather_result(own, dims)
                 return logits, token, moved + 1, *turns
             logits, token = self.run(phase, dims, inputs)
             if dims["rows"] == dims["seqs"] and any(dims["seqs"] in counts for counts in self._as_launches):

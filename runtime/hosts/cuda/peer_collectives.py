@@ -1,6 +1,6 @@
 """The collectives of a rank whose sums go through memory that the cards of its stage see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -53,6 +53,6 @@ class PeerCollectives:
         """See `LazyCollectives`."""
         return self._others.receive_lazily(shape, dtype)
 
-    def gather_lazily(self, x: mx.array | None, shape: tuple[int, int]) -> mx.array:
+    def gather_lazily(self, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
         """See `LazyCollectives`."""
-        return self._others.gather_lazily(x, shape)
+        return self._others.gather_lazily(x, bounds, rows)

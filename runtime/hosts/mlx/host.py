@@ -26,7 +26,7 @@ from mlxr.compiler.artifact import (
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.cache.arena_blocks import check_blocks
-from mlxr.runtime.hosts.batch import Batch
+from mlxr.runtime.hosts.batch import MOST_TOPS, Batch
 from mlxr.runtime.hosts.binding import BatchArrays, Dims, batch_arrays, batch_dims, from_buffer, phase_of
 from mlxr.runtime.hosts.collectives import EXACT_IDS, Collectives
 from mlxr.runtime.hosts.host import ArrayHost, Logits, Progress
@@ -35,6 +35,9 @@ from mlxr.runtime.hosts.mlx.launcher import Arrays, Launcher, MlxKernel
 from mlxr.runtime.hosts.mlx.padding import padded_batch
 from mlxr.runtime.mlx_arrays import MLX_DTYPES, start_computing
 from mlxr.runtime.weights.weight_file import WeightFile
+
+_TOPS = (1, 64, MOST_TOPS)
+"""Few numbers, because each makes a trace."""
 
 
 class MlxHost(ArrayHost):
@@ -110,7 +113,7 @@ class MlxHost(ArrayHost):
 
     def use(self, collectives: Collectives) -> None:
         """See `Host.use`."""
-        self.launcher.collectives = collectives
+        self.launcher.collectives, self.launcher.rank, self.gathers_tops = collectives, self.plan.rank, True
 
     def ids_of_rank_0(self, ids: mx.array | None, count: int) -> mx.array:
         """See `Host.ids_of_rank_0`: a sum to which the others give zeros."""
@@ -125,13 +128,23 @@ class MlxHost(ArrayHost):
         phase = self.program.phase(phase_of(self.plan, batch))
         if phase.name == "prefill":
             batch = padded_batch(batch, self.plan)
-        dims = batch_dims(batch)
+        dims, self.launcher.tops = batch_dims(batch), self._tops(phase, batch)
         arrays = {name: array for name, array in batch_arrays(batch).items() if name in self._read[phase.name]}
         logits, self.arena.token = self.launch_step(phase, dims, arrays)
         if not dims["rows"]:
             with self.failures():
                 start_computing([self.arena.token])
         return logits
+
+    def _tops(self, phase: Phase, batch: Batch) -> int:
+        """How many of the greatest logits ranks exchange, at least `Batch.tops`; 0: all."""
+        collectives = self.launcher.collectives
+        if collectives is None or not batch.tops:
+            return 0
+        # NCCL is expected to send a row as quickly as a card finds its greatest. Each size of prompt is traced once.
+        if batch.num_rows == 1 and (collectives.stays_on_gpu or phase.name == "prefill"):
+            return 0
+        return next(tops for tops in _TOPS if tops >= batch.tops)
 
     def launch_step(self, phase: Phase, dims: Dims, batch: BatchArrays) -> tuple[mx.array, mx.array]:
         """Launches a step after the last access of the arena.

@@ -14,11 +14,13 @@ from mlxr.compiler.artifact import (
     Phase,
     PhaseName,
     Program,
+    RankPlan,
 )
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.binding import Dims, shape_of
 from mlxr.runtime.hosts.collectives import LazyCollectives
 from mlxr.runtime.hosts.mlx.bindable import MIN_ELEMENTS, bindable, bindable_shape, of_shape
+from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr.runtime.hosts.mlx.library import call_library
 from mlxr.runtime.mlx_arrays import MLX_DTYPES
 
@@ -44,6 +46,8 @@ class Launcher:
 
     Attributes:
         collectives: what launches exchange rows with, where the program is that of one rank of several.
+        rank: which one that is.
+        tops: see `Batch.tops`; of the launches that follow.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Launcher:
             count: called at each launch with the name of the kernel or the label of the library call, and a detail.
         """
         self.collectives: LazyCollectives | None = None
+        self.rank: RankPlan | None = None
+        self.tops = 0
         self._count = count
         self._kernels = {
             entry.name: _Kernel(
@@ -100,6 +106,16 @@ class Launcher:
             self._launch(launch.body, launch, arrays, dims, shapes)
         else:
             self._call(launch.body, launch, arrays, dims)
+
+    def gather_result(self, own: mx.array | None, dims: Dims) -> mx.array:
+        """The result of a step at rank 0, elsewhere what hangs on it; see `gather_result_lazily`.
+
+        Args:
+            own: columns of this rank; None: it has none.
+            dims: the dims of the batch.
+        """
+        assert self.collectives is not None and self.rank is not None, "a rank that has its collectives"
+        return gather_result_lazily(self.collectives, self.rank, own, dims["rows"], self.tops)
 
     def _launch(
         self,
@@ -142,7 +158,7 @@ class Launcher:
         elif call.function == "receive":
             out = collectives.receive_lazily((dims["tokens"], call.width), dtype)
         else:
-            out = collectives.gather_lazily(bound.get("x"), (dims["rows"], call.width))
+            out = self.gather_result(bound.get("x"), dims)
         arrays[launch.outputs[0]] = bindable(out)
         self._count(call.label, launch.op)
 

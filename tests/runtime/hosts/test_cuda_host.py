@@ -6,6 +6,8 @@ because the sim must see numbers.
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +28,9 @@ from mlxr.runtime.hosts.batch import Batch, BatchRequest
 from mlxr.runtime.hosts.cuda import device
 from mlxr.runtime.hosts.cuda import host as cuda_host
 from mlxr.runtime.hosts.cuda.host import CudaHost
+from mlxr.runtime.hosts.cuda.meet_peers import NoPeersError
 from mlxr.runtime.hosts.cuda.packed import DecodeInputs, Packed
+from mlxr.runtime.hosts.mlx import launcher
 from mlxr.runtime.hosts.registry import hosts
 from mlxr.runtime.hosts.select import resolve_host
 from mlxr_tests.fake_card import SimLauncher, Sums, use_card
@@ -274,3 +278,45 @@ def test_without_a_card_the_cuda_host_says_so(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(HostError, match="no NVIDIA GPU"):
         mlxr.load(mlxr.compile("storyteller"), Q8_0, host="cuda")
     assert resolve_host("auto").name in ("metal", "cpu")
+
+
+@pytest.mark.skipif(device.has_cuda(), reason="here the real one runs")
+def test_a_step_of_a_rank_is_traced_for_few_numbers_of_greatest_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt gathers all logits of its single row, so that each size is traced once."""
+    spec = small_spec(parallel={"tensor": 2})
+    artifact = compile_spec(spec, targets=["metal"]).artifact.of_rank(0)
+    use_card(monkeypatch, artifact, Sums())
+
+    def meet_no_peers(*_: Any) -> None:
+        raise NoPeersError("there are none")
+
+    monkeypatch.setattr(cuda_host, "meet_peers", meet_no_peers)
+    gathered: list[int] = []
+
+    def gather(collectives: Any, rank: Any, own: mx.array, rows: int, tops: int) -> mx.array:
+        gathered.append(tops)
+        return mx.broadcast_to(own[:, :1], (rows, spec.model.vocab_size))
+
+    monkeypatch.setattr(launcher, "gather_result_lazily", gather)
+    collectives: Any = SimpleNamespace(traceable=True, stays_on_gpu=False, all_sum_lazily=lambda x: x, all_sum=None)
+    host = CudaHost(artifact, random_buffers(artifact.plan)[0], Arena(artifact.plan.arena))
+    host.use(collectives)
+    pager = Pager.from_geometry(artifact.plan.arena)
+
+    def launched(tokens: list[list[int]], numbers: list[int]) -> list[int]:
+        """What was gathered wherever Python launched or traced it."""
+        gathered.clear()
+        for tops in numbers:
+            ids = [pager.add_sequence() for _ in tokens]
+            batch = Batch.build([BatchRequest(i, own, 0) for i, own in zip(ids, tokens, strict=True)], pager, 8)
+            host.read(host.step(replace(batch, tops=tops)))
+            for seq_id in ids:
+                pager.free(seq_id)
+        return list(gathered)
+
+    assert host.gathers_tops
+    assert launched([[5], [6]], [0, 1, 5, 40, 64, 65, 256, 1, 0, 3, 100]) == [0, 1, 64, 256]
+    assert launched([[5]], [1, 0, 1]) == [1, 0]
+    assert launched([[1, 2, 3]], [1, 0, 40, 1]) == [0, 0], "a size is traced when it comes again"
+    collectives.stays_on_gpu = True
+    assert launched([[5]], [1, 64]) == [], "as all of them"

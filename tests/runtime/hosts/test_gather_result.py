@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from mlxr.runtime.engine.speculation.speculator import Speculator
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.collectives import Floats
 from mlxr.runtime.hosts.gather_result import gather_result
+from mlxr.runtime.hosts.mlx.gather_result_lazily import gather_result_lazily
 from mlxr_tests.hash_host import Answer, Guesser, HashEngine, HashHost
 
 
@@ -35,16 +37,27 @@ class Wire:
             out[:] = got
         assert x is None or x.shape[1] in np.diff(bounds)
 
+    def gather_lazily(self, x: mx.array, bounds: Sequence[int], rows: int) -> mx.array:
+        self.gather(np.array(x), bounds, out := np.zeros((rows, bounds[-1]), np.float32))
+        return mx.array(out)
+
 
 def gathered(logits: Floats, bounds: tuple[int, ...], tops: int) -> tuple[Floats, int]:
-    """What rank 0 gets of logits of which each rank has some columns, and how many numbers were sent."""
-    wire: Any = Wire()
+    """What rank 0 gets of logits of which each rank has some columns, and how many numbers were sent.
+
+    Lazy steps get the same bits.
+    """
+    wire, lazy_wire = Wire(), Wire()
     size = len(bounds) - 1
     out = np.full_like(logits, 7)
     for rank in reversed(range(size)):
         own = np.ascontiguousarray(logits[:, bounds[rank] : bounds[rank + 1]])
         plan = RankPlan(rank=rank, tensor=size, pipeline=1, result_bounds=bounds)
-        gather_result(wire, plan, own, out if rank == 0 else np.empty_like(out), tops)
+        gather_result(cast(Any, wire), plan, own, out if rank == 0 else np.empty_like(out), tops)
+        lazy = gather_result_lazily(cast(Any, lazy_wire), plan, mx.array(own), len(own), tops)
+        assert lazy.shape == out.shape and lazy.dtype == mx.float32
+    np.testing.assert_array_equal(np.array(lazy).view(np.int32), out.view(np.int32))
+    assert [part.shape for part in lazy_wire.parts] == [part.shape for part in wire.parts]
     return out, sum(part.size for part in wire.parts)
 
 
@@ -70,7 +83,7 @@ def test_tokens_are_those_of_all_logits(data: st.DataObject) -> None:
     logits = data.draw(st.sampled_from([logits, np.round(logits), logits * np.float32(1e-6)]))
     logits[rng.random(logits.shape) < data.draw(st.sampled_from([0, 0.1, 0.99]))] = -np.inf
     logits[:, 5] = 0
-    for broken in data.draw(st.lists(st.sampled_from([np.nan, np.inf, -np.inf]), max_size=2)):
+    for broken in data.draw(st.lists(st.sampled_from([np.nan, -np.nan, np.inf, -np.inf]), max_size=2)):
         logits[rng.integers(count), slice(None) if broken == -np.inf else rng.integers(size, size=3)] = broken
     samplers = [Sampler(Sampling(**data.draw(OPTIONS), seed=2), i) for i in range(count)]
     tops = max(sampler.tops for sampler in samplers)

@@ -7,7 +7,7 @@ import pytest
 import mlxr
 from mlxr.compiler.driver import compile_spec
 from mlxr.runtime.hosts.cuda import device
-from mlxr_tests.card_rank import PROMPTS, TOKENS
+from mlxr_tests.card_rank import PROMPTS, SAMPLING, TOKENS
 from mlxr_tests.few import few
 from mlxr_tests.ranks import run_ranks
 from mlxr_tests.storyteller import TINY, tiny_spec
@@ -22,10 +22,11 @@ def test_steps_are_told_before_the_last_one_is_read(parallel: dict[str, int]) ->
     assert [rank.code for rank in ranks] == [0, 0], ranks
     told, other_ids = (json.loads(rank.stdout) for rank in ranks)
     whole = mlxr.load(compile_spec(tiny_spec(cache={"max_sequences": 4})).artifact, TINY, host="sim")
-    sampling = mlxr.Sampling(temperature=0.5, seed=3, n=2)
-    answers = whole.start([list(prompt) for prompt in PROMPTS], max_tokens=TOKENS, sampling=sampling).finish()
+    prompts = [list(prompt) for prompt in PROMPTS]
+    answers = whole.start(prompts, max_tokens=TOKENS, sampling=mlxr.Sampling(**SAMPLING)).finish()
     assert told["tokens"] == [answer.token_ids for answer in answers]
     assert other_ids == told["late"]
+    assert told["widths"] == [2 * 64 * parallel.get("tensor", 1)], "values and columns of the greatest logits"
     if "pipeline" in parallel:  # rank 0's ids reach its own stage alone
         assert not told["ahead"] and not other_ids
     else:

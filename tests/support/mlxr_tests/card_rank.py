@@ -1,13 +1,14 @@
 """A rank on host cuda, with the sim in MLX's place: `python -m mlxr_tests.card_rank PARALLEL`.
 
-Rank 0 prints tokens, how many steps were told to the others while the one before was not read, and the ids of those
-steps. Other ranks print the ids that they got for them.
+Rank 0 prints tokens, how many steps were told to the others while the one before was not read, the ids of those steps,
+and the widths of the results that were gathered after the warm-up. Other ranks print the ids that they got.
 """
 
 import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -22,11 +23,13 @@ from mlxr.runtime.hosts.cuda.host import CudaHost
 from mlxr.runtime.hosts.cuda.meet_peers import SETTING
 from mlxr.runtime.parallel.connection import Kind
 from mlxr.runtime.parallel.leader import Leader
+from mlxr.runtime.parallel.links import Links
 from mlxr_tests.fake_card import SimLauncher, use_card
 from mlxr_tests.storyteller import TINY, tiny_spec
 
 PROMPTS = ([1, 403, 27], [1, *range(300, 309)])
 TOKENS = 6
+SAMPLING: dict[str, Any] = {"temperature": 0.5, "top_k": 5, "seed": 3, "n": 2}
 
 
 def main(parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +57,20 @@ def main(parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             print(json.dumps(late))
     model = load_rank(artifact, TINY, host="cuda")
-    warm = len(late)
+    warm, widths = len(late), set[int]()
     counts = watch(monkeypatch)
-    sampling = mlxr.Sampling(temperature=0.5, seed=3, n=2)
-    answers = model.start([list(prompt) for prompt in PROMPTS], max_tokens=TOKENS, sampling=sampling).finish()
+    gather = Links.gather_lazily
+
+    def gather_lazily(links: Links, x: mx.array | None, bounds: Sequence[int], rows: int) -> mx.array:
+        widths.add(bounds[-1])
+        return gather(links, x, bounds, rows)
+
+    monkeypatch.setattr(Links, "gather_lazily", gather_lazily)
+    prompts = [list(prompt) for prompt in PROMPTS]
+    answers = model.start(prompts, max_tokens=TOKENS, sampling=mlxr.Sampling(**SAMPLING)).finish()
     model.close()
     tokens = [answer.token_ids for answer in answers]
-    print(json.dumps({"tokens": tokens, "late": late, "warm": warm, **counts}))
+    print(json.dumps({"tokens": tokens, "late": late, "warm": warm, "widths": sorted(widths), **counts}))
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -11,7 +11,7 @@ the CPU once (the handover). Per message:
 3. A stage's rows reach the next one in one hop, and are handed on along its line in n - 1; with NCCL they are added to
    zeros by a group of n + 1.
 4. The result's columns are gathered (f32, all parts as wide as the widest), or go along the last stage's line. Of
-   greedy rows hosts without MLX's collectives send only the greatest; that is not counted.
+   greedy rows only the greatest are sent; that is not counted.
 """
 
 import itertools
