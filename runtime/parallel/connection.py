@@ -53,6 +53,10 @@ class Connection:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._link, self.peer = link, peer
 
+    def fileno(self) -> int:
+        """Of the socket, to wait for messages of several connections."""
+        return self._link.fileno()
+
     def send(self, kind: Kind, data: "bytes | memoryview" = b"") -> None:
         """Sends a message.
 

@@ -17,7 +17,7 @@ import numpy as np
 from mlxr.compiler.errors import HostError, MlxrError
 from mlxr.runtime.hosts.host import Host
 from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Facts, Kind
-from mlxr.runtime.parallel.handshake import PROOF_SECONDS, StrangerError, prove
+from mlxr.runtime.parallel.handshake import Purpose, StrangerError, connect
 from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity
 from mlxr.runtime.parallel.loss import LOST_CODE, Loss, write_line
@@ -25,8 +25,12 @@ from mlxr.runtime.parallel.meeting import Meeting, Share, find
 from mlxr.runtime.parallel.starts_ahead import starts_ahead
 from mlxr.runtime.parallel.step_message import StepLimits, unpack_step
 
+_CONNECT_SECONDS = 60.0
+"""How long to try to connect to rank 0, which waits for so long, too."""
 _END_SECONDS = 10.0
 """How long this process may take to end after rank 0 has."""
+_LOADING_SECONDS = 1.0
+"""The same while it loads: nothing will come of that."""
 _STEPS_AHEAD = 2
 """Most steps that have been started and not waited for, as many as rank 0's engine has."""
 _IDLE_SECONDS = 0.5
@@ -56,12 +60,12 @@ class Follower:
             HostError: rank 0 cannot be reached, or refuses this rank.
         """
         self.rank, self._loss, self._end = rank, Loss(end), end
-        self._leader = "rank 0"
+        self._leader, self._is_loading = "rank 0", True
         self._running: deque[mx.array] = deque()
         """Of each step that has been started and not waited for, an array that is computed with it."""
-        meeting = find(share)
-        self._connection = Connection(_connect(meeting, rank, "control"), "rank 0")
-        links = {0: _connect(meeting, rank, "heartbeat")}
+        meeting, until = find(share), time.monotonic() + _CONNECT_SECONDS
+        self._connection = Connection(_connect(meeting, rank, "control", until), "rank 0")
+        links = {0: _connect(meeting, rank, "heartbeat", until)}
         self._heartbeat = Heartbeat(links, self._lost, self._leader_ended)
         facts = self._exchange(Identity.here(rank).facts | dict(same))
         self._leader = str(Identity.of(0, facts))
@@ -76,14 +80,18 @@ class Follower:
         return int(self._exchange({"blocks": blocks, **same})["blocks"])
 
     def _exchange(self, facts: Facts) -> dict[str, Any]:
+        self._is_loading = False  # if rank 0 refuses, this gets the reason
         try:
             self._connection.send_facts(facts)
-            return self._connection.receive_facts()
+            answer = self._connection.receive_facts()
         except ConnectionEndedError as error:
             self._fail(f"its control connection broke: {error}")
+        self._is_loading = True
+        return answer
 
     def give_up(self, reason: str) -> None:
         """Tells rank 0 why this rank cannot take part; this process is about to end by itself."""
+        self._is_loading = False
         self._connection.send_error(reason)
         self._heartbeat.end()
 
@@ -99,6 +107,7 @@ class Follower:
             HostError: rank 0, or another rank, cannot load.
         """
         self._exchange({"block_bytes": host.block_bytes, "notes": list(host.notes)})
+        self._is_loading = False
         try:
             connect(host)
         except Exception as error:  # the others may wait in a collective: only their heartbeats can end them
@@ -172,10 +181,14 @@ class Follower:
             told = f"{self._leader} was lost: {reason}"
         self._loss.tell(told, f"rank {self.rank}: error: {told}; this rank ends", self._connection.shut)
 
-    def _leader_ended(self) -> None:
-        """Rank 0 ends as it should, so this process is about to. If it hangs in a step, it is ended."""
-        time.sleep(_END_SECONDS)
-        self._end(LOST_CODE)
+    def _leader_ended(self, reason: str) -> None:
+        """Rank 0 ends as it should, so this process is about to. If it still loads, or hangs in a step, it is ended."""
+        time.sleep(_LOADING_SECONDS)
+        if not self._is_loading:
+            time.sleep(_END_SECONDS)
+        told = f"rank 0 has ended: {reason}" if reason else f"{self._leader} has ended"
+        write_line(f"rank {self.rank}: error: {told}; this rank ends")
+        self._end(1 if self._is_loading else LOST_CODE)  # 1: rank 0 has refused, and would again
 
 
 class _Signals:
@@ -204,21 +217,17 @@ class _Signals:
         write_line(f"rank {self._rank}: it ends when rank 0 does; a second signal ends it at once")
 
 
-def _connect(meeting: Meeting, rank: int, purpose: Any) -> socket.socket:
+def _connect(meeting: Meeting, rank: int, purpose: Purpose, until: float) -> socket.socket:
     where = f"{meeting.host} port {meeting.port}"
     try:
-        link = socket.create_connection((meeting.host, meeting.port), PROOF_SECONDS)
+        return connect((meeting.host, meeting.port), meeting.secret, rank, purpose, until)
     except OSError as error:
         raise HostError(
             f"rank {rank} cannot reach rank 0 at {where}: {error.strerror or error}; name an address that all machines "
             "reach with --control HOST:PORT"
         ) from error
-    try:
-        prove(link, meeting.secret, rank, purpose)
     except StrangerError as error:
-        link.close()
         raise HostError(f"rank {rank} asked {where} for rank 0, and does not trust who answers: {error}") from error
-    return link
 
 
 def _numbers(data: bytes | bytearray, group: int, end: int) -> list[int]:

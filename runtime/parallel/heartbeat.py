@@ -79,7 +79,7 @@ class Heartbeat:
         self,
         links: Mapping[int, socket.socket],
         lost: Callable[[int, str], None],
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Starts the thread.
 
@@ -87,7 +87,8 @@ class Heartbeat:
             links: connected sockets, by the peers' ranks; they belong to this object from now on.
             lost: called in the thread, at most once, with a rank and the reason: it is lost, or it reports that another
                 one is; the rank is -1 if this process's own parent is lost.
-            ended: called in the thread when a peer says that it ends as it should, which is not watched any more.
+            ended: called in the thread when a peer says that it ends as it should, with the reason, if there is one; it
+                is not watched any more.
         """
         self._peers = {rank: _Peer(link) for rank, link in links.items()}
         self._lost, self._ended = lost, ended
@@ -108,11 +109,11 @@ class Heartbeat:
             if rank != but:
                 peer.say(_Word.LOST, text)
 
-    def end(self) -> None:
-        """Tells the peers that all is over, and stops watching them."""
+    def end(self, reason: str = "") -> None:
+        """Tells the peers that all is over, and why, if not because all is done; stops watching them."""
         self._stopping = True
         for peer in list(self._peers.values()):
-            peer.say(_Word.END)
+            peer.say(_Word.END, reason)
         if self._thread is not threading.current_thread():
             self._thread.join(5 * _LOOK_SECONDS)
 
@@ -129,16 +130,16 @@ class Heartbeat:
             # What has come is read before anyone is taken for lost: this process may have been stopped itself.
             for file, _ in poll.poll(1000 * _LOOK_SECONDS):
                 rank = ranks[file]
-                reason, has_ended = self._news(self._peers[rank])
+                reason, end = self._news(self._peers[rank])
                 if self._stopping:
                     return
                 if reason is not None:
                     self._lost(rank, reason)
                     return
-                if has_ended:
+                if end is not None:
                     poll.unregister(file)
                     del self._peers[rank]
-                    self._ended()
+                    self._ended(end)
             now = time.monotonic()
             for rank, peer in self._peers.items():
                 if now - peer.heard > LOST_SECONDS:
@@ -149,14 +150,14 @@ class Heartbeat:
                 return
 
     @staticmethod
-    def _news(peer: _Peer) -> tuple[str | None, bool]:
-        """Takes what a peer has sent: why it is lost, if it is, and whether it ends as it should."""
+    def _news(peer: _Peer) -> tuple[str | None, str | None]:
+        """Takes what a peer has sent: why it is lost, if it is, and why it ends, if it does so as it should."""
         words = peer.words()
         if words is None:
-            return "it has ended, or its connection has", False
+            return "it has ended, or its connection has", None
         for word, text in words:
             if word == _Word.LOST:
-                return text, False
+                return text, None
             if word == _Word.END:
-                return None, True
-        return None, False
+                return None, text
+        return None, None

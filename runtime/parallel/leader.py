@@ -1,6 +1,7 @@
 """Rank 0's side of the control channel: a connection to each of the other ranks, and what happens when one is lost."""
 
 import os
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.parallel.connection import Connection, ConnectionEndedError, Kind
-from mlxr.runtime.parallel.handshake import StrangerError, check_proof
+from mlxr.runtime.parallel.handshake import StrangerError, check_proof, seconds_left
 from mlxr.runtime.parallel.heartbeat import Heartbeat
 from mlxr.runtime.parallel.identity import Identity, check_same
 from mlxr.runtime.parallel.loss import Loss
@@ -130,16 +131,22 @@ class Leader:
             raise
 
     def _collect(self) -> dict[int, dict[str, Any]]:
-        """What each rank says. If it is an error, the message has its name."""
+        """What each rank says, in their order. The first error that comes is raised, with its rank's name."""
         told = {}
-        for rank, connection in self._connections.items():
-            try:
-                told[rank] = connection.receive_facts()
-            except ConnectionEndedError as error:
-                self._fail(rank, error)
-            except HostError as error:
-                raise HostError(f"{self.names[rank]}: {error}") from error
-        return told
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    selector.unregister(key.fileobj)
+                    rank = key.data
+                    try:
+                        told[rank] = self._connections[rank].receive_facts()
+                    except ConnectionEndedError as error:
+                        self._fail(rank, error)
+                    except HostError as error:
+                        raise HostError(f"{self.names[rank]}: {error}") from error
+        return {rank: told[rank] for rank in self._connections}
 
     def send(self, kind: Kind, data: bytes = b"", rank: int | None = None) -> None:
         """Sends a message to all ranks, or to one.
@@ -187,7 +194,7 @@ class Leader:
 
     def refuse(self, reason: str) -> None:
         """Tells all ranks why they cannot go on, before there were any steps; they end with an error."""
-        self._heartbeat.end()
+        self._heartbeat.end(reason)
         for connection in self._connections.values():
             connection.send_error(reason)
         self._has_closed = True
@@ -240,7 +247,7 @@ def _accept(listener: socket.socket, secret: bytes, size: int) -> dict[tuple[int
     until = time.monotonic() + _CONNECT_SECONDS
     while len(links) < 2 * (size - 1):
         try:
-            listener.settimeout(max(0.001, until - time.monotonic()))
+            listener.settimeout(seconds_left(until))
             link, _ = listener.accept()
         except TimeoutError:
             absent = sorted(
@@ -255,9 +262,11 @@ def _accept(listener: socket.socket, secret: bytes, size: int) -> dict[tuple[int
         except StrangerError:
             link.close()
             continue
-        if not 0 < rank < size or (rank, purpose) in links:
+        if not 0 < rank < size:
             link.close()
             continue
+        if (rank, purpose) in links:
+            links[rank, purpose].close()  # it connects again, as it does where it has not got our answer
         links[rank, purpose] = link
     return links
 

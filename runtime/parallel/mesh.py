@@ -18,13 +18,11 @@ from mlxr.compiler.artifact import Place
 from mlxr.compiler.errors import HostError
 from mlxr.runtime.hosts.collectives import Floats, Wires
 from mlxr.runtime.parallel.gather_bytes import gather_bytes
-from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, prove
+from mlxr.runtime.parallel.handshake import SECRET_BYTES, StrangerError, check_proof, connect, seconds_left
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.shared_memory import SharedMemory
 
 _CONNECT_S = 30.0
-_PROOF_S = 1.0
-"""How long others wait for whoever has connected: a rank proves at once who it is, or connects again."""
 _LOOK_S = 0.001
 _BUFFER_BYTES = 400_000
 _TOLD = struct.Struct(f"<H{SECRET_BYTES}s")
@@ -153,18 +151,12 @@ def _connect(
     """Connects to lower ranks, then accepts higher ones: rank 0 accepts at once, and so the others come to it, too."""
     missing = partners(place)
     for rank in sorted(rank for rank in missing if rank < place.rank):
-        while rank not in links:
-            link = _tuned(socket.create_connection(addresses[rank], _left(until)))
-            try:
-                prove(link, secret, place.rank, "rows", _left(until))
-                links[rank] = link
-            except StrangerError:
-                link.close()
+        links[rank] = _tuned(connect(addresses[rank], secret, place.rank, "rows", until))
     while links.keys() != missing:
-        listener.settimeout(_left(until))
+        listener.settimeout(seconds_left(until))
         link = _tuned(listener.accept()[0])
         try:
-            rank, purpose = check_proof(link, secret, _PROOF_S)
+            rank, purpose = check_proof(link, secret)
         except StrangerError:
             link.close()
             continue
@@ -174,17 +166,6 @@ def _connect(
         if rank in links:
             links[rank].close()  # it connects again, as it does where it has not got our answer
         links[rank] = link
-
-
-def _left(until: float) -> float:
-    """Seconds.
-
-    Raises:
-        TimeoutError: there are none.
-    """
-    if (seconds := until - time.monotonic()) <= 0:
-        raise TimeoutError("the other ranks do not come")
-    return seconds
 
 
 def _tuned(link: socket.socket) -> socket.socket:

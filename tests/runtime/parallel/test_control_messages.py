@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from dataclasses import replace
 
 import mlx.core as mx
@@ -108,10 +109,10 @@ def test_who_does_not_know_the_secret_is_a_stranger() -> None:
         thread = threading.Thread(target=listen)
         thread.start()
         if secrets[0] == secrets[1]:
-            prove(one, secrets[0], 3, "heartbeat")
+            prove(one, secrets[0], 3, "heartbeat", time.monotonic() + 10)
         else:
             with pytest.raises(StrangerError):
-                prove(one, secrets[0], 3, "heartbeat")
+                prove(one, secrets[0], 3, "heartbeat", time.monotonic() + 10)
         thread.join()
         one.close()
         other.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxr.compiler.artifact import Place
-from mlxr.runtime.parallel import mesh
+from mlxr.runtime.parallel import handshake, mesh
 from mlxr.runtime.parallel.gather_bytes import Gather
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError
 from mlxr.runtime.parallel.join import World
@@ -46,7 +46,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]) -> list[Mes
 
 
 def test_strangers_who_say_nothing_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "_PROOF_S", 0.1)
+    monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.1)
     create, strangers = socket.create_server, []
 
     def create_server(*arguments: Any, **options: Any) -> socket.socket:
@@ -65,11 +65,11 @@ def test_strangers_who_say_nothing_are_let_go(monkeypatch: pytest.MonkeyPatch) -
 def test_a_rank_that_is_taken_for_a_stranger_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[socket.socket] = []
 
-    def check_proof(link: socket.socket, secret: bytes, seconds: float) -> tuple[int, Purpose]:
+    def check_proof(link: socket.socket, secret: bytes) -> tuple[int, Purpose]:
         checked.append(link)
         if len(checked) == 1:
             raise StrangerError("it took too long")
-        return real(link, secret, seconds)
+        return real(link, secret)
 
     real = mesh.check_proof
     monkeypatch.setattr(mesh, "check_proof", check_proof)
@@ -79,13 +79,13 @@ def test_a_rank_that_is_taken_for_a_stranger_connects_again(monkeypatch: pytest.
 def test_a_rank_without_a_proof_is_not_connected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = mesh.prove
+    real = handshake.prove
 
     def prove(*arguments: Any) -> None:
         real(*arguments)
         raise StrangerError("the answer took too long")
 
-    monkeypatch.setattr(mesh, "prove", prove)
+    monkeypatch.setattr(handshake, "prove", prove)
     assert connect(monkeypatch, (HERE, HERE)) == [None, None]
     assert f"note: rank 1 ({HERE}) cannot reach all other ranks" in capsys.readouterr().err
 
