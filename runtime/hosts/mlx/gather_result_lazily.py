@@ -4,6 +4,8 @@ Nothing here depends on which of equal values MLX takes first, or on what it mak
 and where a column follows from the result, it is a part of the integer.
 """
 
+import functools
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import mlx.core as mx
@@ -54,7 +56,8 @@ def _tops(x: mx.array, count: int) -> mx.array:
     assert size <= EXACT_IDS, "f32 has all of these columns"
     groups = -(-size // _GROUP)
     padding = (0, groups * _GROUP - size)  # of zeros, which are below every key
-    keys = mx.pad(_keys(x), [(0, 0), padding]).reshape(rows, groups, _GROUP)
+    to_keys = _to_keys(mx.default_device().type)
+    keys = mx.pad(to_keys(x.view(mx.uint32)), [(0, 0), padding]).reshape(rows, groups, _GROUP)
     maxima = mx.max(keys, axis=2)
     of_group = _first(maxima, mx.arange(groups, dtype=mx.uint32), min(count, groups))[:, :, None]
     inside = (of_group * _GROUP + mx.arange(_GROUP, dtype=mx.uint32)).reshape(rows, -1)
@@ -64,9 +67,14 @@ def _tops(x: mx.array, count: int) -> mx.array:
     return mx.concatenate([mx.take_along_axis(x, columns, axis=1), columns.astype(mx.float32)], axis=1)
 
 
-def _keys(x: mx.array) -> mx.array:
-    """Integers in the order of numbers, u32, above 0: both zeros have one, and all NaNs, which are the greatest."""
-    bits = x.view(mx.uint32)
+@functools.cache
+def _to_keys(device: mx.DeviceType) -> Callable[[mx.array], mx.array]:
+    """`_keys`, as one kernel on a GPU (on a CPU MLX would need a C++ compiler for it)."""
+    return mx.compile(_keys, shapeless=True) if device == mx.gpu else _keys
+
+
+def _keys(bits: mx.array) -> mx.array:
+    """Integers in the order of f32 with these bits, u32, above 0: both zeros have one, and all NaNs, the greatest."""
     magnitude = bits & 0x7FFFFFFF
     keys = mx.where(bits == magnitude, _ZERO + magnitude, _ZERO - magnitude)
     return mx.where(magnitude > _INFINITY, mx.array(_NAN, mx.uint32), keys)
