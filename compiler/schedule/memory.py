@@ -116,7 +116,7 @@ def place_activations(
     gets the lowest offset that is free throughout its life, in order of birth, aligned to 256 bytes.
 
     Returns:
-        The buffers, and the size in bytes of the memory that holds them all.
+        The buffers, and the size in bytes of the memory that holds them all, a multiple of 256.
     """
     births: dict[str, int] = {}
     deaths: dict[str, int] = {}
@@ -145,7 +145,7 @@ def place_activations(
         buffer = Buffer(name=name, shape=shape, dtype=dtype, offset_bytes=offset, size_bytes=size)
         buffers.append(buffer)
         alive.append((deaths[name], buffer))
-        total = max(total, offset + size)
+        total = max(total, _align(offset + size))
     return buffers, total
 
 

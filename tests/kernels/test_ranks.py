@@ -184,6 +184,7 @@ def test_programs_exchange_by_themselves(
         sums = sum(count for name, count in host.launches.items() if labels[name] == "all_sum")
         assert sums >= 5 * 2, "each of 5 steps has some"
         assert collectives.calls.count("all_sum") == (sums if transport == "calls" else 0)
+    assert len({host._overlaps_from for host in ranks.hosts if isinstance(host, cpu_host.CpuHost)}) == 1
 
 
 BESIDE = [
@@ -221,21 +222,32 @@ def test_a_sum_beside_the_compute_of_another_batch(
     assert launched == 2 * sums * len(expected)
 
 
-def test_a_rank_that_ends_beside_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overlap(monkeypatch)
-    test_a_rank_that_ends("sockets", tmp_path)
+def ranks_without_the_second(folder: Path, transport: Transport = "sockets") -> ThreadRanks:
+    spec = small_spec(**EXACT)
+    path = save_canonical(folder, compile_spec(spec, targets=["cpu"]).artifact)
+    ranks = ThreadRanks(split(spec, "cpu", tensor=2), open_weights(path), transport=transport)
+    ranks.collectives[0].meeting.sockets[1, 0].close()
+    return ranks
 
 
 @pytest.mark.parametrize("transport", ["memory", "sockets"])
 def test_a_rank_that_ends(transport: Transport, tmp_path: Path) -> None:
     """The others' step ends, and says which rank is lost."""
-    spec = small_spec(**EXACT)
-    path = save_canonical(tmp_path, compile_spec(spec, targets=["cpu"]).artifact)
-    ranks = ThreadRanks(split(spec, "cpu", tensor=2), open_weights(path), transport=transport)
-    ranks.collectives[0].meeting.sockets[1, 0].close()
+    ranks = ranks_without_the_second(tmp_path, transport)
     request = BatchRequest(ranks.pager.add_sequence(), [3, 1, 4], 0, "none")
     with pytest.raises(HostError, match="rank 0 lost rank 1: "):
         ranks.hosts[0].step(Batch.build([request], ranks.pager, ranks.plan.query_tile))
+
+
+def test_a_rank_that_ends_beside_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlap(monkeypatch)
+    test_a_rank_that_ends("sockets", tmp_path)
+
+
+def test_a_rank_that_ends_while_the_network_is_measured(tmp_path: Path) -> None:
+    ranks = ranks_without_the_second(tmp_path)
+    with pytest.raises(HostError, match="rank 0 lost rank 1: "):
+        ranks.hosts[0].use(ranks.collectives[0])
 
 
 @pytest.mark.parametrize(

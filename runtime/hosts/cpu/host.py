@@ -21,7 +21,7 @@ from mlxr.compiler.errors import HostError
 from mlxr.runtime.cache.arena import Arena
 from mlxr.runtime.hosts.batch import Batch
 from mlxr.runtime.hosts.binding import phase_of
-from mlxr.runtime.hosts.collectives import Collectives
+from mlxr.runtime.hosts.collectives import Collectives, Floats
 from mlxr.runtime.hosts.cpu.batch_halves import batch_halves
 from mlxr.runtime.hosts.cpu.build import Tick, load_library
 from mlxr.runtime.hosts.cpu.exchange import Exchange
@@ -128,9 +128,12 @@ class CpuHost(Host):
         assert planned is not None, "a program in C has a library"
         links = self._exchange.links
         if planned.step_batches > 1 and links.sends_sums:
-            all_sum = partial(self._running.all_sum, links.address)
+
+            def all_sum(x: Floats, out: Floats) -> None:
+                self._running.all_sum(links.address, x, out)
+                links.check()
+
             self._overlaps_from = fewest_tokens(all_sum, rank, self.program)
-            links.check()
         if memory := links.memory:
             self._running.lend_activations(memory)
 

@@ -38,7 +38,8 @@ _TOTAL = "total"
 def _sizes(program: Program) -> dict[str, int]:
     memory, library = program.memory, program.library
     sizes = {"weights": memory.weights_bytes, "arena": memory.arena_bytes}
-    sizes |= {f"activations of {phase.name}": phase.activation_bytes for phase in program.phases}
+    batches = 1 if library is None else library.step_batches
+    sizes |= {f"activations of {phase.name}": phase.activation_bytes * batches for phase in program.phases}
     if library is not None:
         sizes |= {"scratch of all threads": library.shared_bytes, "scratch of each thread": library.thread_bytes}
     if program.step_kernels:
