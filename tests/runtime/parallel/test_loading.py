@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        self.codes: list[int] = []
+        self.codes: Queue[int] = Queue()
         self._collective = threading.Barrier(2, timeout=PATIENCE_S)
         self._told: Future[bytes] = Future()
 
@@ -41,7 +42,7 @@ class Ranks:
         return self._told.result(PATIENCE_S)
 
     def _end(self, code: int) -> None:
-        self.codes.append(code)
+        self.codes.put(code)
         self._collective.abort()
 
     def load(self, unconnected: int = -1) -> list[BaseException]:
@@ -101,7 +102,7 @@ def test_a_rank_that_cannot_make_its_host(bad: int, ranks: Ranks, monkeypatch: p
     errors = ranks.load()
     assert all(isinstance(error, HostError) and "there is no compiler here" in str(error) for error in errors), errors
     assert str(errors[1 - bad]).startswith(f"rank {bad} (process ")
-    assert not ranks.codes, "no rank was lost"
+    assert ranks.codes.empty(), "no rank was lost"
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -111,7 +112,7 @@ def test_a_rank_that_cannot_connect_is_lost(bad: int, ranks: Ranks) -> None:
     assert isinstance(end, SystemExit)
     assert isinstance(error, RankLostError) and f"rank {bad} " in str(error), error
     assert "cannot connect with the other ranks: there is no memory here" in str(error)
-    assert ranks.codes == [75, 75]
+    assert [ranks.codes.get(timeout=PATIENCE_S) for _ in range(2)] == [75, 75]
 
 
 def test_a_host_of_whole_models_is_refused() -> None:
