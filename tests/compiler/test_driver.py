@@ -76,12 +76,12 @@ def test_the_rank_that_is_over_its_budget_is_named(budget: Any, rank: int) -> No
 
 
 def test_ranks_have_shares_as_their_budgets_where_nothing_else_is_said() -> None:
-    spec = storyteller_spec(memory_budget=["60MiB", "30MiB"], parallel=Parallel(tensor=2))
+    spec = storyteller_spec(memory_budget=["64MiB", "32MiB"], parallel=Parallel(tensor=2))
     split = compile_spec(spec, targets=("cpu",)).artifact.parallel
     assert split is not None
     first, second = (rank.memory["cpu"] for rank in split.ranks)
     assert first.weights_bytes / second.weights_bytes == pytest.approx(2, rel=0.05)
-    assert (first.budget_bytes, second.budget_bytes) == (60 << 20, 30 << 20)
+    assert (first.budget_bytes, second.budget_bytes) == (64 << 20, 32 << 20)
 
 
 @pytest.mark.parametrize("cache", [{"num_blocks": 63}, {"memory_budget": "5MiB"}])
