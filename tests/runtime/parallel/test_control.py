@@ -3,7 +3,8 @@
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -39,12 +40,16 @@ class Group:
             return data
 
         def follow(rank: int) -> Follower:
-            return Follower(lambda data: told.result(PATIENCE_S), rank, {}, end=self.code.set_result)
+            return Follower(lambda data: told.result(PATIENCE_S), rank, {}, end=self._end)
 
         with ThreadPoolExecutor(size) as threads:
             followers = threads.map(follow, range(1, size))
-            self.leader = Leader(give, size, {}, control="127.0.0.1:0", end=self.code.set_result)
+            self.leader = Leader(give, size, {}, control="127.0.0.1:0", end=self._end)
             self.followers = list(followers)
+
+    def _end(self, code: int) -> None:
+        with suppress(InvalidStateError):  # another thread of these ranks was first
+            self.code.set_result(code)
 
     def close(self) -> None:
         """Ends the ranks' threads."""
