@@ -23,6 +23,7 @@ struct mlxr_links {
     int32_t error;            // its errno; 0: the other side has ended
     uint32_t sums;            // how many there were in memory
     struct mlxr_sum *under_way;  // [2] a sum of each batch of a step of two; NULL: steps of one
+    uint64_t beside;          // bytes of sums that were sent and received without waiting, beside compute
 };
 
 // Where a rank tells the others of its stage how far it is. Each word is alone on its lines.
@@ -192,8 +193,10 @@ static void mlxr_push_sums(struct mlxr_links *l) {
         int open = 0;
         for (int i = 0; s->stage > MLXR_SUM_WAITS && i < s->others && l->lost < 0; ++i) {
             mlxr_swap *swap = &s->swaps[i];
+            size_t left = swap->to_send + swap->to_receive;
             while ((swap->to_send || swap->to_receive) && mlxr_move(l, swap)) continue;
             open |= swap->to_send || swap->to_receive;
+            l->beside += left - swap->to_send - swap->to_receive;
         }
         if (open || l->lost >= 0) return;
         mlxr_next_stage(l, s);

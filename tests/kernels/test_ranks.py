@@ -220,6 +220,8 @@ def test_a_sum_beside_the_compute_of_another_batch(
     sums = sum(labels[launch.kernel] == "all_sum" for launch in phase.launches)
     launched = sum(count for kernel, count in ranks.hosts[0].launches.items() if labels[kernel] == "all_sum")
     assert launched == 2 * sums * len(expected)
+    exchanges = [host._exchange for host in ranks.hosts if isinstance(host, cpu_host.CpuHost)]
+    assert all(exchange is not None and exchange.links.bytes_beside_compute for exchange in exchanges)
 
 
 def ranks_without_the_second(folder: Path, transport: Transport = "sockets") -> ThreadRanks:

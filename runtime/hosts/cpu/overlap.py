@@ -1,4 +1,7 @@
-"""From how many tokens on a step is better run as two batches, one computing while a sum of the other is under way."""
+"""The fewest tokens for which a step is run as two batches: one computes while a sum of the other is under way.
+
+Each batch reads all weights, so that this pays only where the network is slow against the memory.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,7 +24,7 @@ _NEVER = EXACT_IDS - 1
 
 
 def fewest_tokens(all_sum: AllSum, place: Place, program: Program) -> int:
-    """Measures the network; all ranks of a stage call it at the same time and get the same.
+    """Measures the network. All ranks of a stage call it at the same time, and get the same number.
 
     Args:
         all_sum: over sockets, of arrays of the same size.

@@ -35,6 +35,7 @@ class _CLinks(ctypes.Structure):
         ("error", ctypes.c_int32),
         ("sums", ctypes.c_uint32),
         ("under_way", ctypes.c_void_p),
+        ("beside", ctypes.c_uint64),
     )
 
 
@@ -73,6 +74,11 @@ class ProgramLinks:
                 self._scratch = np.empty(max(activation_bytes, place.tensor * _SHORT_BYTES, PROBE_BYTES), np.uint8)
                 self._c.scratch = self._scratch.ctypes.data
         self.address = ctypes.addressof(self._c)
+
+    @property
+    def bytes_beside_compute(self) -> int:
+        """Of sums that the program has sent and received while it computed."""
+        return int(self._c.beside)
 
     def check(self) -> None:
         """Does nothing while no rank is lost.

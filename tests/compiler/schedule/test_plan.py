@@ -72,6 +72,13 @@ def test_a_buffer_that_is_returned_lives_to_the_end() -> None:
     assert {b.name: b.offset_bytes for b in kept} == {"a": 0, "b": 256, "c": 512}
 
 
+def test_activations_of_two_batches_are_aligned() -> None:
+    """The memory of the second begins where that of the first ends."""
+    drafts = [PendingLaunch("op", None, (), ("a",), (Extent(), Extent(), Extent()))]  # type: ignore[arg-type]
+    _, total = place_activations(drafts, {"a": ((65,), DType.F32)}, {}, ["a"])
+    assert total == 512
+
+
 def test_a_fused_decode_layer_is_five_launches(plan: Plan) -> None:
     dims = {"tokens": 1, "seqs": 1, "rows": 1, "tiles": 1, "context": 100}
     run = [la for la in plan.first.phase("decode").launches if la.when is None or la.when.holds(dims)]  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from mlxr.runtime.parallel.follower import Follower
 from mlxr.runtime.parallel.handshake import StrangerError
 from mlxr.runtime.parallel.leader import Leader
 from mlxr.runtime.parallel.step_message import StepLimits
+from mlxr_tests.strangers import strangers
 
 PATIENCE_S = 10.0
 LIMITS = StepLimits(16, 16, 4, 4, 4, 64, 16)
@@ -60,19 +61,10 @@ class Group:
 
 def test_strangers_do_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.1)
-    create, strangers = socket.create_server, []
-
-    def create_server(*arguments: Any, **options: Any) -> socket.socket:
-        listener = create(*arguments, **options)
-        strangers.extend(socket.create_connection(listener.getsockname()) for _ in range(2))
-        return listener
-
-    monkeypatch.setattr(socket, "create_server", create_server)
     begin = time.monotonic()
-    Group(2).close()
+    with strangers(monkeypatch):
+        Group(2).close()
     assert time.monotonic() - begin < 8, "each of them held the ranks up for 10 s"
-    for stranger in strangers:
-        stranger.close()
 
 
 @pytest.mark.parametrize("answered", [False, True])

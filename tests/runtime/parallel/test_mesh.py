@@ -14,6 +14,7 @@ from mlxr.runtime.parallel.gather_bytes import Gather
 from mlxr.runtime.parallel.handshake import Purpose, StrangerError
 from mlxr.runtime.parallel.join import World
 from mlxr.runtime.parallel.mesh import Mesh
+from mlxr_tests.strangers import strangers
 
 PATIENCE_S = 20.0
 HERE = "127.0.0.1"
@@ -47,19 +48,10 @@ def connect(monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]) -> list[Mes
 
 def test_strangers_who_say_nothing_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.1)
-    create, strangers = socket.create_server, []
-
-    def create_server(*arguments: Any, **options: Any) -> socket.socket:
-        listener = create(*arguments, **options)
-        strangers.extend(socket.create_connection(listener.getsockname()) for _ in range(2))
-        return listener
-
-    monkeypatch.setattr(socket, "create_server", create_server)
     begin = time.monotonic()
-    assert all(connect(monkeypatch, (HERE,) * 3))
+    with strangers(monkeypatch):
+        assert all(connect(monkeypatch, (HERE,) * 3))
     assert time.monotonic() - begin < 8, "each of them held the ranks up for 10 s"
-    for stranger in strangers:
-        stranger.close()
 
 
 def test_a_rank_that_is_taken_for_a_stranger_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
