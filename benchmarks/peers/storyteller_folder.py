@@ -28,7 +28,7 @@ def storyteller_folder(source: Path, folder: Path, place: Path) -> Path:
     vocabulary = read_vocabulary(metadata, str(source))
     scores = read_column(metadata, "scores", (int, float), str(source))
     proto = write_model_proto(
-        [Piece(*row) for row in zip(vocabulary.tokens, scores, vocabulary.kinds, strict=True)],
+        [Piece(*row) for row in zip(vocabulary.spellings, scores, vocabulary.kinds, strict=True)],
         specials=_SPECIALS,
         byte_fallback=True,
         add_dummy_prefix=True,

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from mlxr.compiler.errors import RequestError, TokenizerError
-from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary, tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_vocabulary import has_vocabulary
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.weight_file import WeightFile

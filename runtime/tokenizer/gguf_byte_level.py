@@ -18,6 +18,7 @@ from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     CONTROL,
     PREFIX,
+    UNKNOWN,
     USER_DEFINED,
     Vocabulary,
     read_column,
@@ -25,7 +26,6 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
 )
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer, library_errors
 from mlxr.runtime.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
-from mlxr.runtime.tokenizer.token_bytes import UTF8_BYTES, byte_alphabet
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
 
 
@@ -50,11 +50,11 @@ def byte_level_from_gguf(metadata: Mapping[str, Any], source: str) -> LibraryTok
     special = vocabulary.special
     add_bos = split.add_bos if special.add_bos is None else special.add_bos
     special = SpecialTokens(special.bos_id, special.eos_id, special.end_ids, add_bos, bool(special.add_eos))
-    return LibraryTokenizer(library, source, special, vocab_size=len(vocabulary.tokens))
+    return LibraryTokenizer(library, source, special, spellings=vocabulary.tokens)
 
 
 def _build(vocabulary: Vocabulary, merges: list[tuple[str, str]], split: PreTokenizer) -> Library:
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+    ids = {token: token_id for token_id, token in enumerate(vocabulary.spellings)}
     library = Library(BPE(vocab=ids, merges=merges, ignore_merges=split.ignore_merges))
     if split.composed:
         library.normalizer = NFC()
@@ -67,29 +67,21 @@ def _build(vocabulary: Vocabulary, merges: list[tuple[str, str]], split: PreToke
     library.decoder = ByteLevelDecoder()
     library.add_tokens(
         [
-            AddedToken(token, special=kind == CONTROL, normalized=False)
-            for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-            if kind in (CONTROL, USER_DEFINED)
+            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+            for token, kind in zip(vocabulary.spellings, vocabulary.kinds, strict=True)
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED)
         ]
     )
     return library
 
 
 def _merges(metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str) -> list[tuple[str, str]]:
-    """The merges in order. Only at its start could half of a merge have a space, and byte-level tokens have none."""
-    tokens = set(vocabulary.tokens)
-    merges = []
-    for index, merge in enumerate(read_column(metadata, "merges", str, source)):
-        left, space, right = merge.partition(" ")
-        if not (space and left in tokens and right in tokens and left + right in tokens):
-            raise TokenizerError(
-                f"{source}: merge {index} of the vocabulary is {merge!a:.80}; expected two tokens and a space between "
-                "them, which make a third"
-            )
-        merges.append((left, right))
-    missing = [
-        character for character, byte in byte_alphabet().items() if byte in UTF8_BYTES and character not in tokens
-    ]
-    if missing:
-        raise TokenizerError(f"{source}: the vocabulary has no token for {len(missing)} bytes: {missing[:8]}")
-    return merges
+    """The merges in order, each once. Those that use or make a token that there is not have no effect."""
+    tokens = set(vocabulary.spellings)
+    merges: dict[tuple[str, str], None] = {}
+    for merge in read_column(metadata, "merges", str, source):
+        at = merge.find(" ", 1)  # a token may begin with a space
+        left, right = merge[:at], merge[at + 1 :]
+        if at > 0 and left in tokens and right in tokens and left + right in tokens:
+            merges[left, right] = None
+    return [*merges]

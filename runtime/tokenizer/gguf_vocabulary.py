@@ -1,20 +1,32 @@
-"""Reads and checks the vocabulary inside a GGUF file, and makes the tokenizer of its kind.
+"""Reads the vocabulary inside a GGUF file as llama.cpp does.
 
-Kinds: `llama` (sentencepiece) and `gpt2` (byte-level BPE). Others are refused by name.
+What a file lacks or says wrongly has llama.cpp's defaults, wherever the ids stay the same; only what leaves the ids
+open is an error.
+
+Source: llama-vocab.cpp of llama.cpp, for keys, defaults and exceptions.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.end_tokens import end_tokens
-from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from mlxr.runtime.tokenizer.end_tokens import end_tokens, hidden_tokens
+from mlxr.runtime.tokenizer.tokenizer import SpecialTokens
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = file_keys.TOKENIZER
-_END_KEYS = ("eot_token_id", "eom_token_id")  # other tokens that end a turn in chat models
+_END_KEYS = (  # other tokens that end an answer
+    "eot_token_id",
+    "eom_token_id",
+    "fim_pad_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+)
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_PRIVATE = "\U0010fffd"  # in no text that means something
 
 
 @dataclass(frozen=True)
@@ -22,18 +34,23 @@ class Vocabulary:
     """A GGUF file's vocabulary, in the order of the ids.
 
     Attributes:
-        tokens: the spelling of each token; never empty, never the same twice.
+        tokens: the spelling of each token, as it is in the file.
+        spellings: likewise, for libraries: never empty, never the same twice, valid Unicode. A token that the file has
+            a second time, or without a proper spelling, has one that no text has.
         kinds: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte: as in sentencepiece.
-        special: the ids that the file names.
+        unknown_id: the token for text that the vocabulary cannot express, if the file names one.
+        special: the ids that the file names, and what is added to a text.
     """
 
     tokens: list[str]
+    spellings: list[str]
     kinds: list[int]
+    unknown_id: int | None
     special: SpecialTokens
 
-    def of_kind(self, kind: int) -> list[int]:
-        """Ids of a kind."""
-        return [token_id for token_id, own in enumerate(self.kinds) if own == kind]
+    def of_kind(self, *kinds: int) -> list[int]:
+        """Ids of these kinds."""
+        return [token_id for token_id, own in enumerate(self.kinds) if own in kinds]
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
@@ -42,62 +59,88 @@ def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
     return bool(kind not in ("no_vocab", "none"))
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """The tokenizer in a GGUF file's metadata.
+def read_vocabulary(
+    metadata: Mapping[str, Any],
+    source: str,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    unknown_id: int | None = None,
+) -> Vocabulary:
+    """The tokens, their kinds and the special ids.
 
     Args:
         metadata: as `gguf_metadata` returns it.
         source: the name of the file, for messages.
+        bos_id: the id of the BOS where the file names none, as all files of a kind have it.
+        eos_id: likewise, of the EOS.
+        unknown_id: likewise, of the unknown token.
 
     Raises:
-        TokenizerError: the vocabulary is malformed, or of a kind that is not supported.
-    """
-    kind = metadata.get(f"{PREFIX}model")
-    if kind == "llama":
-        from mlxr.runtime.tokenizer.gguf_sentencepiece import sentencepiece_from_gguf  # noqa: PLC0415 (one of two)
-
-        return sentencepiece_from_gguf(metadata, source)
-    if kind == "gpt2":
-        from mlxr.runtime.tokenizer.gguf_byte_level import byte_level_from_gguf  # noqa: PLC0415 (one of two)
-
-        return byte_level_from_gguf(metadata, source)
-    raise TokenizerError(
-        f"{source}: its tokenizer is of the kind {kind!r:.60}, expected 'llama' (sentencepiece) or 'gpt2' (byte-level "
-        "BPE). With the model's own tokenizer.json it works: name its folder with --tokenizer"
-    )
-
-
-def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
-    """The tokens, their kinds and the special ids.
-
-    Raises:
-        TokenizerError: they are malformed or contradict each other.
+        TokenizerError: the tokens or kinds are missing or malformed.
     """
     tokens = read_column(metadata, "tokens", str, source)
-    kinds = read_column(metadata, "token_type", int, source)
-    check_lengths(source, tokens=tokens, token_type=kinds)
-    seen: set[str] = set()
-    for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-        where = f"{source}: token {token_id} of the vocabulary"
-        if not NORMAL <= kind <= BYTE:
-            raise TokenizerError(f"{where} has the unknown type {kind}")
-        try:
-            token.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise TokenizerError(f"{where} is not UTF-8: {token!a}") from error
-        if not token or token in seen:
-            raise TokenizerError(f"{where} is {'empty' if not token else f'{token!a} for a second time'}")
-        seen.add(token)
-    named = [read_id(metadata, key, len(tokens), source) for key in _END_KEYS]
-    by_name = end_tokens({tokens[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)})
+    if not tokens:
+        raise TokenizerError(f"{source}: the vocabulary has no tokens; get the file again")
+    spellings = _spellings(tokens)
+    kinds = _kinds(metadata, spellings, source)
+
+    def named(key: str, default: int | None = None) -> int | None:
+        default = default if default is not None and default < len(tokens) else None
+        return _read_id(metadata, f"{key}_token_id", len(tokens), default, source)
+
+    bos, eos, unknown = named("bos", bos_id), named("eos", eos_id), named("unknown", unknown_id)
+    if f"{PREFIX}token_type" not in metadata:  # files of 2023
+        for token_id in (bos, eos, unknown):
+            if token_id is not None:
+                kinds[token_id] = CONTROL
+    ids = {spelling: token_id for token_id, spelling in enumerate(spellings)}
+    for name in hidden_tokens(ids):
+        if kinds[ids[name]] == NORMAL:
+            kinds[ids[name]] = CONTROL
+    ends = [_read_id(metadata, key, len(tokens), None, source) for key in _END_KEYS]
     special = SpecialTokens(
-        bos_id=read_id(metadata, "bos_token_id", len(tokens), source),
-        eos_id=read_id(metadata, "eos_token_id", len(tokens), source),
-        end_ids=dict.fromkeys((*(token_id for token_id in named if token_id is not None), *by_name), source),
+        bos_id=bos,
+        eos_id=eos,
+        end_ids=dict.fromkeys(
+            (
+                *(token_id for token_id in ends if token_id is not None),
+                *end_tokens({spellings[i]: i for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)}),
+            ),
+            source,
+        ),
         add_bos=read_flag(metadata, "add_bos_token", None, source),
         add_eos=read_flag(metadata, "add_eos_token", None, source),
     )
-    return Vocabulary(tokens, kinds, special)
+    return Vocabulary(tokens, spellings, kinds, unknown, special)
+
+
+def _spellings(tokens: list[str]) -> list[str]:
+    seen: set[str] = set()
+    spellings = []
+    for token_id, token in enumerate(tokens):
+        is_proper = token and token not in seen and _is_unicode(token)
+        spellings.append(token if is_proper else f"{_PRIVATE}{token_id}")
+        seen.add(token)
+    return spellings
+
+
+def _is_unicode(token: str) -> bool:
+    return token.isascii() or not any("\ud800" <= character <= "\udfff" for character in token)
+
+
+def _kinds(metadata: Mapping[str, Any], spellings: list[str], source: str) -> list[int]:
+    if f"{PREFIX}token_type" in metadata:
+        kinds = read_column(metadata, "token_type", int, source)[: len(spellings)]
+        check_length(source, "token_type", kinds, len(spellings))
+        kinds = [kind if NORMAL <= kind <= BYTE else NORMAL for kind in kinds]
+    else:
+        kinds = [NORMAL] * len(spellings)
+    if BYTE not in kinds:
+        named = [i for i, spelling in enumerate(spellings) if len(spelling) == 6 and _BYTE_TOKEN.fullmatch(spelling)]
+        if len(named) == 256:
+            for token_id in named:
+                kinds[token_id] = BYTE
+    return kinds
 
 
 def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[type, ...], source: str) -> list[Any]:
@@ -112,29 +155,26 @@ def read_column(metadata: Mapping[str, Any], key: str, accepted: type | tuple[ty
     return column
 
 
-def check_lengths(source: str, **columns: list[Any]) -> None:
-    """Checks that all columns of a vocabulary have the same length.
+def check_length(source: str, key: str, column: list[Any], num_tokens: int) -> None:
+    """Checks that a column has a value for each token.
 
     Raises:
-        TokenizerError: they are not.
+        TokenizerError: it has fewer.
     """
-    if len({len(column) for column in columns.values()}) != 1:
-        counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
-        raise TokenizerError(f"{source}: the vocabulary has {counts}; expected as many of each")
+    if len(column) < num_tokens:
+        raise TokenizerError(
+            f"{source}: the vocabulary has {num_tokens} tokens and {len(column)} {key}; expected as many of each"
+        )
 
 
-def read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, source: str) -> int | None:
-    """The id of a token; None if the file has no such key.
-
-    Raises:
-        TokenizerError: it is not an id of the vocabulary.
-    """
+def _read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, default: int | None, source: str) -> int | None:
+    """The id of a token. `default`, if the file has no such key, or it is none of the vocabulary (-1, say)."""
     value = metadata.get(PREFIX + key)
     if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < num_tokens:
-        raise TokenizerError(f"{source}: `{PREFIX}{key}` is {value!r}, expected an id below {num_tokens}")
-    return value
+        return default
+    if type(value) is not int:
+        raise TokenizerError(f"{source}: `{PREFIX}{key}` is {value!r:.60}, expected an id below {num_tokens}")
+    return value if 0 <= value < num_tokens else default
 
 
 def read_flag(metadata: Mapping[str, Any], key: str, default: bool | None, source: str) -> bool | None:

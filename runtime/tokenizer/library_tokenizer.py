@@ -37,7 +37,7 @@ class LibraryTokenizer(Tokenizer):
         library: tokenizers.Tokenizer,
         source: str,
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
-        vocab_size: int | None = None,
+        spellings: Sequence[str] | None = None,
     ) -> None:
         """Wraps a tokenizer of the library, which must not be changed afterwards.
 
@@ -45,7 +45,7 @@ class LibraryTokenizer(Tokenizer):
             library: the tokenizer.
             source: the file that it comes from, for messages.
             special: its special tokens. If they do not say whether to add BOS and EOS, its post-processor decides.
-            vocab_size: number of ids, if it is known.
+            spellings: of all tokens, where the library has others for some; by default the library's.
 
         Raises:
             TokenizerError: it cannot be used, or an id is outside its vocabulary.
@@ -61,8 +61,10 @@ class LibraryTokenizer(Tokenizer):
         self._library = library
         self._lock = threading.Lock()
         last_added = max(self._added, default=-1) + 1
-        super().__init__(source, vocab_size or max(model_size, last_added), min(model_size, vocab_size or model_size))
-        self._spelled = rule.bytes_of
+        vocab_size = max(model_size, last_added) if spellings is None else len(spellings)
+        super().__init__(source, vocab_size, min(model_size, vocab_size))
+        self._spellings = spellings
+        self._spelled, self._spelled_added = rule.bytes_of, rule.bytes_of_added
         self.num_stripped_spaces = rule.num_stripped_spaces
         self._set_special(special.bos_id, special.eos_id, special.end_ids)
         if special.add_bos is not None and self.bos_id is not None:
@@ -126,13 +128,15 @@ class LibraryTokenizer(Tokenizer):
     def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             token = self._added[token_id]
-            return b"" if token.special else token.content.encode("utf-8")
-        spelling = self._library.id_to_token(token_id)
-        return b"" if spelling is None else self._spelled(spelling)  # vocabularies may have gaps
+            return b"" if token.special else self._spelled_added(token.content)
+        return self._spelled(self.token_text(token_id))
 
     def token_text(self, token_id: int) -> str:
         """See `Tokenizer`."""
-        return self._library.id_to_token(self.check_id(token_id)) or ""
+        token_id = self.check_id(token_id)
+        if self._spellings is not None:
+            return self._spellings[token_id]
+        return self._library.id_to_token(token_id) or ""  # vocabularies may have gaps
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""

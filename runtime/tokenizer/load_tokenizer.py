@@ -4,7 +4,8 @@ from pathlib import Path
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vocabulary, tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_vocabulary import CONTROL, USER_DEFINED, has_vocabulary
 from mlxr.runtime.tokenizer.hub_files import NamedTokens, read_named_tokens
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from mlxr.runtime.weights import gguf_metadata

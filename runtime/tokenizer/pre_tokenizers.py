@@ -85,7 +85,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", *_GPT2, "[0-9][0-9][0-9]")),
     "qwen35": PreTokenizer(
         ("|".join((_ANY_CASE, _MARKED_WORD, r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _LINES, _SPACES)),),
-        composed=True,
     ),
     "jais-2": PreTokenizer(
         (

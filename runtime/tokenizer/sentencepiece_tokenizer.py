@@ -2,14 +2,14 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sentencepiece import SentencePieceProcessor
 
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.tokenizer.names_pattern import names_pattern
 from mlxr.runtime.tokenizer.sentencepiece_span import sentencepiece_span
 from mlxr.runtime.tokenizer.sentencepiece_stream import SentencepieceStreamDecoder
+from mlxr.runtime.tokenizer.token_names import TokenNames
 from mlxr.runtime.tokenizer.token_span import TokenSpan
 from mlxr.runtime.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
@@ -27,6 +27,8 @@ class SentencepieceTokenizer(Tokenizer):
         source: str,
         special: SpecialTokens = SpecialTokens(),  # noqa: B008
         required_size: int | None = None,
+        names: TokenNames | None = None,
+        spellings: Sequence[str] | None = None,
     ) -> None:
         """Makes the tokenizer of a serialised sentencepiece ModelProto.
 
@@ -36,6 +38,10 @@ class SentencepieceTokenizer(Tokenizer):
             special: what other files say about its special tokens. By default they are those of the model, and a text
                 gets the BOS but no EOS.
             required_size: how many ids a model with this tokenizer must have; by default all.
+            names: the tokens that are found by their names, and so those without text; by default the control tokens of
+                the model.
+            spellings: of all tokens, where the model has others; the model may have more tokens, which text never
+                becomes.
 
         Raises:
             TokenizerError: the model is corrupt, or an id is outside its vocabulary.
@@ -44,7 +50,7 @@ class SentencepieceTokenizer(Tokenizer):
         try:
             self._model.LoadFromSerializedProto(proto)
             size: int = self._model.vocab_size()
-            self._pieces: list[str] = [self._model.id_to_piece(token_id) for token_id in range(size)]
+            pieces: list[str] = [self._model.id_to_piece(token_id) for token_id in range(size)]
             self.unknown_text: str = self._model.decode([self._model.unk_id()])
             """What an unknown token decodes to."""
         except (RuntimeError, ValueError, IndexError) as error:
@@ -53,6 +59,12 @@ class SentencepieceTokenizer(Tokenizer):
             raise TokenizerError(
                 f"{source}: corrupt, or not a sentencepiece model{because}; get the file again"
             ) from error
+        self._pieces = pieces if spellings is None else [*spellings]
+        size = len(self._pieces)
+        self._names = names or TokenNames(
+            {piece: i for i, piece in enumerate(self._pieces) if self._model.is_control(i)}, {}
+        )
+        self._hidden = frozenset(self._names.control.values())
         self.texts: list[str | None] = [None] * size
         """What `text_of` has returned so far, by token."""
         super().__init__(source, size, required_size)
@@ -62,46 +74,40 @@ class SentencepieceTokenizer(Tokenizer):
         before = [self.bos_id] if self.bos_id is not None and special.add_bos is not False else []
         after = [self.eos_id] if self.eos_id is not None and special.add_eos else []
         self._set_added(before, after)
-        spaced = next(
-            (i for i, piece in enumerate(self._pieces) if piece.startswith(_SPACE) and self._is_text(i)), None
-        )
+        spaced = next((i for i, piece in enumerate(pieces) if piece.startswith(_SPACE) and self._is_text(i)), None)
         self.drops_first_space = spaced is not None and self._model.decode([spaced]) != self.text_of(spaced)
         """Whether decoding leaves out a space before the first character, which encoding had put there."""
-        lone = self._pieces.index(_SPACE) if _SPACE in self._pieces else None
+        lone = pieces.index(_SPACE) if _SPACE in pieces else None
         self.drops_leading_spaces = lone is not None and self._is_text(lone) and self._model.decode([lone] * 2) == ""
         """Whether decoding leaves out every lone space token before the first other text."""
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
-        if not parse_special:
-            ids: list[int] = self._model.encode(text)
-            return ids
-        return self._encode_parts(self._control_pattern.split(text))
+        return self._ids(self._names.split(text, parse_special))
 
     def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         ids: list[int] = []
-        # Each text between control tokens is encoded by itself, with a space before it if the model adds one to a
-        # text: the models that use such files were trained like this.
-        for index, part in enumerate(parts):
-            if index % 2:
-                ids.append(self.control_tokens[part])
-            elif part:
-                ids += self._model.encode(part)
+        for part in self._names.joined(parts, self._names.control):
+            ids += [part] if isinstance(part, int) else self._encode(part, parse_special=False)
         return ids
+
+    def _ids(self, parts: Sequence[str | int]) -> list[int]:
+        ids: list[int] = []
+        # Each text between tokens is encoded by itself, with a space before it if the model adds one to a text: the
+        # models that use such files were trained like this.
+        for part in parts:
+            ids += [part] if isinstance(part, int) else self._model.encode(part)
+        return ids
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """The ids of all control tokens by their spelling."""
+        return self._names.control
 
     @functools.cached_property
     def _span(self) -> TokenSpan | None:
         num_bytes = sum(self._model.is_byte(token_id) for token_id in range(self.vocab_size))
-        return sentencepiece_span(self._model.serialized_model_proto(), self._pieces, num_bytes)
-
-    @functools.cached_property
-    def _control_pattern(self) -> re.Pattern[str]:
-        """Finds control tokens in a text, of several at one place the longest."""
-        return names_pattern(self.control_tokens)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, by sentencepiece itself; see `Tokenizer.decode`."""
-        text: str = self._model.decode([self.check_id(token_id) for token_id in ids])
-        return text
+        span = sentencepiece_span(self._model.serialized_model_proto(), self._pieces, num_bytes)
+        return span and TokenSpan(span.characters, span.drops_white_space or self._names.strips)
 
     def stream_decoder(self) -> SentencepieceStreamDecoder:
         """A decoder of one sequence, id by id."""
@@ -116,15 +122,15 @@ class SentencepieceTokenizer(Tokenizer):
         byte = self.byte_of(self.check_id(token_id))
         if byte is not None:
             return bytes([byte])
-        return self.text_of(token_id).encode("utf-8") if self._is_text(token_id) else b""
+        return self.text_of(token_id).encode("utf-8", "surrogateescape") if self._is_text(token_id) else b""
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
-        return bool(self._model.is_control(token_id))
+        return token_id in self._hidden
 
     def is_unknown(self, token_id: int) -> bool:
         """Whether it is the token for text that the vocabulary cannot express."""
-        return bool(self._model.is_unknown(token_id))
+        return token_id not in self._hidden and bool(self._model.is_unknown(token_id))
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that a byte token stands for; None for other tokens."""

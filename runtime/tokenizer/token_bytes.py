@@ -23,10 +23,12 @@ class DecodingRule:
 
     Attributes:
         bytes_of: the bytes of a token by its spelling in the vocabulary.
+        bytes_of_added: likewise, of a token that was added to the vocabulary and is not special.
         num_stripped_spaces: how many spaces decoding removes at the very start of a text.
     """
 
     bytes_of: Callable[[str], bytes]
+    bytes_of_added: Callable[[str], bytes]
     num_stripped_spaces: int = 0
 
 
@@ -48,9 +50,13 @@ def byte_level(alphabet: Mapping[str, int] | None = None) -> Callable[[str], byt
         try:
             return bytes([known[character] for character in token])
         except KeyError:
-            return token.encode("utf-8")
+            return _encoded(token)
 
     return bytes_of
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # bytes of GGUF files that are not UTF-8
 
 
 def decoding_rule(decoder: Mapping[str, Any] | None, source: str) -> DecodingRule:
@@ -83,7 +89,7 @@ def decoding_rule(decoder: Mapping[str, Any] | None, source: str) -> DecodingRul
             num_stripped_spaces = step["start"]
         else:
             raise TokenizerError(f"{source}: its decoder has the step {step!r:.80}; supported are {_SUPPORTED}")
-    spelled = byte_level() if is_byte_level else str.encode
+    spelled = byte_level() if is_byte_level else _encoded
 
     def bytes_of(token: str) -> bytes:
         if has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
@@ -92,4 +98,5 @@ def decoding_rule(decoder: Mapping[str, Any] | None, source: str) -> DecodingRul
             token = token.replace(old, new)
         return spelled(token)
 
-    return DecodingRule(bytes_of, num_stripped_spaces)
+    # The library also takes the letters of added tokens for bytes; but they stand for themselves in the text.
+    return DecodingRule(bytes_of, _encoded if is_byte_level else bytes_of, num_stripped_spaces)

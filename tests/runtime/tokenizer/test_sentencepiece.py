@@ -8,7 +8,7 @@ import sentencepiece
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer import load_tokenizer
-from mlxr.runtime.tokenizer.gguf_vocabulary import tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr_tests.vocabularies import (
     LANGUAGES,
     held_out_text,
@@ -59,10 +59,11 @@ def test_streams_are_the_decoded_text(both):
     theirs, *ours, _ = both
     chance = random.Random(8)
     for _ in range(1000):
-        ids = [chance.randrange(theirs.vocab_size()) for _ in range(chance.randrange(12))]
+        ids = [chance.randrange(1, theirs.vocab_size()) for _ in range(chance.randrange(12))]
         for tokenizer in ours:
             decoder = tokenizer.stream_decoder()
             assert "".join([*(decoder.push(i) for i in ids), decoder.flush()]) == theirs.decode(ids)
+    assert [tokenizer.decode([0]) for tokenizer in ours] == [theirs.decode([0]), ""]  # the latter as in llama.cpp
 
 
 def test_ids_with_control_tokens_are_those_of_llama_cpp(both, tmp_path, request):

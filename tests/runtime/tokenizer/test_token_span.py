@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from mlxr.runtime.tokenizer.gguf_vocabulary import tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer

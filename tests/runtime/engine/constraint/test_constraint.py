@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint import Constraint, ConstraintCompiler
 from mlxr.runtime.engine.sampling import Sampling
-from mlxr.runtime.tokenizer.gguf_vocabulary import tokenizer_from_gguf
+from mlxr.runtime.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from mlxr.runtime.tokenizer.library_tokenizer import LibraryTokenizer
 from mlxr.runtime.tokenizer.load_tokenizer import load_tokenizer
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
