@@ -16,6 +16,7 @@ DESCRIBING_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     ST_MODULES,
     ST_POOLING,
 )

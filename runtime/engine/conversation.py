@@ -13,7 +13,8 @@ from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.model import Model
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.engine.too_long import check_length, too_long
-from mlxr.runtime.tokenizer.chat_template import ChatTemplate, Message
+from mlxr.runtime.tokenizer.chat_template import ChatTemplate
+from mlxr.runtime.tokenizer.system_messages import Message
 
 
 class Conversation:

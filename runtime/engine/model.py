@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.compiler.artifact import Artifact, file_keys
+from mlxr.compiler.artifact import Artifact
 from mlxr.compiler.errors import HostError, RequestError
 from mlxr.runtime.argument_types import PATH, described, expect, whole_number
 from mlxr.runtime.cache.arena import Arena
@@ -40,7 +40,8 @@ from mlxr.runtime.hosts.batch import BatchRequest
 from mlxr.runtime.hosts.host import Progress
 from mlxr.runtime.hosts.select import check_host, make_host
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
-from mlxr.runtime.tokenizer.find_chat_template import ReadTemplate, load_chat_template
+from mlxr.runtime.tokenizer.find_chat_template import Place, ReadMetadata, load_chat_template
+from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.runtime.weights.check_metadata import check_metadata
 from mlxr.runtime.weights.open_weights import open_weights
@@ -116,10 +117,9 @@ class Model:
         entry = check_host(host, plan.targets, threads)
         file = open_weights(weights)
         check_metadata(file, artifact.spec)
-        self._template_places: list[Path | ReadTemplate] = [] if tokenizer is None else [Path(tokenizer)]
+        self._template_places: list[Place] = [] if tokenizer is None else [Path(tokenizer)]
         is_gguf = file.format == "gguf"  # whose metadata have been read
-        bundled = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE))
-        self._template_places.append(bundled if is_gguf else Path(weights))
+        self._template_places.append(ReadMetadata.of(file.path, file.metadata) if is_gguf else Path(weights))
         self._tokenizer = ModelTokenizer(file, weights, tokenizer, plan.vocab_size)
         self.tokenizer = self._tokenizer.tokenizer
         self.types = plan.programs[entry.target_among(plan.targets)].types
@@ -353,7 +353,7 @@ class Model:
             text: the template.
             source: where it comes from, for messages.
         """
-        self._template_places.insert(0, ReadTemplate(Path(source), text))
+        self._template_places.insert(0, NamedTemplates({DEFAULT: text}, source))
 
     def stream(self, prompt: Prompt, *, max_tokens: int | None = None, sampling: Sampling | None = None) -> Generation:
         """The answer to one prompt; iterate over it for the tokens. See `start`."""

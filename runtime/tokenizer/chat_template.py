@@ -4,12 +4,15 @@ A template is a Jinja2 program that comes with a model, and so it cannot be trus
 (`template_worker`) with limited time, memory and output. A template that exceeds a limit only causes an error.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
 from mlxr.runtime.tokenizer import template_worker
+from mlxr.runtime.tokenizer.system_messages import ROLES, Message, render_all
+from mlxr.runtime.tokenizer.template_names import with_own_names
 
 MOST_BYTES = 512 << 20
 MOST_CHARACTERS = 4 << 20
@@ -17,22 +20,30 @@ MOST_CHARACTERS = 4 << 20
 CPU_SECONDS = 2
 WALL_SECONDS = 20.0
 
-Message = Mapping[str, Any]
-"""`role` (system, user, assistant, ...) and `content`, as templates read them."""
-
 
 class ChatTemplate:
-    """One template. Its process starts when first needed, or with `start`. Several threads must not use it at once."""
+    """One template, perhaps with another one for conversations with tools.
 
-    def __init__(self, text: str, source: str, tokens: Mapping[str, str] | None = None) -> None:
+    Its process starts when first needed, or with `start`. Several threads must not use it at once.
+
+    Attributes:
+        text: the Jinja2 program.
+        tool_use: the program that is used instead when tools are given; None: `text` serves both.
+        source: the file that it comes from, for messages.
+    """
+
+    def __init__(
+        self, text: str, source: str, tokens: Mapping[str, str] | None = None, tool_use: str | None = None
+    ) -> None:
         """Makes a template; nothing runs yet.
 
         Args:
-            text: the Jinja2 program.
-            source: the file that it comes from, for messages.
+            text: see the class.
+            source: see the class.
             tokens: the text of special tokens by the names that templates use: `bos_token`, `eos_token`, ...
+            tool_use: see the class.
         """
-        self.text, self.source = text, source
+        self.text, self.tool_use, self.source = text, tool_use, source
         self._tokens = dict(tokens or {})
         self._process: LimitedProcess | None = None
 
@@ -46,23 +57,63 @@ class ChatTemplate:
             raise ChatTemplateError(f"chat template of {self.source}: {error}") from error
 
     def render(self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any) -> str:
-        """The text of a conversation.
+        """The text of a conversation, in which no system message is lost, and what is named as the template names it.
+
+        System messages that the template refuses or leaves out become part of messages of the user
+        (`system_messages`); reasoning and its switches also get the names that it reads (`template_names`).
 
         Args:
             messages: in order.
             add_generation_prompt: whether to add the text that precedes an answer of the assistant.
-            variables: further variables for the template.
+            variables: further variables for the template; with `tools`, `tool_use` is rendered.
 
         Raises:
-            ChatTemplateError: the template is faulty, refuses the conversation, or takes too long, too much memory, or
-                writes too much text.
+            ChatTemplateError: the template is faulty, refuses the conversation, leaves out a system message wherever
+                it stands, takes too long, too much memory, or writes too much text.
         """
-        known = {"tools": None, "documents": None} | self._tokens | variables
+        messages, variables = with_own_names(self.program(variables), messages, variables)
+        if not any(message.get("role") in ROLES for message in messages):
+            return self.render_as_is(messages, add_generation_prompt, **variables)
+
+        def render(adapted: Sequence[Message]) -> str:
+            return self.render_as_is(adapted, add_generation_prompt, **variables)
+
+        text = render_all(render, messages, json.dumps(variables, ensure_ascii=False))
+        if text is None:
+            raise ChatTemplateError(
+                f"chat template of {self.source}: it leaves out a system message: put its text into one of the user"
+            )
+        return text
+
+    def program(self, variables: Mapping[str, Any]) -> str:
+        """The text of the template that is rendered with these variables."""
+        return self.text if self.tool_use is None or variables.get("tools") is None else self.tool_use
+
+    def render_as_is(self, messages: Sequence[Message], /, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """What the template makes of a conversation, as transformers' `apply_chat_template`; see `render`.
+
+        A template that fails without tools, as those do that are made for tools, gets an empty list of them.
+
+        Raises:
+            ChatTemplateError: as `render`, but for what is left out.
+        """
+        try:
+            return self._render(messages, add_generation_prompt, variables)
+        except ChatTemplateError as error:
+            if error.__cause__ is not None or variables.get("tools") is not None:
+                raise
+            try:
+                return self._render(messages, add_generation_prompt, {**variables, "tools": []})
+            except ChatTemplateError:
+                raise error from None
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+        known = {"tools": None, "documents": None} | self._tokens | dict(variables)
         known |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         self.start()
         assert self._process is not None, "started above"
         most = MOST_CHARACTERS + 2 * _characters([list(messages), variables])
-        question = {"template": self.text, "variables": known, "most_characters": most}
+        question = {"template": self.program(known), "variables": known, "most_characters": most}
         try:
             answer = self._process.ask(question, WALL_SECONDS)
         except BaseException as error:
@@ -71,8 +122,8 @@ class ChatTemplate:
                 raise ChatTemplateError(f"chat template of {self.source}: it {error}; it was stopped") from error
             raise
         if "text" in answer:
-            text: str = answer["text"]
-            return text
+            rendered: str = answer["text"]
+            return rendered
         where = f", line {answer['line']}" if answer["line"] else ""
         raise ChatTemplateError(f"chat template of {self.source}{where}: {answer['error']}")
 

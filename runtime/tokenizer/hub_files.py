@@ -1,10 +1,9 @@
-"""Reads what the small JSON files of a Hugging Face model say about its tokenizer and chat template.
+"""Reads what the small JSON files of a Hugging Face model say about its tokenizer.
 
-tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token, chat_template
+tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token
 special_tokens_map.json   bos_token, eos_token, where tokenizer_config.json lacks them
 generation_config.json    eos_token_id: one id or several that end an answer
 config.json               eos_token_id, likewise
-chat_template.jinja, chat_template.json
 """
 
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from typing import Any
 
 from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
-from mlxr.runtime.json_file import read_json_object, read_small_file
+from mlxr.runtime.json_file import read_json_object
 
 _MAX_JSON_BYTES = 16 << 20
-_MAX_TEMPLATE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -64,42 +62,6 @@ def read_named_tokens(folder: Path) -> NamedTokens:
         add_eos=_flag(config, "add_eos_token", path),
         added=_added(config, path),
     )
-
-
-def read_chat_template(folder: Path) -> tuple[str, str] | None:
-    """The chat template of the model in `folder`, and its file; None if there is none.
-
-    Raises:
-        TokenizerError: a file is no JSON or no text, or holds something else than a template.
-    """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_template_file(path), str(path)
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        path = folder / name
-        template = _read_json(path).get("chat_template")
-        if isinstance(template, list):  # several templates with names
-            template = next(
-                (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"),
-                None,
-            )
-        if isinstance(template, str):
-            return template, str(path)
-        if template is not None:
-            raise TokenizerError(f"{path}: its chat_template is {template!r:.60}, expected text")
-    return None
-
-
-def read_template_file(path: Path) -> str:
-    """A template in a file of its own.
-
-    Raises:
-        TokenizerError: it cannot be read.
-    """
-    try:
-        return read_small_file(path, _MAX_TEMPLATE_BYTES, TokenizerError, "a chat template").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

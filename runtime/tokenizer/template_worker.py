@@ -8,7 +8,7 @@ Question: `{"template", "variables", "most_characters"}`; answer: `{"text"}`, or
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -16,8 +16,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
+_KEPT = 4
 TEMPLATE = "chat template"  # how the compiled template is called in tracebacks
 
 
@@ -31,9 +32,9 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def make_environment() -> ImmutableSandboxedEnvironment:
-    """The environment that chat templates expect."""
-    environment = ImmutableSandboxedEnvironment(
+def make_environment() -> SandboxedEnvironment:
+    """The environment that chat templates expect. Some append to lists, as llama.cpp lets them."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
@@ -49,7 +50,21 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_as_list,
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    """What filters like `map` give, as JSON."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _refuse(message: object) -> None:
@@ -57,23 +72,23 @@ def _refuse(message: object) -> None:
 
 
 class _Rendering:
-    """Renders templates, and keeps the last one compiled."""
+    """Renders templates, and keeps the last ones compiled."""
 
     def __init__(self) -> None:
         self._environment = make_environment()
-        self._text = ""
-        self._compiled: jinja2.Template | None = None
+        self._compiled: dict[str, jinja2.Template] = {}
 
     def render(self, template: str, variables: Mapping[str, Any], most_characters: int) -> str:
         """The text, collected piece by piece, so that endless text is noticed here."""
-        if self._compiled is None or template != self._text:
+        compiled = self._compiled.get(template)
+        if compiled is None:
             code = self._environment.compile(template, filename=TEMPLATE)
-            self._compiled = jinja2.Template.from_code(
-                self._environment, code, self._environment.make_globals(None), None
-            )
-            self._text = template
+            compiled = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None), None)
+            if len(self._compiled) >= _KEPT:
+                self._compiled.clear()
+            self._compiled[template] = compiled
         pieces, length = [], 0
-        for piece in self._compiled.generate(variables):
+        for piece in compiled.generate(variables):
             length += len(piece)
             if length > most_characters:
                 raise jinja2.TemplateError(f"its text is longer than {most_characters} characters")

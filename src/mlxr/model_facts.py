@@ -22,7 +22,8 @@ from mlxr.model_source import resolve_spec
 from mlxr.named_model import named_model
 from mlxr.registry.file_status import status_of
 from mlxr.registry.records import NO_OPTIONS, ModelRecord
-from mlxr.runtime.tokenizer.find_chat_template import ReadTemplate, find_chat_template
+from mlxr.runtime.tokenizer.find_chat_template import ReadMetadata, find_chat_templates
+from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.weights.open_weights import open_weights
 from mlxr.runtime.weights.weight_file import WeightFile
 
@@ -43,7 +44,7 @@ class ModelFacts:
         quantization: the format of most weights, such as `Q4_K_M` or `BF16`.
         context: most tokens of a sequence.
         num_layers, vocab_size: as they say.
-        template: the text of the chat template that it comes with; empty: none.
+        templates: the chat templates that it comes with; None: none.
     """
 
     size_bytes: int
@@ -55,7 +56,7 @@ class ModelFacts:
     context: int
     num_layers: int
     vocab_size: int
-    template: str = field(repr=False)
+    templates: NamedTemplates | None = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
         spec.model.context,
         spec.model.num_layers,
         spec.model.vocab_size,
-        _template(file, weights, registered),
+        _templates(file, weights, registered),
     )
     return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
 
@@ -178,12 +179,12 @@ def _quantization(file: WeightFile, spec: ModelSpec) -> str:
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
-def _template(file: WeightFile, weights: Path, registered: ModelRecord | None) -> str:
+def _templates(file: WeightFile, weights: Path, registered: ModelRecord | None) -> NamedTemplates | None:
     options = NO_OPTIONS if registered is None else registered.options
     if options.template is not None:
-        return options.template
-    said = ReadTemplate(file.path, file.metadata.get(file_keys.CHAT_TEMPLATE)) if file.format == "gguf" else weights
+        return NamedTemplates({DEFAULT: options.template}, "")
+    said = ReadMetadata.of(file.path, file.metadata) if file.format == "gguf" else weights
     try:
-        return find_chat_template([said] if options.tokenizer is None else [options.tokenizer, said])[0]
+        return find_chat_templates([said] if options.tokenizer is None else [Path(options.tokenizer), said])
     except MlxrError:
-        return ""
+        return None

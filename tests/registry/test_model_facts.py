@@ -55,9 +55,9 @@ def test_a_registered_file_has_its_own_hash_until_it_changes(tmp_path: Path, mon
     )
     add_model(Q4_K_M, "mine", replaces=True, options=LoadOptions(template="{{ registered }}", host="reference"))
     assert model_facts("mine").size_bytes == Q4_K_M.stat().st_size
-    assert (model_facts("mine").template, model_facts(copy).template) == ("{{ registered }}", "")
+    assert (model_facts("mine").templates.text, model_facts(copy).templates) == ("{{ registered }}", None)
     (tmp_path / "chat_template.jinja").write_text("{{ beside }}")
-    assert model_facts(copy).template == "{{ beside }}"
+    assert model_facts(copy).templates.text == "{{ beside }}"
     copy.unlink()
     with pytest.raises(MlxrError):
         model_facts(copy)

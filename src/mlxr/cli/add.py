@@ -61,7 +61,7 @@ def options_of(args: argparse.Namespace) -> LoadOptions:
         RequestError: the context or the number of threads is not positive.
         TokenizerError: the template cannot be read.
     """
-    from mlxr.runtime.tokenizer.hub_files import read_template_file  # noqa: PLC0415 (slow to import)
+    from mlxr.runtime.tokenizer.template_files import read_template_file  # noqa: PLC0415 (slow to import)
 
     if args.threads is not None and args.threads < 1:
         raise RequestError(f"--threads is {args.threads}; expected at least 1")

@@ -84,7 +84,6 @@ def test_names_that_templates_may_use():
         ("{{ '\\ud800' }}", "here.gguf: UnicodeEncodeError"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "access to attribute '__init__' of 'type' object is unsafe"),
-        ("{{ messages.append(1) }}", "access to attribute 'append' of 'list' object is unsafe"),
         ("{{ '{0.__class__.__mro__}'.format('') }}", "access to attribute '__class__' of 'str' object is unsafe"),
     ],
 )

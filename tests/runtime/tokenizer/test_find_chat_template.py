@@ -40,6 +40,39 @@ def test_files_beside_the_weights_in_their_order(tmp_path):
     assert found(tmp_path, file=other) == ("e", other)
 
 
+def named(*places):
+    """The template of a conversation without tools, and with them, as it is rendered."""
+    with load_chat_template([Path(place) for place in places], STORYTELLER) as template:
+        return template.render([]), template.render([], tools=[{"type": "function"}])
+
+
+def test_a_template_for_tools_is_used_when_there_are_tools(tmp_path):
+    several = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": several}))
+    assert named(tmp_path) == ("a", "a")
+    config.write_text(json.dumps({"chat_template": [*several, {"name": "tool_use", "template": "c"}]}))
+    assert named(tmp_path) == ("a", "c")
+    config.write_text(json.dumps({"chat_template": {"tool_use": "c"}}))
+    assert named(tmp_path) == ("c", "c"), "as llama.cpp has it"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("d")
+    config.write_text(json.dumps({"chat_template": "a"}))
+    assert named(tmp_path) == ("a", "d")
+    (tmp_path / "chat_template.jinja").write_text("e")
+    config.write_text(json.dumps({"chat_template": [*several, {"name": "tool_use", "template": "c"}]}))
+    assert named(tmp_path) == ("e", "d"), "in transformers, .jinja files hide the others"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").unlink()
+    assert named(tmp_path) == ("e", "e")
+
+
+def test_gguf_files_have_templates_by_name(tmp_path):
+    keys = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "b{{ eos_token }}"}
+    metadata = metadata_of_pieces(TOKENIZER.read_bytes()) | keys
+    assert named(write_gguf(tmp_path / "x.gguf", metadata)) == ("b</s>", "b</s>")
+    assert named(write_gguf(tmp_path / "y.gguf", metadata | {"tokenizer.chat_template": "a"})) == ("a", "b</s>")
+
+
 def test_gguf_metadata(tmp_path):
     text = "{{ bos_token }}x{{ eos_token }}"
     metadata = metadata_of_pieces(TOKENIZER.read_bytes()) | {"tokenizer.chat_template": text}
@@ -59,6 +92,11 @@ def test_gguf_metadata(tmp_path):
     ("name", "content", "message"),
     [
         ("chat_template.json", '{"chat_template": 5}', "its chat_template is 5, expected text"),
+        (
+            "chat_template.json",
+            '{"chat_template": [{"name": 3, "template": "x"}]}',
+            "expected text, or texts with names",
+        ),
         ("tokenizer_config.json", "x", "cannot be read as JSON"),
         ("chat_template.jinja", b"\xff\xfe", "is not UTF-8"),
         ("chat_template.jinja", b"a" * (1 << 20) + b"b", "larger than 1048576 bytes; this is not a chat template"),

@@ -126,8 +126,8 @@ EXPECTED = {
 TOKENIZER = byte_tokenizer()
 
 
-def prompt(template: str, job: ChatJob, context: int | None = None) -> str:
-    with closing(ChatFormat(ChatTemplate(template, "here"), TOKENIZER, context)) as chat:
+def prompt(template: str, job: ChatJob, context: int | None = None, tool_use: str | None = None) -> str:
+    with closing(ChatFormat(ChatTemplate(template, "here", tool_use=tool_use), TOKENIZER, context)) as chat:
         return TOKENIZER.decode(asyncio.run(chat.prompt(job)))
 
 
@@ -174,6 +174,18 @@ def test_a_line_that_changes_with_each_request_is_no_part_of_the_prompt(role: st
         assert written({"role": role, "content": content}, user) == written(rules, user)
     assert written({"role": role, "content": line}, user) == written(user)
     assert line in written(rules, {"role": "user", "content": line}), "what users say stays"
+
+
+def test_a_template_for_tools_has_a_family_of_its_own() -> None:
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    for_tools = QWEN.replace("tools or []", "tools")  # as Hermes, which fails without tools
+    with_tools = prompt(plain, a_job(messages=MESSAGES), tool_use=for_tools)
+    assert with_tools == EXPECTED["qwen"][1]
+    assert prompt(plain, a_job(messages=MESSAGES[:1], tool_choice="none"), tool_use=for_tools) == "[user]Hi"
+    told = prompt(plain, a_job(messages=MESSAGES, tools=()), tool_use=for_tools)
+    assert told == with_tools.removeprefix(HEAD), "what was called is told, though nothing may be"
+    with closing(ChatFormat(ChatTemplate(plain, "here", tool_use=for_tools), TOKENIZER)) as chat:
+        assert (chat.family, chat.takes_tools) == ("Hermes", True)
 
 
 def test_a_format_that_was_closed_says_so() -> None:
@@ -223,10 +235,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": MESSAGES, "tools": ()},
     ),
     "it must be the assistant's, and have text": (QWEN, {"continue_final": True}),
-    r"messages\[1\] is a system message, which the chat template of here leaves out there": (
-        HARMONY.replace("in messages", "in messages if m.role != 'system'"),
-        {"messages": (MESSAGES[0], {"role": "system", "content": "Be brief."})},
-    ),
     "messages is not a variable of the template's own": (QWEN, {"variables": {"messages": []}}),
 }
 

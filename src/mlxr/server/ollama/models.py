@@ -80,7 +80,7 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
     return {
         "modelfile": f"FROM {model.name}\n",
         "parameters": "",
-        "template": facts.template,
+        "template": "" if facts.templates is None else facts.templates.text,
         "details": _details(facts),
         "model_info": {
             "general.architecture": facts.family,
@@ -95,10 +95,10 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
 
 
 def _capabilities(facts: ModelFacts) -> list[str]:
-    if not facts.template:
+    if facts.templates is None:
         return ["completion"]
-    family = family_of(facts.template)
-    return ["completion", *(["tools"] if family.takes_tools else []), *(["thinking"] if family.thinks else [])]
+    family, with_tools = family_of(facts.templates.text), family_of(facts.templates.tool_use or facts.templates.text)
+    return ["completion", *(["tools"] if with_tools.takes_tools else []), *(["thinking"] if family.thinks else [])]
 
 
 def _facts(model: ServedModel) -> ModelFacts | None:

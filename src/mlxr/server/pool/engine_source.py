@@ -12,7 +12,7 @@ from mlxr.model_facts import ModelFacts, model_facts
 from mlxr.model_source import USUAL_SEQUENCES
 from mlxr.planned_memory import PlannedMemory, planned_memory
 from mlxr.runtime.cache.tiers.tier_sizes import NO_TIERS, TierSizes
-from mlxr.runtime.tokenizer.hub_files import read_template_file
+from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates, read_template_file
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import without_folders
 from mlxr.server.metrics.meter import Meter
@@ -74,7 +74,9 @@ class EngineSource:
     def facts(self) -> ModelFacts:
         """See `ModelSource`."""
         facts = model_facts(self.model, replace(self.changes, output=None), self.weights)
-        return facts if self.template is None else replace(facts, template=read_template_file(self.template))
+        if self.template is None:
+            return facts
+        return replace(facts, templates=NamedTemplates({DEFAULT: read_template_file(self.template)}, ""))
 
     def planned_memory(self) -> PlannedMemory:
         """See `ModelSource`. A draft model's memory counts."""
