@@ -1,4 +1,4 @@
-"""What a file says of its model, read key by key. A key that was not read is refused unless it is harmless."""
+"""What a file says of its model, read key by key. A key that was not read is judged by the family's rules."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.rules import Architecture, Kind, architectures, architectures_named
 from mlxr.compiler.spec.explain import nearest, show
-from mlxr.compiler.spec.import_rules import NO_RULES, ImportRules
+from mlxr.compiler.spec.import_rules import ImportRules
 
 _MAX_LISTED = 8
 
@@ -67,7 +67,7 @@ class Facts:
             if value is not None and not isinstance(value, dict):
                 raise self.refuse(key, value, "a section")
             where = f"{self.source}: {self._prefix}{key}"
-            self._sections[key] = Facts(where, value or {}, NO_RULES)
+            self._sections[key] = Facts(where, value or {}, ImportRules(harmless=self.rules.harmless))
         return self._sections[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -158,10 +158,10 @@ class Facts:
         """
         unread = self._unread()
         for key in self._accepted:
-            if key not in unread:
+            if key not in unread and not self._is_unread(key):
                 raise SpecError(
-                    f"{self.source}: {key[:100]!a} is to be accepted, but no such key would be refused: leave out "
-                    "--accept-key for it"
+                    f"{self.source}: {key[:100]!a} is to be accepted, but the file has no such key, or it is one that "
+                    "is applied: leave out --accept-key for it"
                 )
         strange = [f"{key[:100]!a} = {show(value)}" for key, value in unread.items() if key not in self._accepted]
         if strange:
@@ -171,14 +171,22 @@ class Facts:
                 "model computes; if you know that it does not, name it with --accept-key KEY"
             )
 
+    def _is_unread(self, path: str) -> bool:
+        """Whether the file has a key that nothing has asked for; a dot leads into a section."""
+        section, _, rest = path.partition(".")
+        if rest and section in self._sections:
+            return self._sections[section]._is_unread(rest)
+        return path in self._values and path not in self._read
+
     def _unread(self, path: str = "") -> dict[str, Any]:
         harmless = re.compile("|".join(f"(?:{pattern})" for pattern in self.rules.harmless), re.DOTALL)
         strange: dict[str, Any] = {}
         for key, value in self._values.items():
-            if not isinstance(key, str) or key in self._read or harmless.fullmatch(key):
+            if not isinstance(key, str) or not key.startswith(self._prefix) or key in self._read:
                 continue
-            neutral = self.rules.neutral.get(key.removeprefix(self._prefix), ())
-            if not any(_same(value, harmless_value) for harmless_value in neutral):
+            name = key.removeprefix(self._prefix)
+            neutral = self.rules.neutral.get(name)
+            if not (harmless.fullmatch(name) if neutral is None else any(_same(value, same) for same in neutral)):
                 strange[path + key] = value
         for name, section in self._sections.items():
             strange |= section._unread(f"{path}{name}.")

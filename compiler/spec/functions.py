@@ -112,6 +112,23 @@ def _after(of: Arguments) -> list[str]:
     return [of.value(1)] * count + [of.value(2)] * (of.num_layers - count)
 
 
+def _flags(of: Arguments) -> list[str] | None:
+    """Types of layers by a key: (the key, its default, the type where true, the other).
+
+    The key has a flag for each layer, or the number of layers after which one of the other type returns.
+    """
+    flags = of.key(0)
+    if flags is None:
+        flags = of.value(1)
+    if isinstance(flags, list):
+        if len(flags) < of.num_layers or not all(flag in (True, False) for flag in flags):
+            raise of.refuse(0, flags, f"true or false for each of {of.num_layers} layers")
+        return [of.value(2 if flag else 3) for flag in flags[: of.num_layers]]
+    if not isinstance(flags, int) or isinstance(flags, bool) or not 0 <= flags <= MAX_LAYERS:
+        raise of.refuse(0, flags, f"true or false for each layer, or a whole number from 0 to {MAX_LAYERS}")
+    return [of.value(2)] * (flags - 1) + [of.value(3)] if flags else [of.value(2)]
+
+
 def _letters(of: Arguments) -> list[str] | None:
     """Types of layers by letters: (the text, a letter, its type, ...)."""
     text, *rest = (of.value(index) for index in range(len(of)))
@@ -154,6 +171,7 @@ FUNCTIONS = {
     "equal": Function(2, 2, lambda of: bool(of.value(0) == of.value(1))),
     "not": Function(1, 1, lambda of: is_false(of.value(0))),
     "every": Function(3, 3, _every),
+    "flags": Function(4, 4, _flags),
     "after": Function(3, 3, _after),
     "letters": Function(3, 9, _letters),
     "sparse": Function(4, 4, _sparse),

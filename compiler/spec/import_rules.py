@@ -25,9 +25,9 @@ class ImportRules(Record):
     must_equal: dict[str, Expression] = Field(default_factory=dict)
     """Keys that repeat what something else says and must not contradict it; an absent key contradicts nothing."""
     harmless: tuple[str, ...] = ()
-    """Regular expressions for whole keys that change nothing."""
+    """Regular expressions for whole keys that change nothing, unless `neutral` has them."""
     neutral: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """Keys, and the values with which they change nothing."""
+    """Keys that may change what is computed, and the values with which they do not; with others they are refused."""
 
     @model_validator(mode="after")
     def _check(self) -> "ImportRules":
@@ -42,13 +42,15 @@ class ImportRules(Record):
 
     def over(self, base: "ImportRules") -> "ImportRules":
         """These rules, and those of `base` for all that they leave out. Names are not taken from `base`."""
+        harmless = re.compile("|".join(f"(?:{pattern})" for pattern in self.harmless))
+        neutral = {key: values for key, values in base.neutral.items() if not harmless.fullmatch(key)}
         return ImportRules(
             names=self.names,
             only_with=self.only_with,
             set=base.set | self.set,
             must_equal=base.must_equal | self.must_equal,
             harmless=(*base.harmless, *self.harmless),
-            neutral=base.neutral | self.neutral,
+            neutral=neutral | self.neutral,
         )
 
 

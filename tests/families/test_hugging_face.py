@@ -1,9 +1,14 @@
-"""config.json as transformers writes it: every key is read or known, and the numbers are those of published models.
+"""config.json as transformers writes and reads it: every key is known, and the numbers are those of published models.
 
 No weights are needed for that: a config is imported beside the tensors that say which biases and outputs there are.
 """
 
+import ast
 import json
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +16,7 @@ from transformers import CONFIG_MAPPING
 
 from mlxr.compiler.errors import SpecError
 from mlxr.compiler.importers.config import spec_from_config
-from mlxr.compiler.importers.rules import architectures
+from mlxr.compiler.importers.rules import architectures, load_rules
 from mlxr.compiler.importers.tensors import TensorFact
 from mlxr.compiler.spec.family import load_family
 from mlxr.compiler.spec.model import Model
@@ -57,10 +62,67 @@ def test_every_key_that_transformers_writes_is_known(kind: str) -> None:
     assert model.attention.num_heads == config["num_attention_heads"]
 
 
+def test_keys_that_no_code_reads_change_nothing() -> None:
+    """Such as published models have, of their training or of other families."""
+    phi = {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
+    starcoder = {"attention_softmax_in_fp32": True, "scale_attn_weights": True, "layer_norm_epsilon": 1e-5}
+    smollm = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+    for kind, keys in (("phi3", phi), ("starcoder2", starcoder), ("llama", smollm | {"activation": "swiglu"})):
+        assert imported(default_config(kind) | keys) == imported(default_config(kind))
+
+
+NO_MATTER = {
+    *("attention_dropout", "embedding_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop"),
+    *("initializer_range", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    *("_attn_implementation", "pad_token_id"),
+    # Of Gemma 3 with images, in the same file.
+    *("get_text_config", "image_token_id", "mm_tokens_per_image", "text_config", "vision_config"),
+    "attention_chunk_size",  # of layers of a type that none of these families has
+    "attn_logit_softcapping",  # Gemma 3 alone, whose code reads it and does nothing with it
+    "use_bidirectional_attention",  # Gemma 1 and 2, likewise
+}
+"""Keys that transformers reads, and that change no logits."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_that_nobody_knows_is_refused(kind: str) -> None:
-    with pytest.raises(SpecError, match=r"'new_trick' = 0\.5: not supported"):
-        imported(default_config(kind) | {"new_trick": 0.5})
+def test_every_key_that_the_familys_own_code_reads_is_known(kind: str) -> None:
+    """Keys that nobody knows are ignored, so none that transformers reads may be among them."""
+    rules = next(one.rules for one in architectures("config") if one.name == kind)
+    own = [pattern for pattern in rules.harmless if pattern not in load_rules("config").harmless]
+    known = {*_words(rules.set), *_words(rules.must_equal), *rules.must_equal, *rules.neutral, *NO_MATTER, "vocab_size"}
+    known |= {"rope_parameters", "original_max_position_embeddings"}  # the importer's own code reads them
+    found = find_spec("transformers")
+    assert found is not None and found.origin is not None
+    folder, module = Path(found.origin).parent, kind.removesuffix("_text")
+    for path in (folder / "models" / module / f"modeling_{module}.py", folder / "masking_utils.py"):
+        read = _keys_read(path)
+        assert len(read) > 3
+        assert not {key for key in read - known if not any(re.fullmatch(pattern, key) for pattern in own)}
+
+
+def _words(expression: Any) -> Iterator[str]:
+    if isinstance(expression, str):
+        yield expression
+    items = expression.values() if isinstance(expression, dict) else expression if isinstance(expression, list) else ()
+    for item in items:
+        yield from _words(item)
+
+
+def _keys_read(path: Path) -> set[str]:
+    """Attributes of everything called config, and those that getattr asks it for."""
+    read = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and _is_config(node.value):
+            read.add(node.attr)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            of, name = node.args[:2]
+            if _is_config(of) and isinstance(name, ast.Constant):
+                read.add(str(name.value))
+    return read
+
+
+def _is_config(node: ast.expr) -> bool:
+    return getattr(node, "id", getattr(node, "attr", "")) == "config"
 
 
 GEMMA_3_1B: Config = {

@@ -99,10 +99,6 @@ def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config:
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: says nothing of factor"),
         (
-            {"rope_scaling": LLAMA3 | {"attention_factor": 2.0}},
-            r"'rope_scaling\.attention_factor' = 2\.0: not supported",
-        ),
-        (
             {"rope_scaling": {"type": "longrope", "short_factor": 1, "long_factor": [1.0]}},
             "short_factor is 1; expected a",
         ),
@@ -115,7 +111,9 @@ def test_an_output_beside_tied_embeddings_is_the_same_matrix(storyteller_config:
         ({"quantization": {"bits": 4}}, "quantization: quantised by null, which is not supported; supported: mlx-lm's"),
         ({"quantization_config": {"quant_method": "awq"}}, 'quantised by "awq"'),
         ({"hidden_act": "mish"}, 'hidden_act is "mish"; expected one of silu'),
-        ({"logit_scale": 0.0625}, r"'logit_scale' = 0\.0625: not supported"),
+        ({"is_causal": False}, "'is_causal' = false: not supported"),
+        ({"per_layer_config": {"1": {"num_key_value_heads": 4}}}, "'per_layer_config' = "),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types differs between layers"),
         ({"partial_rotary_factor": 0.5}, r"'partial_rotary_factor' = 0\.5: not supported.*name it with --accept-key"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "0.5; expected 1: the family's own code does not read"),
         ({"num_hidden_layers": True}, "num_hidden_layers is true; expected a whole number"),
@@ -142,17 +140,25 @@ def test_without_an_embedding_it_is_no_language_model(storyteller_config: Facts)
 
 
 def test_keys_that_say_nothing_of_the_model_are_no_matter(storyteller_config: Facts) -> None:
-    keys = {"auto_map": {}, "license": "mit", "_attn_implementation_autoset": True, "gradient_checkpointing": False}
+    """transformers reads a few keys of llama, and ignores any other, also in the section of RoPE."""
+    keys = {"auto_map": {}, "license": "mit", "logit_scale": 0.0625, "new_trick": [1], "mlp_only_layers": [1]}
     assert imported(storyteller_config, **keys) == imported(storyteller_config)
+    scaled = imported(storyteller_config, rope_scaling=LLAMA3)
+    assert imported(storyteller_config, rope_scaling=LLAMA3 | {"attention_factor": 2.0, "mrope_section": [1]}) == scaled
 
 
 def test_a_key_that_the_user_accepts_is_no_matter(storyteller_config: Facts) -> None:
     config, tensors = storyteller_config
     for key, changed in (
+        ("is_causal", config | {"is_causal": False}),
+        # Keys that an earlier version refused, and this one ignores.
         ("new_trick", config | {"new_trick": 1}),
         ("rope_parameters.trick", config | {"rope_parameters": {"trick": 1}}),
     ):
         spec = spec_from_config(changed, tensors, "storyteller", "c", ImportOptions(accepted_keys=(key,)))
         assert spec == imported(storyteller_config)
-    with pytest.raises(SpecError, match="'rope_theta' is to be accepted, but no such key would be refused"):
-        spec_from_config(config, tensors, "s", "c", ImportOptions(accepted_keys=("rope_theta",)))
+    for key in ("rope_theta", "rope_tehta"):
+        with pytest.raises(
+            SpecError, match=f"'{key}' is to be accepted, but the file has no such key, or it is one that"
+        ):
+            spec_from_config(config, tensors, "s", "c", ImportOptions(accepted_keys=(key,)))

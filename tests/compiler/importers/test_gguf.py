@@ -130,6 +130,32 @@ def test_lists_for_each_layer_may_say_one_thing(tiny: Facts) -> None:
         imported(tiny, feed_forward_length=[512, 1024])
 
 
+def test_patterns_of_windows_are_numbers_or_lists(tiny: Facts) -> None:
+    """As llama.cpp's converter writes them: EXAONE 4 and OLMo 3 have a flag for each layer, Gemma 3 has none."""
+
+    def windows(architecture: str, **keys: Any) -> list[int | None]:
+        metadata = {key.replace("llama.", f"{architecture}."): value for key, value in tiny[0].items()}
+        metadata |= {"general.architecture": architecture, f"{architecture}.attention.sliding_window": 64}
+        metadata |= {f"{architecture}.{name.replace('__', '.')}": value for name, value in keys.items()}
+        model = spec_from_gguf(metadata, tiny[1], "tiny", "tiny.gguf").model
+        return [model.layer(layer).attention.sliding_window for layer in range(2)]
+
+    for pattern, expected in (
+        ([True, False], [64, None]),
+        ([False, True], [None, 64]),
+        (2, [64, None]),
+        (0, [64, 64]),
+        (1, [None, None]),
+    ):
+        for architecture in ("exaone4", "olmo2", "gemma2", "gemma3"):
+            assert windows(architecture, attention__sliding_window_pattern=pattern) == expected
+    for wrong in ([True], [1.5, 0], "LG", -1):
+        with pytest.raises(
+            SpecError, match=r"exaone4\.attention\.sliding_window_pattern is .*; expected true or false for"
+        ):
+            windows("exaone4", attention__sliding_window_pattern=wrong)
+
+
 def test_a_scale_of_scores_is_the_models(tiny: Facts) -> None:
     assert imported(tiny, attention__scale=0.5).model.attention.scale == 0.5
     for usual in (0.0, 0.125):
