@@ -5,11 +5,13 @@ The keys of a model's architecture are not here: models/importers and models/fam
 
 CONFIG_FILE = "config.json"
 """The file that describes a model in a Hugging Face folder."""
+GENERATION_FILE = "generation_config.json"
+"""The file of a Hugging Face folder that says how answers are generated: sampling, and the tokens that end them."""
 ST_MODULES, ST_POOLING = "modules.json", "1_Pooling/config.json"
 """The files in which sentence-transformers says how a model makes embeddings."""
 DESCRIBING_FILES = (
     CONFIG_FILE,
-    "generation_config.json",
+    GENERATION_FILE,
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -35,6 +37,8 @@ ARCHITECTURE = "general.architecture"
 """The GGUF key of the architecture's name; that name is the first part of the keys of its properties."""
 FILE_TYPE = "general.file_type"
 """The GGUF key of the mixture of formats that its weights have, as a number of llama.cpp's."""
+SAMPLING = "general.sampling."
+"""The first part of the GGUF keys of how the model's tokens are chosen."""
 ALIGNMENT = "general.alignment"
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 """GGUF keys of a model in several files: this file's number (from 0), the number of files, and of tensors in all."""

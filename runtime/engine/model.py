@@ -23,6 +23,7 @@ from mlxr.runtime.engine.choose_arena import choose_arena
 from mlxr.runtime.engine.completion import Completion, Event
 from mlxr.runtime.engine.core import EngineCore
 from mlxr.runtime.engine.default_pooling import default_pooling
+from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
 from mlxr.runtime.engine.generation import Generation
 from mlxr.runtime.engine.group_rank import LeadingRank
 from mlxr.runtime.engine.launch_step import launch_step
@@ -60,6 +61,7 @@ class Model:
         core: the loop that runs the steps of all generations.
         types: the element types of activations and cache on its host, each with its reason.
         ranks: the other ranks that execute parts of it; None: it is whole.
+        default_sampling: how its own files say that tokens are chosen: for requests with `Sampling.of_model`.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Model:
         if self.host.builds_late:
             warm_up(self.host, self.pager, progress)
         self.core = EngineCore(self.host, self.pager, self._open_tiers(file, tiers))
+        self.default_sampling: DefaultSampling = default_sampling(file, plan.vocab_size, tokenizer)
         self._file = file
         self._maker = RequestMaker(plan, geometry, self.tokenizer, (artifact.spec.name, str(geometry.dtype)))
 
@@ -291,6 +294,7 @@ class Model:
             if isinstance(prompt, str):
                 check_length(prompt, self.require_tokenizer(), self.artifact.plan.arena.context, pooling is None)
         ids = [self.encode(prompt) for prompt in prompts]
+        sampling = self.default_sampling.completed(sampling)
         now, make = self.core.clock(), self._maker.make
         return [r for i, prompt in enumerate(ids) for r in make(i, prompt, sampling, listener, now, terms, pooling)]
 

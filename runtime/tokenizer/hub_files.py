@@ -55,8 +55,8 @@ def read_named_tokens(folder: Path) -> NamedTokens:
         eos=_token(names, "eos_token", path),
         end_ids={
             token_id: str(folder / name)
-            for name in ("generation_config.json", file_keys.CONFIG_FILE)
-            for token_id in _ids(_read_json(folder / name), "eos_token_id", folder / name)
+            for name in (file_keys.GENERATION_FILE, file_keys.CONFIG_FILE)
+            for token_id in _end_ids(folder / name)
         },
         add_bos=_flag(config, "add_bos_token", path),
         add_eos=_flag(config, "add_eos_token", path),
@@ -86,12 +86,14 @@ def _flag(config: Mapping[str, Any], key: str, path: Path) -> bool | None:
     return value
 
 
-def _ids(config: Mapping[str, Any], key: str, path: Path) -> list[int]:
-    value = config.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise TokenizerError(f"{path}: `{key}` is {value!r:.60}, expected one token id or several")
-    return ids
+def _end_ids(path: Path) -> list[int]:
+    """The ids that a file names; none from what is no id or no JSON, which keeps no model from loading elsewhere."""
+    try:
+        value = _read_json(path).get("eos_token_id")
+    except TokenizerError:
+        return []
+    values = value if isinstance(value, list) else [value]
+    return [token_id for token_id in values if type(token_id) is int and token_id >= 0]
 
 
 def _added(config: Mapping[str, Any], path: Path) -> dict[int, tuple[str, bool]]:

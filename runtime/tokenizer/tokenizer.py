@@ -59,14 +59,14 @@ class Tokenizer(ABC):
         self._after: list[int] = []
 
     def _set_special(self, bos_id: int | None, eos_id: int | None, end_ids: Mapping[int, str]) -> None:
-        """Sets the special tokens.
+        """Sets the special tokens. Of `end_ids`, those outside the vocabulary are left out: no answer has them.
 
         Raises:
-            TokenizerError: an id is outside the vocabulary.
+            TokenizerError: the BOS or EOS is outside the vocabulary.
         """
         self.bos_id = None if bos_id is None else self.check_id(bos_id)
         self.eos_id = None if eos_id is None else self.check_id(eos_id)
-        ends = [self.check_id(token_id, source) for token_id, source in end_ids.items()]
+        ends = [token_id for token_id in end_ids if 0 <= token_id < self.vocab_size]
         self.eos_ids = frozenset(ends if self.eos_id is None else [self.eos_id, *ends])
 
     def _set_added(self, before: Sequence[int], after: Sequence[int]) -> None:

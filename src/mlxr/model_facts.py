@@ -22,6 +22,7 @@ from mlxr.model_source import resolve_spec
 from mlxr.named_model import named_model
 from mlxr.registry.file_status import status_of
 from mlxr.registry.records import NO_OPTIONS, ModelRecord
+from mlxr.runtime.engine.default_sampling import DefaultSampling, default_sampling
 from mlxr.runtime.tokenizer.find_chat_template import ReadMetadata, find_chat_templates
 from mlxr.runtime.tokenizer.template_files import DEFAULT, NamedTemplates
 from mlxr.runtime.weights.open_weights import open_weights
@@ -45,6 +46,7 @@ class ModelFacts:
         context: most tokens of a sequence.
         num_layers, vocab_size: as they say.
         templates: the chat templates that it comes with; None: none.
+        sampling: how its own files say that tokens are chosen.
     """
 
     size_bytes: int
@@ -57,6 +59,7 @@ class ModelFacts:
     num_layers: int
     vocab_size: int
     templates: NamedTemplates | None = field(repr=False)
+    sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def _read(name: str, registered: ModelRecord | None, version: object, changes: C
         spec.model.num_layers,
         spec.model.vocab_size,
         _templates(file, weights, registered),
+        default_sampling(file, spec.model.vocab_size, None if registered is None else registered.options.tokenizer),
     )
     return _Known(facts, version, stats | _stats(folder / name for name in file_keys.DESCRIBING_FILES))
 

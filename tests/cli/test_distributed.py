@@ -25,7 +25,7 @@ from mlxr_tests.storyteller import TINY, VALID
 
 MLX_LAUNCH = Path(sys.executable).with_name("mlx.launch")
 HOST = ["--host", "cpu", "--threads", "1"]
-PROMPT = ["--prompt", "Once upon a time", "--max-tokens", "20", "--ignore-eos"]
+PROMPT = ["--temperature", "0", "--prompt", "Once upon a time", "--max-tokens", "20", "--ignore-eos"]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,19 @@ def test_a_gguf_file_gives_what_llama_cpp_gives(tmp_path: Path, name: str, host:
 
 def test_a_gguf_file_runs_with_its_own_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     golden = json.loads((GOLDEN / "storyteller-golden.json").read_text())[0]
-    arguments = ["run", str(Q8_0), "--prompt", golden["prompt"], "--max-tokens", "6", "--json", "--host", "reference"]
+    arguments = [
+        "run",
+        str(Q8_0),
+        "--prompt",
+        golden["prompt"],
+        "--max-tokens",
+        "6",
+        "--json",
+        "--host",
+        "reference",
+        "--temperature",
+        "0",
+    ]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == golden["greedy_fp32"][:6]
 
@@ -57,7 +69,18 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (artifact.spec.name, weights) == ("tiny-Q4_K_M", gguf / TINY.name)
     assert main(["run", str(both), "--prompt", "A"]) == 1
     assert "is not an artifact" in capsys.readouterr().err
-    arguments = ["run", str(hugging_face), "--prompt", "Once upon a time", "--max-tokens", "4", "--host", "reference"]
+    arguments = [
+        "run",
+        str(hugging_face),
+        "--prompt",
+        "Once upon a time",
+        "--max-tokens",
+        "4",
+        "--host",
+        "reference",
+        "--temperature",
+        "0",
+    ]
     assert main(arguments) == 0
     assert capsys.readouterr().out == " I was sitting in\n"
 

@@ -13,7 +13,7 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %} ti
 
 
 def run(*options: str) -> list[str]:
-    return ["run", "storyteller", "--host", "reference", "--max-tokens", "4", *options]
+    return ["run", "storyteller", "--host", "reference", "--temperature", "0", "--max-tokens", "4", *options]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mlxr.registry.registry import Registry
 from mlxr.server.pool.engine_source import EngineSource
 from mlxr_tests.storyteller import TINY
 
-RUN = ["--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
+RUN = ["--temperature", "0", "--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_specs_and_artifacts_need_weights_and_options_hold(
         options = ["--weights", tiny, "--host", "reference", "--template", "plain.jinja"]
         added = answer("add", source, "--name", kind, *options, "--json")
         assert (added["kind"], added["options"]["weights"], len(added["files"])) == (kind, str(tiny), 2)
-        got = answer("run", kind, "--prompt", "Once", "--max-tokens", "3", "--json")
+        got = answer("run", kind, "--prompt", "Once", "--max-tokens", "3", "--temperature", "0", "--json")
         assert (got["host"], got["token_ids"]) == ("reference", expected["token_ids"])
 
 

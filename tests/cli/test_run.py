@@ -37,7 +37,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_run_json_has_what_programs_need(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
     golden = json.loads((GOLDEN / "storyteller-golden.json").read_text())[0]
-    arguments = ["--prompt", golden["prompt"], "--max-tokens", "6", "--json"]
+    arguments = ["--prompt", golden["prompt"], "--max-tokens", "6", "--temperature", "0", "--json"]
     assert main(["run", str(artifact), "--weights", str(Q8_0), *arguments]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["token_ids"] == golden["greedy_fp32"][:6]
@@ -59,7 +59,19 @@ def test_one_token_has_no_decode_speed(capsys: pytest.CaptureFixture[str], artif
 def test_speculation_gives_the_same_answer_and_says_what_was_accepted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["run", "storyteller", "--host", "cpu", "--compute", "exact", "--prompt", "The mouse", "--json"]
+    arguments = [
+        "run",
+        "storyteller",
+        "--host",
+        "cpu",
+        "--temperature",
+        "0",
+        "--compute",
+        "exact",
+        "--prompt",
+        "The mouse",
+        "--json",
+    ]
     answers = []
     for options in ([], ["--prompt-lookup"]):
         assert main([*arguments, "--max-tokens", "150", *options]) == 0
@@ -78,7 +90,18 @@ def test_the_bundled_model_runs_by_name_and_is_cached(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLXR_CACHE_DIR", str(tmp_path))
-    arguments = ["run", "storyteller", "--host", "reference", "--prompt", "Once upon a time", "--max-tokens", "4"]
+    arguments = [
+        "run",
+        "storyteller",
+        "--host",
+        "reference",
+        "--prompt",
+        "Once upon a time",
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+    ]
     assert main([*arguments, "--echo", "--stats"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "Once upon a time I was sitting in\n"
@@ -99,7 +122,7 @@ def test_the_prompt_may_come_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\n"))
-    assert main(["run", "storyteller", "--host", "reference", "--max-tokens", "4"]) == 0
+    assert main(["run", "storyteller", "--host", "reference", "--max-tokens", "4", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == " I was sitting in\n"
 
 
@@ -113,11 +136,13 @@ def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str]) 
         ["--temperature", "5", "--seed", "1", "--top-k", "1"],
         ["--temperature", "5", "--seed", "1", "--top-p", "1e-9"],
         ["--temperature", "5", "--seed", "1", "--min-p", "1"],
-        [],
+        ["--temperature", "0"],
+        ["--temperature", "0", "--repetition-penalty", "0.02"],
     ):
         assert main([*arguments, *extra]) == 0
         texts.append(json.loads(capsys.readouterr().out)["text"])
-    same, again, other, top_k, top_p, min_p, greedy = texts
+    same, again, other, top_k, top_p, min_p, greedy, penalised = texts
+    assert penalised != greedy
     assert same == again != other
     assert top_k == top_p == min_p == greedy != same
 
@@ -242,7 +267,18 @@ def test_wrong_usage_gives_2(arguments: list[str]) -> None:
 
 def test_weights_of_another_model_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny = GOLDEN / "tiny-Q8_0.gguf"
-    arguments = ["run", "storyteller", "--host", "reference", "--weights", str(tiny), "--tokenizer", str(TOKENIZER)]
+    arguments = [
+        "run",
+        "storyteller",
+        "--host",
+        "reference",
+        "--weights",
+        str(tiny),
+        "--tokenizer",
+        str(TOKENIZER),
+        "--temperature",
+        "0",
+    ]
     assert main([*arguments, "--prompt", "A"]) == 1
     assert "another model" in capsys.readouterr().err
     cut = tmp_path / "cut.gguf"
@@ -347,7 +383,19 @@ def test_the_cache_outlives_the_command(
 ) -> None:
     """In another folder than the cache of what is compiled, which is slow to make again."""
     monkeypatch.setattr(block_tiers, "cache_folder", lambda kind: tmp_path / kind)
-    arguments = ["run", "storyteller", "--host", "cpu", "--json", "--max-tokens", "3", "--kv-disk", "64MiB"]
+    arguments = [
+        "run",
+        "storyteller",
+        "--host",
+        "cpu",
+        "--json",
+        "--max-tokens",
+        "3",
+        "--temperature",
+        "0",
+        "--kv-disk",
+        "64MiB",
+    ]
     arguments += ["--prompt", "Once upon a time there was a miller who had a very old mill and three young sons"]
     answers = []
     for _ in range(2):

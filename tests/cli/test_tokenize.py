@@ -9,7 +9,7 @@ from mlxr.cli import main
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr_tests.storyteller import ROOT, TOKENIZER
 
-RUN = ["run", "storyteller", "--host", "reference"]
+RUN = ["run", "storyteller", "--host", "reference", "--temperature", "0"]
 
 
 @pytest.mark.parametrize("model", ["storyteller", str(TOKENIZER)])

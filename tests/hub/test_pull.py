@@ -24,7 +24,7 @@ from mlxr_tests.storyteller import ROOT, TINY
 
 constants: Any = pytest.importorskip("huggingface_hub.constants")
 Usage = namedtuple("Usage", "total used free")
-RUN = ["--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
+RUN = ["--temperature", "0", "--prompt", "Once", "--max-tokens", "3", "--host", "reference", "--json"]
 
 
 @pytest.fixture

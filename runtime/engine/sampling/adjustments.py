@@ -42,7 +42,8 @@ def adjustments(rows: Sequence[Row], vocab_size: int) -> list[Adjustment]:
         ids, numbers = sampler.bias_below_minimum if _must_go_on(row, vocab_size) else sampler.bias
         known = ids < vocab_size  # a tokenizer may have end-of-sequence tokens that the model lacks
         bias.add(index, (ids[known], -numbers[known]))
-        penalties.add(index, sampler.penalties(row.draft), sampler.sampling.repetition_penalty)
+        for minus, factor in sampler.penalties(row.draft):
+            penalties.add(index, minus, factor)
         dry.add(index, sampler.dry(row.draft))
     return [changes.adjustment() for changes in (bias, penalties, dry) if changes.rows]
 

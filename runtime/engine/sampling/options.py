@@ -2,18 +2,33 @@
 
 `docs/SAMPLING.md` has a table of them, with the order in which they apply. An option is checked where it is given; what
 depends on the model's vocabulary, when the request is added (`Sampling.check_vocabulary`).
+
+Options that nobody gave are either those of `Sampling()`, which is greedy, or the model's own: `Sampling.of_model`.
 """
 
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Self
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.argument_types import described
 
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 """The options that constrain the text of the answer; a request has at most one."""
+OF_MODELS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "repetition_range",
+    "logit_bias",
+    "stop",
+)
+"""The options of which models' own files may have defaults."""
 _MOST = 2**31 - 1
 
 
@@ -41,6 +56,8 @@ class Sampling:
     """Only the tokens whose surprise is nearest to the expected one, that together have this probability; 1 for all."""
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens of the prompt and the answer, and multiplies negative ones; 0.01 to 100."""
+    repetition_range: int = 0
+    """How many of the last tokens the repetition penalty is for; 0 for all of the prompt and the answer."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time that it is in the answer; -2 to 2."""
     presence_penalty: float = 0.0
@@ -81,6 +98,18 @@ class Sampling:
     """The answer is one of these texts."""
     grammar: str | None = None
     """The answer is a sentence of this grammar, written in Lark or GBNF."""
+    left_open: frozenset[str] = frozenset()
+    """Names of options whose values here do not count: the defaults of the model that answers do."""
+
+    @classmethod
+    def of_model(cls, **given: Any) -> Self:
+        """Options of which those that are not given are the model's own defaults, if it may have some.
+
+        Raises:
+            TypeError: an option of a wrong type.
+            RequestError: an option outside its range, or two that contradict each other.
+        """
+        return cls(**given, left_open=frozenset(OF_MODELS) - given.keys())
 
     def __post_init__(self) -> None:
         """Checks every option."""

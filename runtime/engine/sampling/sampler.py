@@ -1,5 +1,6 @@
 """What choosing the tokens of one request needs to remember: its random numbers, and the tokens it has seen."""
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -88,6 +89,9 @@ class Sampler:
         self._seen: SeenTokens | None = None
         if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
             self._seen = SeenTokens(prompt if sampling.repetition_penalty != 1 else ())
+        self._recent: deque[int] | None = None
+        if sampling.repetition_penalty != 1 and sampling.repetition_range:
+            self._recent = deque(prompt, maxlen=sampling.repetition_range)
         self._dry = Dry(sampling, prompt, _bytes_of(tokenizer)) if sampling.dry_multiplier else None
 
     def uniform(self, position: int) -> float:
@@ -105,6 +109,8 @@ class Sampler:
         """Adds a token of the answer."""
         if self._seen:
             self._seen.accept(token)
+        if self._recent is not None:
+            self._recent.append(token)
         if self._dry:
             self._dry.accept(token)
 
@@ -122,14 +128,20 @@ class Sampler:
         """What is added to logits where the answer must not end: -inf to those that would end it."""
         return self._sparse({**self.sampling.logit_bias, **dict.fromkeys(self.stop_ids.tolist(), -np.inf)})
 
-    def penalties(self, draft: Sequence[int]) -> SparseNumbers | None:
-        """The distinct tokens that the repetition penalty is for, and what else each loses; None without penalties."""
+    def penalties(self, draft: Sequence[int]) -> list[tuple[SparseNumbers, float]]:
+        """Distinct tokens with what each loses, and the repetition penalty of all of them: no token comes twice."""
         if self._seen is None:
-            return None
+            return []
         ids, counts = self._seen.after(draft)
         minus = counts * np.float32(self.sampling.frequency_penalty)
         minus += (counts > 0) * np.float32(self.sampling.presence_penalty)
-        return ids, minus
+        if self._recent is None:
+            return [((ids, minus), self.sampling.repetition_penalty)]
+        recent = np.isin(ids, [*self._recent, *draft][-self.sampling.repetition_range :])
+        return [
+            ((ids[recent], minus[recent]), self.sampling.repetition_penalty),
+            ((ids[~recent], minus[~recent]), 1.0),
+        ]
 
     def dry(self, draft: Sequence[int]) -> SparseNumbers | None:
         """The tokens that would continue a repetition, and what each loses; None without DRY."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, load_model
 from mlxr.cli.pull_progress import pull_absent
-from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of
 from mlxr.cli.speculation_options import add_speculation_arguments
 from mlxr.cli.streams import refuse_other_bytes_than_text, show_any_character, text_argument
 from mlxr.cli.tier_options import add_tier_arguments
@@ -46,7 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="store_true",
         help="when the conversation becomes too long for the context, forget its oldest turns and say so",
     )
-    add_sampling_arguments(parser, temperature=0.7)
+    add_sampling_arguments(parser)
     parser.add_argument("--stats", action="store_true", help="show tokens read, reused and written after each answer")
     parser.set_defaults(run=run)
 
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print(f"{model.artifact.spec.name} on host {model.host.name}; {_COMMANDS}", file=sys.stderr)
             _enable_editing()
+        if args.stats:
+            print(sampling_line(model, sampling), file=sys.stderr)
         with Conversation(model, template, args.system) as conversation:
             return _converse(conversation, _Options(args.max_tokens, sampling, args.stats, args.drop_oldest))
 

@@ -9,7 +9,7 @@ from mlxr.cli.model_arguments import add_context_argument, add_model_arguments, 
 from mlxr.cli.prompt_options import add_prompt_arguments, prompt_ids
 from mlxr.cli.prompt_source import add_prompt_source, read_prompt
 from mlxr.cli.pull_progress import pull_absent
-from mlxr.cli.sampling_options import add_sampling_arguments, sampling_of
+from mlxr.cli.sampling_options import add_sampling_arguments, sampling_line, sampling_of, sampling_stats
 from mlxr.cli.speculation_options import add_speculation_arguments, speculation_line, speculation_stats
 from mlxr.cli.split_note import add_link_argument, check_link, split_note
 from mlxr.cli.streams import show_any_character
@@ -74,7 +74,7 @@ def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sam
     except KeyboardInterrupt:
         interrupted = True
     completion = generation.completions[0]
-    stats = _stats(model, generation, completion)
+    stats = _stats(model, generation, completion) | {"sampling": sampling_stats(model, sampling)}
     if args.json:
         reason = "interrupted" if interrupted else completion.finish_reason
         print(json.dumps({"text": completion.text, "token_ids": completion.token_ids, "finish_reason": reason} | stats))
@@ -85,7 +85,9 @@ def _generate(model: Model, args: argparse.Namespace, prompt: str, sampling: Sam
             print(f"note: the answer ends here because {context}; --context N gives it more room", file=sys.stderr)
     if args.stats:
         core = model.core.stats()
-        _print_stats(stats, [str(model.types), speculation_line(core), cache_line(core)])
+        _print_stats(
+            stats, [sampling_line(model, sampling), str(model.types), speculation_line(core), cache_line(core)]
+        )
     return 130 if interrupted else 0
 
 

@@ -104,7 +104,23 @@ def test_a_new_host_is_two_files(toy: Path, capsys: pytest.CaptureFixture[str]) 
             answers.append(model.generate(prompt, max_tokens=4).token_ids)
             assert (model.host.launches["toy_step"] == 4) is (host == "toy")
     assert answers[0] == answers[1]
-    assert main(["run", "storyteller", "--host", "toy", "--prompt", "Once upon a time", "--max-tokens", "4"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "storyteller",
+                "--host",
+                "toy",
+                "--prompt",
+                "Once upon a time",
+                "--max-tokens",
+                "4",
+                "--temperature",
+                "0",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == " I was sitting in\n"
     with pytest.raises(SystemExit):
         main(["run", "--help"])

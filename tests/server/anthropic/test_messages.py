@@ -8,6 +8,7 @@ import anthropic
 import pytest
 
 import mlxr
+from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr.server.anthropic import messages
 from mlxr.server.anthropic.conversation import job_of
 from mlxr.server.anthropic.messages_request import MessagesRequest
@@ -42,7 +43,7 @@ def ids(model: mlxr.Model, text: str) -> list[int]:
 def test_an_answer_is_what_the_library_gives(client: anthropic.Anthropic, model: mlxr.Model) -> None:
     told = client.messages.create(**ASK, extra_body={"seed": 7, "temperature": 0.9})
     prompt = ids(model, RENDERED)
-    expected = model.generate(prompt, sampling=mlxr.Sampling(temperature=0.9, seed=7, max_tokens=12))
+    expected = model.generate(prompt, sampling=mlxr.Sampling(**USUAL | {"temperature": 0.9}, seed=7, max_tokens=12))
     assert [block.to_dict() for block in told.content] == [{"type": "text", "text": expected.text}]
     assert (told.stop_reason, told.stop_sequence, told.role, told.model) == ("max_tokens", None, "assistant", "tiny")
     assert told.usage.input_tokens + (told.usage.cache_read_input_tokens or 0) == len(prompt)

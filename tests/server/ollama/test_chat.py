@@ -9,6 +9,7 @@ import ollama
 import pytest
 
 import mlxr
+from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr.server.ollama import chat
 from mlxr.server.ollama.chat import Message, told_messages
 from mlxr.server.ollama.keep_alive import seconds_of
@@ -19,7 +20,6 @@ from mlxr_tests.storyteller import TINY
 
 HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def model() -> Iterator[mlxr.Model]:
 
 def generated(model: mlxr.Model, text: str, *, add_special: bool = False, **options: Any) -> tuple[int, str]:
     ids = model.require_tokenizer().encode(text, add_special=add_special, parse_special=True)
-    return len(ids), model.generate(ids, sampling=mlxr.Sampling(**(DEFAULTS | options))).text
+    return len(ids), model.generate(ids, sampling=mlxr.Sampling(**(USUAL | options))).text
 
 
 def test_an_answer_is_what_the_library_gives(client: ollama.Client, model: mlxr.Model) -> None:

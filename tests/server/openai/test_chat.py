@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import mlxr
+from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr_tests.running_server import EXACT, RunningServer
 from mlxr_tests.storyteller import TINY
 
@@ -34,7 +35,7 @@ def ids(model: mlxr.Model, text: str) -> list[int]:
 
 def test_an_answer_is_what_the_library_gives(client: openai.OpenAI, model: mlxr.Model) -> None:
     told = client.chat.completions.create(model="tiny", messages=HELLO, seed=7, max_tokens=12, temperature=0.9)
-    sampling = mlxr.Sampling(temperature=0.9, seed=7, max_tokens=12)
+    sampling = mlxr.Sampling(**USUAL | {"temperature": 0.9}, seed=7, max_tokens=12)
     expected = model.generate(ids(model, RENDERED), sampling=sampling)
     assert told.choices[0].message.content == expected.text
     assert told.choices[0].finish_reason == "length" and told.choices[0].message.role == "assistant"

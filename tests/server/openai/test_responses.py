@@ -8,6 +8,7 @@ import openai
 import pytest
 
 import mlxr
+from mlxr.runtime.engine.default_sampling import USUAL
 from mlxr.server.openai import responses
 from mlxr.server.openai.responses_request import ResponsesRequest, job_of
 from mlxr_tests.running_server import EXACT, RunningServer
@@ -29,7 +30,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 def test_an_answer_is_what_the_library_gives(client: openai.OpenAI) -> None:
     with mlxr.load(TINY, host="cpu", threads=1, changes=EXACT) as model:
         prompt = model.require_tokenizer().encode(RENDERED, add_special=False, parse_special=True)
-        expected = model.generate(prompt, sampling=mlxr.Sampling(temperature=0.9, seed=7, max_tokens=12))
+        expected = model.generate(prompt, sampling=mlxr.Sampling(**USUAL | {"temperature": 0.9}, seed=7, max_tokens=12))
     told = client.responses.create(**ASK, temperature=0.9, extra_body={"seed": 7}, metadata={"a": "b"})
     assert told.output_text == expected.text and told.usage is not None
     assert (told.usage.input_tokens, told.usage.output_tokens) == (len(prompt), 12)

@@ -36,8 +36,9 @@ class Question:
         return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
     def sampling(self) -> mlxr.Sampling:
-        """The engine's options."""
-        return mlxr.Sampling(self.temperature, seed=self.seed, stop=self.stop, max_tokens=self.max_tokens)
+        """The engine's options; the model's own are for the others."""
+        own = {"stop": self.stop} if self.stop else {}
+        return mlxr.Sampling.of_model(temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, **own)
 
 
 @dataclass
@@ -160,7 +161,7 @@ def _read_anthropic(answer: Answer, part: Mapping[str, Any]) -> None:
 
 
 def _ollama(question: Question) -> dict[str, Any]:
-    options: dict[str, Any] = {"temperature": question.temperature, "top_k": 0, "top_p": 1.0, "repeat_penalty": 1.0}
+    options: dict[str, Any] = {"temperature": question.temperature}
     options |= {"seed": -1 if question.seed is None else question.seed, "num_predict": question.max_tokens or -1}
     options |= {"stop": list(question.stop)}
     return {"model": question.model, "stream": question.stream, "options": options, "format": question.schema}

@@ -28,7 +28,7 @@ def probabilities(
         x = [-math.inf if i in stop_ids else value for i, value in enumerate(x)]
     for i, bias in options.logit_bias.items():
         x[i] += bias
-    for i in {*prompt, *answer}:
+    for i in {*[*prompt, *answer][-options.repetition_range :]}:
         r = options.repetition_penalty
         x[i] = x[i] / r if x[i] > 0 else x[i] * r
     for i in set(answer):

@@ -73,10 +73,10 @@ def _sampling(request: Conversation) -> Sampling:
         "seed": seed_of(request.seed),
         "stop": request.stop_sequences,
         "json_schema": schema,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": request.temperature,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Sampling(max_tokens=request.max_tokens, **options)
+    return Sampling.of_model(max_tokens=request.max_tokens, **options)
 
 
 def _choice(choice: object) -> str:

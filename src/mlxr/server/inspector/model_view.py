@@ -1,5 +1,7 @@
 """What the page shows of each model that the server has, loaded or not."""
 
+from typing import Any
+
 from mlxr.compiler.spec.record import Record
 from mlxr.server.pool.served_model import ServedModel, State
 
@@ -17,6 +19,9 @@ class ModelView(Record):
         can_chat: whether it has a chat template; null until it is loaded.
         no_chat: why it has none.
         context: most tokens of prompt and answer; null until it is loaded.
+        sampling: what requests get that do not say how tokens are chosen, by the names of the fields; null until it is
+            loaded.
+        sampling_source: what says so, for people.
     """
 
     name: str
@@ -28,6 +33,8 @@ class ModelView(Record):
     can_chat: bool | None
     no_chat: str
     context: int | None
+    sampling: dict[str, Any] | None
+    sampling_source: str
 
 
 def model_view(model: ServedModel) -> ModelView:
@@ -46,4 +53,6 @@ def model_view(model: ServedModel) -> ModelView:
         can_chat=can_chat,
         no_chat="" if loaded is None else loaded.no_format,
         context=None if loaded is None else loaded.context,
+        sampling=None if loaded is None else dict(loaded.default_sampling.options),
+        sampling_source="" if loaded is None else loaded.default_sampling.source,
     )

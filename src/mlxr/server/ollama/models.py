@@ -1,6 +1,7 @@
 """What there is to know of models and the server: /api/tags, /api/show, /api/ps, /api/version."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from mlxr.compiler.errors import MlxrError
 from mlxr.compiler.version import VERSION
 from mlxr.model_facts import ModelFacts
+from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.documents.answers import answers
 from mlxr.server.documents.other_answers import LoadedOllamaModels, OllamaModels, OllamaShow
@@ -25,6 +27,7 @@ from mlxr.server.state import ServerState
 router = APIRouter(route_class=JsonRoute)
 _API_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients look at it to know what they may ask."""
+_NAMES = {"repetition_penalty": "repeat_penalty", "repetition_range": "repeat_last_n"}
 _HOSTS_WITH_CARDS = ("metal", "cuda")
 
 
@@ -79,7 +82,7 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
     facts = await asyncio.to_thread(model.source.facts)
     return {
         "modelfile": f"FROM {model.name}\n",
-        "parameters": "",
+        "parameters": "\n".join(parameters(facts.sampling)),
         "template": "" if facts.templates is None else facts.templates.text,
         "details": _details(facts),
         "model_info": {
@@ -92,6 +95,17 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
         "capabilities": _capabilities(facts),
         "modified_at": written(model.created),
     }
+
+
+def parameters(sampling: DefaultSampling) -> list[str]:
+    """A model's own sampling, as Ollama lists it: a line for each option, by Ollama's names."""
+    lines = []
+    for name, value in sampling.options.items():
+        if name == "stop":
+            lines += [f"{name:<30} {json.dumps(text)}" for text in value]
+        elif name != "logit_bias":  # Ollama has no word for tokens that must not come
+            lines.append(f"{_NAMES.get(name, name):<30} {value:g}")
+    return lines
 
 
 def _capabilities(facts: ModelFacts) -> list[str]:

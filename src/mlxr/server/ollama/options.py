@@ -1,4 +1,4 @@
-"""Ollama's `options`: how tokens are chosen, by Ollama's names and with its defaults."""
+"""Ollama's `options`: how tokens are chosen, by Ollama's names; what is left out is as the model's own files say."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, seed_of
 _UNTIL_THE_END = (-1, -2)
 """Values of `num_predict` for an answer that nothing but the context limits."""
 _MOST_TOP = 20
+_USUAL_RANGE = 64
+"""How many tokens Ollama's `repeat_penalty` counts if `repeat_last_n` does not say."""
 
 _INSTEAD = {
     "options.mirostat": "use temperature with top_p or min_p; 0 (off) is taken",
     "options.tfs_z": "use min_p; 1 (off) is taken",
     "options.penalize_newline": "line breaks are penalised as all tokens are; true is taken",
-    "options.repeat_last_n": "repeat_penalty counts all tokens: -1 (all) and 0 (none) are taken",
 }
 """Options of which only the values below are served, each with what to do instead."""
 _TAKEN: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "tfs_z": (1,),
     "penalize_newline": (True,),
-    "repeat_last_n": (-1, 0),
 }
 
 
@@ -135,23 +135,27 @@ def sampling_of(
         raise bad_field("top_logprobs", f"top_logprobs is {top_logprobs}; expected 0 to {_MOST_TOP}, with logprobs")
     given: dict[str, Any] = {
         "max_tokens": _most(options.num_predict),
-        "temperature": 0.8 if options.temperature is None else options.temperature,
-        "top_k": 40 if options.top_k is None else max(0, options.top_k),
-        "top_p": 0.9 if options.top_p is None else share_of(options.top_p),
-        "repetition_penalty": 1.1 if options.repeat_penalty is None else options.repeat_penalty,
+        "temperature": options.temperature,
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "top_p": share_of(options.top_p),
+        "repetition_penalty": options.repeat_penalty,
         "logprobs": (top_logprobs or 0) if logprobs else None,
     }
     if options.repeat_last_n == 0:
         given["repetition_penalty"] = 1.0
+    elif options.repeat_last_n is not None:
+        given["repetition_range"] = max(0, options.repeat_last_n)  # -1 is all
+    elif options.repeat_penalty is not None:
+        given["repetition_range"] = _USUAL_RANGE
     for name in ("min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop"):
-        if (value := getattr(options, name)) is not None:
-            given[name] = value
+        given[name] = getattr(options, name)
     if options.seed is not None and options.seed != -1:  # -1: a new one each time
         given["seed"] = seed_of(options.seed, "options.seed")
     if form:
         check_schema("format", form)
         given["json_schema"] = ANY_OBJECT if form == "json" else form
-    return Sampling(**given)
+    options_given = {name: value for name, value in given.items() if value is not None}
+    return Sampling.of_model(**({"max_tokens": None} | options_given))
 
 
 def _most(num_predict: int | None) -> int | None:

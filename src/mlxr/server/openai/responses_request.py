@@ -9,7 +9,7 @@ from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
 from mlxr.server.openai.responses_items import Item, told_items
-from mlxr.server.openai.sampling_fields import ANY_OBJECT, check_schema, seed_of, share_of
+from mlxr.server.openai.sampling_fields import ANY_OBJECT, all_of, check_schema, seed_of, share_of
 
 _INCLUDED = frozenset({"reasoning.encrypted_content"})
 """Reasoning is told as text, which clients may send back: there is nothing to encrypt."""
@@ -175,9 +175,9 @@ def job_of(request: ResponsesRequest) -> ChatJob:
 
 def _sampling(request: ResponsesRequest) -> Sampling:
     given = {
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": request.temperature,
         "top_p": share_of(request.top_p),
-        "top_k": None if request.top_k == -1 else request.top_k,  # vLLM's word for all
+        "top_k": all_of(request.top_k),
         "min_p": request.min_p,
         "repetition_penalty": request.repetition_penalty,
         "seed": seed_of(request.seed),
@@ -185,7 +185,7 @@ def _sampling(request: ResponsesRequest) -> Sampling:
         "json_schema": _schema(request.text.format if request.text is not None else None),
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Sampling(max_tokens=request.max_output_tokens, **options)
+    return Sampling.of_model(max_tokens=request.max_output_tokens, **options)
 
 
 def _schema(form: TextFormat | JsonFormat | SchemaFormat | None) -> dict[str, Any] | None:

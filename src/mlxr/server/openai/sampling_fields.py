@@ -107,7 +107,7 @@ class SamplingFields(ApiModel):
 
 
 def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
-    """The engine's options.
+    """The engine's options; those that the request does not name are the model's own.
 
     Args:
         fields: of a request.
@@ -122,7 +122,7 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
     if fields.wants_running_usage and not fields.wants_usage:
         raise bad_field("stream_options", "stream_options.continuous_usage_stats needs include_usage: set that as well")
     given: dict[str, Any] = {
-        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "temperature": fields.temperature,
         "max_tokens": fields.max_tokens,
         "n": fields.n,
         "seed": seed_of(fields.seed),
@@ -135,7 +135,7 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
         given[name] = getattr(fields, name)
     for name in ("min_tokens", "ignore_eos", "dry_multiplier", "dry_base", "dry_allowed_length"):
         given[name] = getattr(fields, name)
-    given["top_k"] = None if fields.top_k == -1 else fields.top_k  # vLLM's word for all
+    given["top_k"] = all_of(fields.top_k)
     given |= others
     constraints = _constraints(fields)
     if len({*constraints, *(name for name in ("json_schema",) if given.get(name) is not None)}) > 1 or (
@@ -143,7 +143,12 @@ def sampling_of(fields: SamplingFields, **others: Any) -> Sampling:
     ):
         raise ApiError(400, "the answer can follow one of response_format, guided_* and structured_outputs only")
     options = {name: value for name, value in (given | constraints).items() if value is not None}
-    return Sampling(**({"max_tokens": None} | options))
+    return Sampling.of_model(**({"max_tokens": None} | options))
+
+
+def all_of(top_k: int | None) -> int | None:
+    """`Sampling.top_k` of a request: vLLM's word for all is -1."""
+    return 0 if top_k == -1 else top_k
 
 
 def share_of(top_p: float | None) -> float | None:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from mlxr.model_facts import ModelFacts
 from mlxr.planned_memory import PlannedMemory
+from mlxr.runtime.engine.default_sampling import DefaultSampling
 from mlxr.runtime.engine.engine import Engine
 from mlxr.server.chat.chat_format import ChatFormat
 from mlxr.server.errors import ApiError
@@ -50,6 +51,11 @@ class LoadedModel:
     def context(self) -> int:
         """Most tokens of prompt and answer."""
         return self.engine.model.artifact.plan.arena.context
+
+    @property
+    def default_sampling(self) -> DefaultSampling:
+        """How its own files say that tokens are chosen."""
+        return self.engine.model.default_sampling
 
 
 class ModelSource(Protocol):

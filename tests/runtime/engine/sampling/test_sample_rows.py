@@ -46,6 +46,7 @@ def options(size: int) -> st.SearchStrategy[dict[str, Any]]:
         "min_p": st.sampled_from([0.0137, 0.217, 0.731, 1.0]),
         "typical_p": st.sampled_from([1e-300, 0.113, 0.571, 0.937]),
         "repetition_penalty": st.sampled_from([0.71, 1.37]),
+        "repetition_range": st.sampled_from([1, 3]),
         "frequency_penalty": st.sampled_from([-0.67, 0.43]),
         "presence_penalty": st.sampled_from([-0.59, 0.31]),
         "dry_multiplier": st.sampled_from([0.83]),
