@@ -130,11 +130,16 @@ def _flags(of: Arguments) -> list[str] | None:
 
 
 def _letters(of: Arguments) -> list[str] | None:
-    """Types of layers by letters: (the text, a letter, its type, ...)."""
+    """Types of layers by letters: (the text, a letter, its type, ...).
+
+    A number instead of the text means that all are of the first type, but for every so manyth, which is of the second.
+    """
     text, *rest = (of.value(index) for index in range(len(of)))
     types = dict(zip(rest[::2], rest[1::2], strict=True))
     if text is None:
         return None
+    if isinstance(text, int) and 2 <= text <= MAX_LAYERS:
+        return [rest[1]] * (text - 1) + [rest[3]]
     if not isinstance(text, str) or not text or len(text) > MAX_LAYERS or not set(text) <= types.keys():
         raise of.refuse(0, text, f"a word of the letters {', '.join(types)}")
     return [types[letter] for letter in text]
@@ -173,7 +178,7 @@ FUNCTIONS = {
     "every": Function(3, 3, _every),
     "flags": Function(4, 4, _flags),
     "after": Function(3, 3, _after),
-    "letters": Function(3, 9, _letters),
+    "letters": Function(5, 9, _letters),
     "sparse": Function(4, 4, _sparse),
     "rope": Function(2, 3, _rope),
 }

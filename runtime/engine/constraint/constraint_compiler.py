@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.constraint import Constraint, reason_of
 from mlxr.runtime.engine.constraint.grammar import Grammar, grammar_of
+from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.constraint.vocabulary import Vocabulary
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.limited_process import LimitedProcess, ProcessEndedError
@@ -67,7 +68,8 @@ class ConstraintCompiler:
         if all(option is None for option in (sampling.json_schema, sampling.regex, sampling.choice, sampling.grammar)):
             return None
         self._check_usable()
-        grammar = grammar_of(sampling)
+        assert self._tokenizer is not None, "checked"
+        grammar = grammar_of(sampling, GrammarTokens(self._tokenizer, self._vocab_size, self._eos_ids))
         assert grammar is not None, "an option is given"
         with self._lock:
             matcher = self._matcher(grammar).deep_copy()

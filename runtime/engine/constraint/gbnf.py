@@ -1,13 +1,27 @@
-"""GBNF, the grammars of llama.cpp, as Lark grammars. llguidance converts them; a few gaps are closed here."""
+"""GBNF, the grammars of llama.cpp, as Lark grammars of llguidance."""
 
 import re
+from collections.abc import Callable
 
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.constraint.gbnf_syntax import (
+    Characters,
+    Choice,
+    Lexeme,
+    Node,
+    Repetition,
+    Rule,
+    Sequence,
+    Text,
+    Token,
+    parse_gbnf,
+)
+from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
+from mlxr.runtime.engine.constraint.lexemes import Lexemes
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\#[^\r\n]*|\.', re.DOTALL)
-_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
-_ANY = "[\\x00-\U0010ffff]"  # in GBNF, a dot is also a line's end
+_NOTHING = '""'
+_NEVER = r"/[^\x{0}-\x{10FFFF}]/"
 
 
 def is_gbnf(text: str) -> bool:
@@ -15,36 +29,80 @@ def is_gbnf(text: str) -> bool:
     return _RULE.search(text) is not None
 
 
-def gbnf_to_lark(text: str) -> str:
-    """The Lark grammar that a GBNF grammar is.
+def gbnf_to_lark(text: str, tokens: GrammarTokens) -> str:
+    """The Lark grammar that means what a GBNF grammar means.
+
+    Args:
+        text: the grammar.
+        tokens: the model's, by which names of tokens are found.
 
     Raises:
-        RequestError: it is not GBNF.
+        RequestError: it is not GBNF, or names a token that the model lacks, or is too large.
     """
-    from llguidance.gbnf_to_lark import gbnf_to_lark as convert  # noqa: PLC0415 (an optional back end)
-
+    rules = parse_gbnf(text, tokens.id_of)
     try:
-        return convert(_TOKEN.sub(_plain, text))
+        return _Writer(rules, tokens).written()
     except RecursionError as error:
         raise RequestError("grammar: the GBNF is nested too deeply") from error
-    except Exception as error:  # its errors are of no common class
-        raise RequestError(f"grammar: cannot be read as GBNF: {error}") from error
 
 
-def _plain(token: re.Match[str]) -> str:
-    """A token of a grammar, written so that the converter understands it."""
-    text = token[0]
-    if text == ".":
-        return _ANY
-    return text if text.startswith("#") else _ESCAPE.sub(_character, text)
+class _Writer:
+    """Writes rules in lower case, which are the parser's, and terminals in upper case, which are the lexer's."""
+
+    def __init__(self, rules: dict[str, Node], tokens: GrammarTokens) -> None:
+        self._given, self._tokens = rules, tokens
+        self._lexemes = Lexemes(rules)
+        self._names = {name: f"r{number}" for number, name in enumerate(self._lexemes.rules)} | {"root": "start"}
+        self._terminals: dict[Lexeme, str] = {}
+        self._terminal_rules: dict[str, str] = {}
+        self._lines: list[str] = []
+
+    def written(self) -> str:
+        for name, node in self._lexemes.rules.items():
+            line = f"{self._names[name]}: {self._write(node, self._leaf)}"
+            self._lines.append(line)
+        return "\n".join(self._lines)
+
+    def _leaf(self, node: Node) -> str:
+        """A leaf of a rule."""
+        if isinstance(node, Lexeme):
+            if node not in self._terminals:
+                self._terminals[node] = name = f"T{len(self._terminals)}"
+                self._lines.append(f"{name}: {self._write(Sequence(node.nodes), self._part_of_terminal)}")
+            return self._terminals[node]
+        if isinstance(node, Rule):
+            return self._names[node.name]
+        assert isinstance(node, Token), "all else is a lexeme"
+        if node.is_negated:
+            return self._tokens.others(node.token_id)
+        return f"<[{node.token_id}]>"
+
+    def _part_of_terminal(self, node: Node) -> str:
+        """A leaf of a terminal."""
+        if isinstance(node, Text):
+            return f"/{''.join(map(_sign, node.text))}/" if node.text else _NOTHING
+        if isinstance(node, Characters):
+            ranges = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in node.ranges)
+            return f"/[{ranges}]/" if ranges else _NEVER
+        assert isinstance(node, Rule), "a regular leaf"
+        if node.name not in self._terminal_rules:
+            self._terminal_rules[node.name] = name = f"R{len(self._terminal_rules)}"
+            self._lines.append(f"{name}: {self._write(self._given[node.name], self._part_of_terminal)}")
+        return self._terminal_rules[node.name]
+
+    def _write(self, node: Node, leaf: Callable[[Node], str]) -> str:
+        if isinstance(node, Sequence):
+            return f"({' '.join(self._write(part, leaf) for part in node.parts)})" if node.parts else _NOTHING
+        if isinstance(node, Choice):
+            return f"({' | '.join(self._write(part, leaf) for part in node.parts)})"
+        if isinstance(node, Repetition):
+            if node.most == 0:
+                return _NOTHING
+            most = "" if node.most is None else node.most
+            return f"({self._write(node.part, leaf)}){{{node.least},{most}}}"
+        return leaf(node)
 
 
-def _character(escape: re.Match[str]) -> str:
-    """An escape as the converter knows it: it does not know all that name a character by its number."""
-    digits = escape[1] or escape[2]
-    if digits is None:
-        return escape[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise RequestError(f"grammar: cannot be read as GBNF: {escape[0]} is not a character")
-    return f"\\x{code:02X}" if code < 0x80 else chr(code)
+def _sign(sign: str) -> str:
+    """A character of a regular expression."""
+    return sign if sign.isascii() and sign.isalnum() else f"\\x{{{ord(sign):X}}}"

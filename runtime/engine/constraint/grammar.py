@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlxr.compiler.errors import RequestError
 from mlxr.runtime.engine.constraint.gbnf import gbnf_to_lark, is_gbnf
+from mlxr.runtime.engine.constraint.grammar_tokens import GrammarTokens
 from mlxr.runtime.engine.sampling import Sampling
 
 MOST_CHARACTERS = 1 << 20
@@ -19,7 +20,7 @@ _QUOTED = re.compile(
     r'"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1F\x7F])*"|(?://|\#)[^\n]*|/(?:\\.|[^/\\])+/',
 )
 _SPECIAL = re.compile(r"<(?!\[\d+\]>)[^<>\s]+>")
-_TOKEN_ID = re.compile(rf"({_QUOTED.pattern})|<\[(\d+)\]>")
+_TOKEN_ID = re.compile(rf"({_QUOTED.pattern})|<\[(\d+)(-[\d,-]+)?\]>")
 _FIRST_TRIAL_TOKEN, _NUM_TRIAL_TOKENS = 256, 4
 _OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
 
@@ -39,8 +40,12 @@ class Grammar:
     trial: str
 
 
-def grammar_of(sampling: Sampling) -> Grammar | None:
+def grammar_of(sampling: Sampling, tokens: GrammarTokens) -> Grammar | None:
     """The grammar that a request's answer must follow; None if it may be anything.
+
+    Args:
+        sampling: the request's options.
+        tokens: the model's.
 
     Raises:
         RequestError: it is too long, or not JSON, or has a part that is not supported.
@@ -55,7 +60,7 @@ def grammar_of(sampling: Sampling) -> Grammar | None:
         text = _of_regex(_bounded("choice", _any_of(sampling.choice)))
         return Grammar("choice", text, text)
     if sampling.grammar is not None:
-        lark = _lark(_bounded("grammar", sampling.grammar))
+        lark = _lark(_bounded("grammar", sampling.grammar), tokens)
         return Grammar("grammar", _of_lark(lark), _of_lark(_TOKEN_ID.sub(_trial_token, lark)))
     return None
 
@@ -101,10 +106,10 @@ def _any_of(choices: Sequence[str]) -> str:
     return "|".join(_SIGN.sub(r"\\\g<0>", choice) for choice in choices)
 
 
-def _lark(text: str) -> str:
+def _lark(text: str, tokens: GrammarTokens) -> str:
     """A grammar of a request as Lark."""
     if is_gbnf(text):
-        text = gbnf_to_lark(text)
+        return gbnf_to_lark(text, tokens)
     code = _QUOTED.sub('""', text)
     if special := _SPECIAL.search(code):
         raise RequestError(
@@ -124,7 +129,11 @@ def _of_lark(text: str) -> str:
 
 def _trial_token(match: re.Match[str]) -> str:
     """A lexeme of Lark, where control tokens are some that llguidance's vocabulary of bytes has."""
-    return match[1] if match[2] is None else f"<[{_FIRST_TRIAL_TOKEN + int(match[2]) % _NUM_TRIAL_TOKENS}]>"
+    if match[2] is None:
+        return match[1]
+    if match[3] is not None:
+        return f"<[0-{_FIRST_TRIAL_TOKEN + _NUM_TRIAL_TOKENS - 1}]>"
+    return f"<[{_FIRST_TRIAL_TOKEN + int(match[2]) % _NUM_TRIAL_TOKENS}]>"
 
 
 def _bounded(option: str, text: str) -> str:

@@ -60,6 +60,7 @@ CONFIGS: dict[str, Config] = {
     "llama, yarn": {"rope_scaling": _YARN},
     "mistral": {"sliding_window": None} | _HEADS,
     "ministral3": {
+        "head_dim": 32,
         "rope_parameters": _YARN
         | {"rope_theta": 5000.0, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
