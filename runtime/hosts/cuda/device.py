@@ -78,6 +78,6 @@ def check_cuda() -> None:
         HostError: MLX is another build, or there is no card, or its driver is too old.
     """
     if not mx.cuda.is_available():
-        raise HostError('host cuda needs the CUDA build of MLX and an NVIDIA GPU: pip install "mlx[cuda13]"')
+        raise HostError('host cuda needs the CUDA build of MLX and an NVIDIA GPU: pip install "mlxr[cuda]"')
     if not has_cuda():
         raise HostError("host cuda finds no NVIDIA GPU: see what nvidia-smi says; the driver must be 580 or newer")

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.tier_options import tier_sizes
 from mlxr.compiler.command.type_options import add_type_arguments
 from mlxr.compiler.errors import ContextError, RequestError
 from mlxr.compiler.importers.imported import DEFAULT_CONTEXT
 from mlxr.compiler.spec.change import NO_CHANGES, Changes
 from mlxr.model_source import MODEL_HELP, load
+from mlxr.named_model import named_model
 from mlxr.progress_line import ProgressLine
 from mlxr.runtime.hosts.registry import AUTO, host_choices, hosts
 
@@ -115,7 +117,7 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             verb = "preparing" if what == "steps" else "loading"
             line.show(f"{verb} {what} {100 * done // max(1, total)} %")
 
-        return load(
+        model = load(
             args.model,
             args.weights,
             host=args.host,
@@ -127,6 +129,10 @@ def load_model(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> "Model
             prompt_lookup=getattr(args, "prompt_lookup", False),
             progress=show,
         )
+    registered = named_model(args.model)
+    host = args.host if registered is None else registered.options.place(args.host, None)[0]
+    tell_of_card(host, model.host.name)
+    return model
 
 
 def changes_of(args: argparse.Namespace, needed: Changes = NO_CHANGES) -> Changes:

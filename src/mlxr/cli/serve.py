@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxr.cli.card_note import tell_of_card
 from mlxr.cli.model_arguments import add_context_argument, add_host_arguments, changes_of
 from mlxr.cli.pull_progress import pull_absent
 from mlxr.cli.rank_options import add_rank_arguments, check_rank_arguments, refuse_split, run_again
@@ -128,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         log_text=args.log_text,
         traces_endpoint=args.otlp_traces_endpoint,
     )
+    tell_of_card(args.host)
     named = _all_names(args)
     for model in (*named.values(), *filter(None, [args.draft])):
         pull_absent(model)
