@@ -1,15 +1,16 @@
 """Rebuilds a sentencepiece tokenizer from the vocabulary inside a GGUF file.
 
-A GGUF file of the kind `llama` has the pieces, scores and kinds of a sentencepiece model in the order of their ids. So
-the model can be written again, and it gives the same ids.
+A GGUF file of the kind `llama` (BPE), `t5` or `plamo2` (Unigram) has the pieces, scores and kinds of a sentencepiece
+model in the order of their ids. So the model can be written again, and it gives the same ids.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxr.compiler.artifact import file_keys
 from mlxr.compiler.errors import TokenizerError
+from mlxr.runtime.tokenizer.gguf_strips import stripping_names
 from mlxr.runtime.tokenizer.gguf_vocabulary import (
     BYTE,
     CONTROL,
@@ -24,28 +25,51 @@ from mlxr.runtime.tokenizer.gguf_vocabulary import (
     read_flag,
     read_vocabulary,
 )
-from mlxr.runtime.tokenizer.model_proto import Piece, write_model_proto
+from mlxr.runtime.tokenizer.model_proto import BPE, UNIGRAM, Piece, write_model_proto
 from mlxr.runtime.tokenizer.sentencepiece_tokenizer import SentencepieceTokenizer
 from mlxr.runtime.tokenizer.token_names import TokenNames
 
 _MAX_SCORE = 3e38  # the range of float32, which a model file uses
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in pieces
 _NO_PIECE = "\U0010ffff"
-_KEEPS_WHITE_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What holds for all files of a kind, where they do not say otherwise."""
+
+    bos_id: int | None
+    eos_id: int
+    unknown_id: int
+    add_bos: bool
+    add_eos: bool
+    add_space: bool
+    model_type: int = UNIGRAM
+    escapes_spaces: bool = True
+    worst_score: float | None = None
+    """A score that no token may be worse than: text without a token costs 10 more than the worst one."""
+
+
+_KINDS = {
+    "llama": _Kind(1, 2, 0, add_bos=True, add_eos=False, add_space=True, model_type=BPE),
+    "t5": _Kind(None, 1, 2, add_bos=False, add_eos=True, add_space=True),
+    "plamo2": _Kind(1, 2, 0, False, False, add_space=False, escapes_spaces=False, worst_score=-990.0),
+}
 
 
 def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> SentencepieceTokenizer:
-    """The tokenizer. If the file does not name BOS and EOS, they are the tokens 1 and 2.
+    """The tokenizer. What the file does not say is as in llama.cpp: BOS and EOS are the tokens 1 and 2, say.
 
     Args:
-        metadata: as `gguf_metadata` returns it.
+        metadata: as `gguf_metadata` returns it; its `tokenizer.ggml.model` is `llama`, `t5` or `plamo2`.
         source: the name of the file, for messages.
 
     Raises:
         TokenizerError: the vocabulary is malformed.
     """
-    vocabulary = read_vocabulary(metadata, source, bos_id=1, eos_id=2)
-    adds_space = bool(read_flag(metadata, "add_space_prefix", True, source))
+    kind = _KINDS[metadata[f"{PREFIX}model"]]
+    vocabulary = read_vocabulary(metadata, source, kind.bos_id, kind.eos_id, kind.unknown_id)
+    adds_space = bool(read_flag(metadata, "add_space_prefix", kind.add_space, source))
     pieces = _pieces(vocabulary, read_scores(metadata, len(vocabulary.tokens), source))
     unknown_id = _unknown_id(vocabulary)
     if unknown_id is None:  # sentencepiece wants one
@@ -53,6 +77,8 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
         pieces.append(Piece(_NO_PIECE, 0, UNKNOWN))
     else:
         pieces[unknown_id] = pieces[unknown_id]._replace(kind=UNKNOWN)
+    if kind.worst_score is not None:
+        pieces.append(Piece(f"{_NO_PIECE}{len(pieces)}", kind.worst_score, NORMAL))
     special = vocabulary.special
     proto = write_model_proto(
         pieces,
@@ -64,9 +90,21 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], source: str) -> Sentenc
         byte_fallback=sum(piece.kind == BYTE for piece in pieces) == 256,
         add_dummy_prefix=adds_space,
         remove_extra_whitespaces=bool(read_flag(metadata, "remove_extra_whitespaces", False, source)),
+        model_type=kind.model_type,
+        charsmap=_charsmap(metadata, source),
+        escape_whitespaces=kind.escapes_spaces,
     )
     return SentencepieceTokenizer(
-        proto, source, special, names=_names(vocabulary, adds_space, _is_phi3(metadata)), spellings=vocabulary.tokens
+        proto,
+        source,
+        replace(
+            special,
+            add_bos=kind.add_bos if special.add_bos is None else special.add_bos,
+            add_eos=kind.add_eos if special.add_eos is None else special.add_eos,
+        ),
+        names=_names(metadata, vocabulary, adds_space),
+        spellings=vocabulary.tokens,
+        escapes_spaces=kind.escapes_spaces,
     )
 
 
@@ -86,8 +124,15 @@ def read_scores(metadata: Mapping[str, Any], num_tokens: int, source: str) -> li
     return [max(-_MAX_SCORE, min(_MAX_SCORE, score)) for score in scores]
 
 
+def _charsmap(metadata: Mapping[str, Any], source: str) -> bytes:
+    """How text is normalised."""
+    if f"{PREFIX}precompiled_charsmap" not in metadata:
+        return b""
+    return bytes(value & 0xFF for value in read_column(metadata, "precompiled_charsmap", int, source))
+
+
 def _pieces(vocabulary: Vocabulary, scores: list[float]) -> list[Piece]:
-    """The pieces as sentencepiece has them: with its sign for spaces, and one token of the kind unknown at most."""
+    """The pieces as sentencepiece has them: with its sign for spaces, and none of the kind unknown."""
     texts = [*vocabulary.spellings]
     user_defined = vocabulary.of_kind(USER_DEFINED)
     for token_id in user_defined:
@@ -111,21 +156,20 @@ def _unknown_id(vocabulary: Vocabulary) -> int | None:
     return next((i for i in candidates if vocabulary.kinds[i] in (UNKNOWN, CONTROL)), None)
 
 
-def _names(vocabulary: Vocabulary, adds_space: bool, is_phi3: bool) -> TokenNames:
+def _names(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_space: bool) -> TokenNames:
     control = {vocabulary.spellings[i]: i for i in vocabulary.of_kind(CONTROL, UNKNOWN)}
+    user_defined = {vocabulary.spellings[i]: i for i in vocabulary.of_kind(USER_DEFINED)}
+    strips_left, strips_right = stripping_names(metadata, {**control, **user_defined})
+    ids = control | user_defined
     # Sentencepiece finds these by itself; but it puts no space before the text after them, as llama.cpp does.
-    always = {}
-    for token_id in vocabulary.of_kind(USER_DEFINED) if adds_space or is_phi3 else ():
-        name = vocabulary.spellings[token_id]
-        always[name] = always[name.replace(_SPACE, " ")] = token_id
-    stripping = [i for name, i in (control | always).items() if is_phi3 and name not in _KEEPS_WHITE_SPACE]
-    return TokenNames(control, always, strips_right=frozenset(stripping))
-
-
-def _is_phi3(metadata: Mapping[str, Any]) -> bool:
-    """Whether white space after special tokens is left out. Files do not say it; Phi-3's tokenizer.json does."""
-    name = str(metadata.get("general.name", "")).lower()
-    return metadata.get(file_keys.ARCHITECTURE) == "phi3" or "phi-3" in name or "phi3" in name
+    found_here = adds_space or strips_left or strips_right
+    always = user_defined | {name.replace(_SPACE, " "): i for name, i in user_defined.items()} if found_here else {}
+    return TokenNames(
+        control,
+        always,
+        frozenset(ids[name] for name in strips_left),
+        frozenset(ids[name] for name in strips_right),
+    )
 
 
 def _control_piece(vocabulary: Vocabulary, token_id: int | None) -> str | None:

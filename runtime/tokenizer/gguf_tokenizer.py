@@ -21,15 +21,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         TokenizerError: the vocabulary is malformed, or of a kind that is not supported.
     """
     kind = metadata.get(f"{PREFIX}model")
-    if kind == "llama":
+    if kind in ("llama", "t5", "plamo2"):
         from mlxr.runtime.tokenizer.gguf_sentencepiece import sentencepiece_from_gguf
 
         return sentencepiece_from_gguf(metadata, source)
-    if kind == "gpt2":
-        from mlxr.runtime.tokenizer.gguf_byte_level import byte_level_from_gguf
+    if kind in ("gpt2", "gemma4", "whitespace"):
+        from mlxr.runtime.tokenizer.gguf_bpe import bpe_from_gguf
 
-        return byte_level_from_gguf(metadata, source)
+        return bpe_from_gguf(metadata, source)
+    if kind == "bert":
+        from mlxr.runtime.tokenizer.gguf_wordpiece import wordpiece_from_gguf
+
+        return wordpiece_from_gguf(metadata, source)
     raise TokenizerError(
-        f"{source}: its tokenizer is of the kind {kind!r:.60}, expected 'llama' (sentencepiece) or 'gpt2' (byte-level "
-        "BPE). With the model's own tokenizer.json it works: name its folder with --tokenizer"
+        f"{source}: its tokenizer is of the kind {kind!r:.60}, which is not supported; supported are 'llama', 't5', "
+        "'plamo2' (sentencepiece), 'gpt2', 'gemma4', 'whitespace' (BPE) and 'bert' (WordPiece). With a tokenizer.json "
+        "of the model it works: name its folder with --tokenizer"
     )

@@ -86,7 +86,7 @@ def read_vocabulary(
 
     def named(key: str, default: int | None = None) -> int | None:
         default = default if default is not None and default < len(tokens) else None
-        return _read_id(metadata, f"{key}_token_id", len(tokens), default, source)
+        return read_id(metadata, f"{key}_token_id", len(tokens), default, source)
 
     bos, eos, unknown = named("bos", bos_id), named("eos", eos_id), named("unknown", unknown_id)
     if f"{PREFIX}token_type" not in metadata:  # files of 2023
@@ -97,7 +97,7 @@ def read_vocabulary(
     for name in hidden_tokens(ids):
         if kinds[ids[name]] == NORMAL:
             kinds[ids[name]] = CONTROL
-    ends = [_read_id(metadata, key, len(tokens), None, source) for key in _END_KEYS]
+    ends = [read_id(metadata, key, len(tokens), None, source) for key in _END_KEYS]
     special = SpecialTokens(
         bos_id=bos,
         eos_id=eos,
@@ -167,8 +167,12 @@ def check_length(source: str, key: str, column: list[Any], num_tokens: int) -> N
         )
 
 
-def _read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, default: int | None, source: str) -> int | None:
-    """The id of a token. `default`, if the file has no such key, or it is none of the vocabulary (-1, say)."""
+def read_id(metadata: Mapping[str, Any], key: str, num_tokens: int, default: int | None, source: str) -> int | None:
+    """The id of a token. `default`, if the file has no such key, or it is none of the vocabulary (-1, say).
+
+    Raises:
+        TokenizerError: it is not an integer.
+    """
     value = metadata.get(PREFIX + key)
     if value is None:
         return default

@@ -4,7 +4,7 @@ import functools
 import json
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import tokenizers
@@ -56,7 +56,7 @@ class LibraryTokenizer(Tokenizer):
             self._added = library.get_added_tokens_decoder()
             model_size = max(library.get_vocab(with_added_tokens=False).values(), default=-1) + 1
             decoder = library.decoder
-            rule = decoding_rule(json.loads(decoder.__getstate__()) if decoder else None, source)
+            self.rule = decoding_rule(json.loads(decoder.__getstate__()) if decoder else None, source)
             before, after = _around(library)
         self._library = library
         self._lock = threading.Lock()
@@ -64,8 +64,6 @@ class LibraryTokenizer(Tokenizer):
         vocab_size = max(model_size, last_added) if spellings is None else len(spellings)
         super().__init__(source, vocab_size, min(model_size, vocab_size))
         self._spellings = spellings
-        self._spelled, self._spelled_added = rule.bytes_of, rule.bytes_of_added
-        self.num_stripped_spaces = rule.num_stripped_spaces
         self._set_special(special.bos_id, special.eos_id, special.end_ids)
         if special.add_bos is not None and self.bos_id is not None:
             before = [self.bos_id] if special.add_bos else [i for i in before if i != self.bos_id]
@@ -125,11 +123,19 @@ class LibraryTokenizer(Tokenizer):
         """See `Tokenizer`."""
         return self._bytes(self.check_id(token_id))
 
+    def first_bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of a token at the start of a text; None for control tokens."""
+        token_id = self.check_id(token_id)
+        return None if self.is_control(token_id) else self._spelled(token_id, self.rule.first_bytes_of)
+
     def _find_bytes(self, token_id: int) -> bytes:
+        return b"" if self.is_control(token_id) else self._spelled(token_id, self.rule.bytes_of)
+
+    def _spelled(self, token_id: int, bytes_of: Callable[[str], bytes]) -> bytes:
         if token_id in self._added:
-            token = self._added[token_id]
-            return b"" if token.special else self._spelled_added(token.content)
-        return self._spelled(self.token_text(token_id))
+            return (self.rule.bytes_of_added or bytes_of)(self._added[token_id].content)
+        spelling = self.token_text(token_id)
+        return bytes_of(spelling) if spelling else b""  # vocabularies may have gaps
 
     def token_text(self, token_id: int) -> str:
         """See `Tokenizer`."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
-_BPE = 2
+UNIGRAM, BPE = 1, 2
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 
@@ -31,8 +31,11 @@ def write_model_proto(
     byte_fallback: bool,
     add_dummy_prefix: bool,
     remove_extra_whitespaces: bool,
+    model_type: int = BPE,
+    charsmap: bytes = b"",
+    escape_whitespaces: bool = True,
 ) -> bytes:
-    """A BPE model of `pieces`, in the order of their ids, that leaves text unnormalised.
+    """A model of `pieces`, in the order of their ids.
 
     Args:
         pieces: the vocabulary.
@@ -40,11 +43,16 @@ def write_model_proto(
         byte_fallback: whether text that has no piece is written as byte pieces.
         add_dummy_prefix: whether a space is put before the text.
         remove_extra_whitespaces: whether runs of spaces become one.
+        model_type: `BPE` or `UNIGRAM`.
+        charsmap: how text is normalised, as sentencepiece stores that; empty: not at all.
+        escape_whitespaces: whether U+2581 stands for a space in pieces.
     """
     model = write_pieces(pieces)
-    trainer = _integer(3, _BPE) + _integer(35, byte_fallback)
+    trainer = _integer(3, model_type) + _integer(35, byte_fallback)
     trainer += b"".join(_text(45 + index, name) for index, name in enumerate(specials) if name is not None)
-    normalizer = _text(1, "identity") + _integer(3, add_dummy_prefix) + _integer(4, remove_extra_whitespaces)
+    normalizer = _text(1, "custom" if charsmap else "identity") + (_message(2, charsmap) if charsmap else b"")
+    normalizer += _integer(3, add_dummy_prefix) + _integer(4, remove_extra_whitespaces)
+    normalizer += b"" if escape_whitespaces else _integer(5, 0)
     return model + _message(2, trainer) + _message(3, normalizer)
 
 

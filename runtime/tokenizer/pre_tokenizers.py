@@ -9,6 +9,7 @@ original; if the original first composes characters, so does this.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from mlxr.compiler.errors import TokenizerError
 
@@ -39,7 +40,21 @@ _DIGITS_GPT2 = (r"\p{N}", *_GPT2)
 _BY_THREE = ("|".join((_ANY_CASE, _WORD, r"\p{N}{1,3}", _SIGNS, _LINES, _SPACES)),)
 _BY_DIGIT = ("|".join((_ANY_CASE, _WORD, r"\p{N}", _SIGNS, _LINES, _SPACES)),)
 _CASED_BY_THREE = ("|".join((rf"{_LOWER_WORD}{_ANY_CASE}?", rf"{_UPPER_WORD}{_ANY_CASE}?", r"\p{N}{1,3}", _CASED_END)),)
+_LINES_APART = (r"[^\n]+|[\n]+",)
+_NOT_HAN = r"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]{}[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]{}"
+_CASED_NOT_HAN = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN.format(*counts)}{_ANY_CASE}?" for counts in ("*+", "+*"))
 _NO_SENTENCE_SIGNS = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+
+class Alphabet(Enum):
+    """What the letters of tokens are."""
+
+    BYTES = "bytes"
+    """Each letter stands for a byte of the text, as in GPT-2."""
+    CHARACTERS = "characters"
+    """Each is a character of the text, and U+2581 a space; `<0x41>` is a byte."""
+    WORDS = "words"
+    """Likewise, but white space only separates words."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +66,18 @@ class PreTokenizer:
         ignore_merges: whether a word in the vocabulary becomes its token without any merges.
         add_bos: whether the BOS is added to a text, if the file does not say.
         composed: whether text is composed (Unicode form NFC) first.
+        always_bos: whether the BOS is added even if the file says that it is not.
+        alphabet: what the letters of tokens are.
+        lowercase: whether letters become small first.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     composed: bool = False
+    always_bos: bool = False
+    alphabet: Alphabet = Alphabet.BYTES
+    lowercase: bool = False
 
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -128,17 +149,44 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             ),
         )
     ),
+    "kimi-k2": PreTokenizer(
+        ("|".join((r"\p{Han}+", _CASED_NOT_HAN, r"\p{N}{1,3}", _SIGNS, _LINES, _SPACES)),),
+    ),
+    "afmoe": PreTokenizer(
+        (
+            r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+            "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+            rf"{_DEEPSEEK_WORD}[\r\n]*|{_LINES}|{_SPACES}",
+        )
+    ),
     "minicpm5": PreTokenizer(
         (r"\p{N}{1,3}", "|".join((_ANY_CASE, _WORD, r"\p{N}+", _SIGNS, _LINES, _SPACES))), ignore_merges=True
     ),
 }
 for _pre_tokenizer, _names in (
-    (PreTokenizer(_BY_THREE, True, True), "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"),
-    (PreTokenizer(_BY_THREE), "dbrx smaug-bpe glm4 chatglm-bpe"),
-    (PreTokenizer(_BY_DIGIT, composed=True), "qwen2 deepseek-r1-qwen"),
+    (
+        PreTokenizer(_BY_THREE, True, True),
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    ),
+    (PreTokenizer(_BY_THREE), "dbrx smaug-bpe chatglm-bpe"),
+    (PreTokenizer(_BY_THREE, ignore_merges=True), "glm4 glm5"),
+    (PreTokenizer(_BY_DIGIT, composed=True), "qwen2 deepseek-r1-qwen f2llmv2"),
     (PreTokenizer(_BY_DIGIT), "kormo megrez stablelm2 hunyuan solar-open grok-2"),
-    (PreTokenizer(_GPT2), "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling"),
-    (PreTokenizer(_DIGITS_GPT2), "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
+    (
+        PreTokenizer(_GPT2),
+        "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 jais trillion granite-docling jina-es jina-de jina-v2-es "
+        "jina-v2-de jina-v1-en jina-v2-code roberta-bpe",
+    ),
+    (PreTokenizer(_GPT2, composed=True), "mpt olmo modern-bert"),
+    (PreTokenizer(_DIGITS_GPT2), "starcoder refact smollm codeshell exaone minerva-7b mellum2"),
+    (PreTokenizer(_DIGITS_GPT2, composed=True), "command-r"),
+    (PreTokenizer(_CASED_BY_THREE, ignore_merges=True), "granite-embed-multi-97m"),
+    (
+        PreTokenizer(_LINES_APART, add_bos=True, always_bos=True, alphabet=Alphabet.CHARACTERS),
+        "gemma4 granite-embed-multi-311m",
+    ),
+    (PreTokenizer(_LINES_APART, alphabet=Alphabet.CHARACTERS), "sarvam-moe"),
+    (PreTokenizer((), alphabet=Alphabet.WORDS), "whitespace"),
     (PreTokenizer((_NO_SENTENCE_SIGNS,)), "poro-chat bloom gpt3-finnish"),
     (PreTokenizer(_CASED_BY_THREE), "gpt-4o llama4 kanana2 talkie minimax-m2"),
     (PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_CASED_BY_THREE)), "tiny_aya cohere2moe"),

@@ -29,6 +29,7 @@ class SentencepieceTokenizer(Tokenizer):
         required_size: int | None = None,
         names: TokenNames | None = None,
         spellings: Sequence[str] | None = None,
+        escapes_spaces: bool = True,
     ) -> None:
         """Makes the tokenizer of a serialised sentencepiece ModelProto.
 
@@ -42,11 +43,13 @@ class SentencepieceTokenizer(Tokenizer):
                 the model.
             spellings: of all tokens, where the model has others; the model may have more tokens, which text never
                 becomes.
+            escapes_spaces: whether U+2581 stands for a space in pieces.
 
         Raises:
             TokenizerError: the model is corrupt, or an id is outside its vocabulary.
         """
         self._model = SentencePieceProcessor()
+        self._space = _SPACE if escapes_spaces else " "
         try:
             self._model.LoadFromSerializedProto(proto)
             size: int = self._model.vocab_size()
@@ -122,7 +125,7 @@ class SentencepieceTokenizer(Tokenizer):
         byte = self.byte_of(self.check_id(token_id))
         if byte is not None:
             return bytes([byte])
-        return self.text_of(token_id).encode("utf-8", "surrogateescape") if self._is_text(token_id) else b""
+        return self.text_of(token_id).encode("utf-8") if self._is_text(token_id) else b""
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token in the vocabulary stands for no text."""
@@ -138,7 +141,10 @@ class SentencepieceTokenizer(Tokenizer):
 
     def text_of(self, token_id: int) -> str:
         """The text of a token that is neither control, unknown nor byte, anywhere but at the start of a text."""
-        text = self.texts[token_id] = self._pieces[token_id].replace(_SPACE, " ")
+        text = self._pieces[token_id].replace(self._space, " ")
+        if not text.isascii():  # bytes of GGUF files that are not UTF-8
+            text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        self.texts[token_id] = text
         return text
 
     def _is_text(self, token_id: int) -> bool:

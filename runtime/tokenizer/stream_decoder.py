@@ -6,7 +6,10 @@ spell is returned once it is complete; the work for a token does not grow with t
 
 import codecs
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mlxr.runtime.tokenizer.token_bytes import DecodingRule
 
 
 class StreamDecoder(ABC):
@@ -30,8 +33,8 @@ class StreamDecoder(ABC):
 class TokenBytes(Protocol):
     """What a `ByteStreamDecoder` needs of its tokenizer."""
 
-    num_stripped_spaces: int
-    """How many spaces at the very start of a text decoding leaves out."""
+    rule: "DecodingRule"
+    """How tokens become bytes."""
 
     def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes, perhaps a part of a character, that a token stands for.
@@ -40,26 +43,32 @@ class TokenBytes(Protocol):
             TokenizerError: the id is outside the vocabulary.
         """
 
+    def first_bytes_of(self, token_id: int) -> bytes | None:
+        """Likewise, at the start of a text; None for control tokens, after which the text has not begun."""
+
 
 class ByteStreamDecoder(StreamDecoder):
-    """Decodes tokens that each stand for some bytes of UTF-8 text, the same bytes anywhere in a text.
+    """Decodes tokens that each stand for some bytes of UTF-8 text, the same bytes anywhere but at its start.
 
     What is not UTF-8 becomes U+FFFD, one for each longest run that could have begun a character, as in Rust's and
     Python's own decoding (Unicode, section 3.9, "maximal subpart").
     """
 
-    __slots__ = ("_incomplete", "_to_strip", "_tokenizer")
+    __slots__ = ("_begun", "_held", "_incomplete", "_to_strip", "_tokenizer")
 
     def __init__(self, tokenizer: TokenBytes) -> None:
         self._tokenizer = tokenizer
-        self._to_strip = tokenizer.num_stripped_spaces
-        self._incomplete = b""
+        self._to_strip = tokenizer.rule.num_stripped_spaces
+        self._incomplete = self._held = b""
+        self._begun = False
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder`."""
-        data = self._tokenizer.bytes_of(token_id)
+        data = self._tokenizer.bytes_of(token_id) if self._begun else self._first(token_id)
         if self._to_strip:
             data = self._stripped(data)
+        if self._tokenizer.rule.drops_last_space:
+            data = self._without_last_space(data)
         if self._incomplete:
             data = self._incomplete + data
         text, num_used = codecs.utf_8_decode(data, "replace")
@@ -69,8 +78,21 @@ class ByteStreamDecoder(StreamDecoder):
     def flush(self) -> str:
         """See `StreamDecoder`."""
         text, _ = codecs.utf_8_decode(self._incomplete, "replace", True)
-        self._incomplete = b""
+        self._incomplete = self._held = b""
         return text
+
+    def _first(self, token_id: int) -> bytes:
+        data = self._tokenizer.first_bytes_of(token_id)
+        self._begun = data is not None
+        return data or b""
+
+    def _without_last_space(self, data: bytes) -> bytes:
+        """`data` after the space that the last token ended with, and without its own."""
+        if not data:
+            return data
+        text = data.removesuffix(b" ")
+        data, self._held = self._held + text, data[len(text) :]
+        return data
 
     def _stripped(self, data: bytes) -> bytes:
         """`data` without the spaces that must still be removed at the start of a text."""

@@ -5,16 +5,26 @@ token by itself, so the bytes of a token do not depend on its neighbours.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tokenizers import Regex, decoders
 
 from mlxr.compiler.errors import TokenizerError
 
 UTF8_BYTES = frozenset([*range(0xC0), *range(0xC2, 0xF5)])
 """The bytes that occur in UTF-8 text."""
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-_SUPPORTED = "ByteLevel, Metaspace, Replace, ByteFallback, Fuse and Strip (after Fuse)"
+_SUPPORTED = "ByteLevel, Metaspace, WordPiece, BPEDecoder, Replace, ByteFallback, Fuse and Strip"
+_CLEANED = (  # what decoders of WordPiece tidy up, token by token
+    *((f" {sign}", sign) for sign in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m")),
+    (" do not", " don't"),
+    *((f" {end}", end) for end in ("'s", "'ve", "'re")),
+)
+_Step = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -23,13 +33,17 @@ class DecodingRule:
 
     Attributes:
         bytes_of: the bytes of a token by its spelling in the vocabulary.
-        bytes_of_added: likewise, of a token that was added to the vocabulary and is not special.
+        first_bytes_of: likewise, of the first token of a text.
+        bytes_of_added: likewise, of a token that was added to the vocabulary and is not special; None: as other tokens.
         num_stripped_spaces: how many spaces decoding removes at the very start of a text.
+        drops_last_space: whether it leaves out a space at the end of the last token.
     """
 
     bytes_of: Callable[[str], bytes]
-    bytes_of_added: Callable[[str], bytes]
+    first_bytes_of: Callable[[str], bytes]
+    bytes_of_added: Callable[[str], bytes] | None
     num_stripped_spaces: int = 0
+    drops_last_space: bool = False
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -60,43 +74,94 @@ def _encoded(text: str) -> bytes:
 
 
 def decoding_rule(decoder: Mapping[str, Any] | None, source: str) -> DecodingRule:
-    """The rule of a decoder as tokenizer.json writes it.
+    """The rule of a decoder as tokenizer.json writes it. Without one, a space stands between tokens.
 
     Raises:
         TokenizerError: it has a step that does not treat tokens one by one.
     """
     if decoder is None:
-        raise TokenizerError(f"{source}: has no decoder, so its tokens cannot become text; expected {_SUPPORTED}")
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    replacements: list[tuple[str, str]] = []
+        return DecodingRule(lambda token: _encoded(" " + token), _encoded, None)
+    steps: list[tuple[_Step, _Step]] = []  # for most tokens, and for the first
     fused = is_byte_level = has_byte_tokens = False
     num_stripped_spaces = 0
-    for step in steps:
+    for step in _flat(decoder):
         kind = step["type"]
-        pattern = step.get("pattern", {})
         if kind == "ByteLevel":
-            is_byte_level = True
+            is_byte_level = fused = True
         elif kind == "ByteFallback":
             has_byte_tokens = True
         elif kind == "Fuse":
             fused = True
-        elif kind == "Metaspace":
-            replacements.append((step["replacement"], " "))
-            num_stripped_spaces = int(step.get("prepend_scheme", "always") != "never")
-        elif kind == "Replace" and "String" in pattern:
-            replacements.append((pattern["String"], step["content"]))
-        elif kind == "Strip" and fused and step["content"] == " " and not step["stop"]:
+        elif kind == "Strip" and fused:
+            if step["content"] != " " or step["stop"]:
+                raise TokenizerError(f"{source}: its decoder has the step {step!r:.80} for whole texts")
             num_stripped_spaces = step["start"]
         else:
-            raise TokenizerError(f"{source}: its decoder has the step {step!r:.80}; supported are {_SUPPORTED}")
-    spelled = byte_level() if is_byte_level else _encoded
+            steps.append(_step(step, source))
 
-    def bytes_of(token: str) -> bytes:
-        if has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(token[3:5], 16)])
-        for old, new in replacements:
-            token = token.replace(old, new)
-        return spelled(token)
+    def spelled(which: int) -> Callable[[str], bytes]:
+        in_bytes = byte_level() if is_byte_level else _encoded
 
-    # The library also takes the letters of added tokens for bytes; but they stand for themselves in the text.
-    return DecodingRule(bytes_of, _encoded if is_byte_level else bytes_of, num_stripped_spaces)
+        def bytes_of(token: str) -> bytes:
+            if has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(token[3:5], 16)])
+            for change in steps:
+                token = change[which](token)
+            return in_bytes(token)
+
+        return bytes_of
+
+    return DecodingRule(
+        spelled(0),
+        spelled(1),
+        # The library also takes the letters of added tokens for bytes; but they stand for themselves in the text.
+        _encoded if is_byte_level else None,
+        num_stripped_spaces,
+        any(step["type"] == "BPEDecoder" for step in _flat(decoder)),
+    )
+
+
+def _flat(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for step in decoder["decoders"]:
+        yield from _flat(step)
+
+
+def _step(step: Mapping[str, Any], source: str) -> tuple[_Step, _Step]:
+    """What a step of a decoder makes of a token, and of the first token."""
+    kind, pattern = step["type"], step.get("pattern", {})
+    if kind == "Metaspace":
+        space, keeps_first = step["replacement"], step.get("prepend_scheme", "always") == "never"
+        every = _replacing(space, " ")
+        return every, every if keeps_first else _replacing(space, "")
+    if kind == "WordPiece":
+        prefix, tidy = step["prefix"], _tidied if step["cleanup"] else str
+        return (
+            lambda token: tidy(token[len(prefix) :] if token.startswith(prefix) else " " + token),
+            tidy,
+        )
+    if kind == "BPEDecoder":
+        every = _replacing(step["suffix"], " ")
+    elif kind == "Replace" and "String" in pattern:
+        every = _replacing(pattern["String"], step["content"])
+    elif kind == "Replace" and "Regex" in pattern:
+        replace = decoders.Replace(Regex(pattern["Regex"]), step["content"])
+        every = lambda token: str(replace.decode([token]))  # noqa: E731
+    elif kind == "Strip":
+        strip = decoders.Strip(step["content"], step["start"], step["stop"])
+        every = lambda token: str(strip.decode([token]))  # noqa: E731
+    else:
+        raise TokenizerError(f"{source}: its decoder has the step {step!r:.80}; supported are {_SUPPORTED}")
+    return every, every
+
+
+def _replacing(old: str, new: str) -> _Step:
+    return lambda token: token.replace(old, new)
+
+
+def _tidied(token: str) -> str:
+    for old, new in _CLEANED:
+        token = token.replace(old, new)
+    return token

@@ -118,7 +118,7 @@ TOKENS = GOOD["tokenizer.ggml.tokens"]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre": "kimi-k2"}, r"splits text as 'kimi-k2' \(tokenizer\.ggml\.pre\), which is not supported; .*qwen2"),
+        ({"pre": "new-1"}, r"splits text as 'new-1' \(tokenizer\.ggml\.pre\), which is not supported; .*qwen2"),
         ({"pre": 5}, r"`tokenizer\.ggml\.pre` is 5, expected a name"),
         ({"merges": "x"}, r"no proper array `tokenizer\.ggml\.merges`"),
         ({"merges": None}, r"no proper array `tokenizer\.ggml\.merges`"),

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mlxr.compiler.errors import TokenizerError
 from mlxr.runtime.tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ def test_ids_are_those_of_transformers(tmp_path, bytes_tokenizer, spaced):
 def test_a_tokenizer_with_spaces_as_signs(tmp_path, spaced):
     """The library's own decoding is the measure wherever the bytes are UTF-8."""
     ours = load_tokenizer(save(tmp_path, spaced))
-    assert ours.num_stripped_spaces == 1
+    assert ours.rule.num_stripped_spaces == 1
     for text in [held_out_text()[:5000], *CASES]:
         spaced.encode_special_tokens = True
         ids = spaced.encode(text, add_special_tokens=False).ids
@@ -185,22 +185,58 @@ def test_flipped_bits_raise_nothing_else(tmp_path, bytes_tokenizer):
             assert "tokenizer.json" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("decoder", "message"),
-    [
-        (None, "has no decoder"),
-        (decoders.WordPiece(), "its decoder has the step .*WordPiece.*supported are ByteLevel"),
-        (decoders.Sequence([decoders.Strip(" ", 1, 0)]), "its decoder has the step .*Strip"),
-    ],
-)
-def test_decoders_that_cannot_be_streamed_are_refused(tmp_path, bytes_tokenizer, decoder, message):
+DECODERS = [
+    None,
+    decoders.WordPiece(),
+    decoders.WordPiece("a", cleanup=False),
+    decoders.Sequence([decoders.Strip("a", 1, 0), decoders.Replace(Regex("[bc]+"), "x")]),
+    decoders.BPEDecoder("</w>"),
+    decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace("a")]),
+    decoders.Metaspace("a", prepend_scheme="never"),
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=str)
+def test_decoders_of_many_kinds(tmp_path, bytes_tokenizer, decoder):
+    """Of random tokens the text is the library's, whole and token by token."""
     content = json.loads(bytes_tokenizer.to_str())
     content["decoder"] = None
+    content["added_tokens"].append(content["added_tokens"][-1] | {"content": "##aabca</w>", "id": 1501})
     tokenizer = Tokenizer.from_str(json.dumps(content))
     if decoder is not None:
         tokenizer.decoder = decoder
-    with pytest.raises(TokenizerError, match=message):
-        load_tokenizer(save(tmp_path, tokenizer))
+    ours = load_tokenizer(save(tmp_path, tokenizer))
+    chance = random.Random(3)
+    for _ in range(300):
+        ids = [chance.choice([0, 1501, chance.randrange(ours.vocab_size - 1)]) for _ in range(chance.randrange(9))]
+        stream = ours.stream_decoder()
+        assert ours.decode(ids) == tokenizer.decode(ids)
+        assert "".join([*map(stream.push, ids), stream.flush()]) == tokenizer.decode(ids)
+
+
+def test_decoders_that_cannot_be_streamed_are_refused(tmp_path, bytes_tokenizer):
+    tokenizer = Tokenizer.from_str(bytes_tokenizer.to_str())
+    for decoder, message in (
+        (decoders.CTC(), "its decoder has the step .*CTC.*supported are ByteLevel"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Strip("x", 1, 0)]), "the step .*Strip.* for whole texts"),
+    ):
+        tokenizer.decoder = decoder
+        with pytest.raises(TokenizerError, match=message):
+            load_tokenizer(save(tmp_path, tokenizer))
+
+
+def test_added_tokens_are_decoded_like_others(tmp_path, spaced):
+    """Gemma's tokenizer.json has runs of spaces among its added tokens."""
+    tokenizer = Tokenizer.from_str(spaced.to_str())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_tokens([AddedToken("▁▁▁▁", normalized=True)])
+    ours = load_tokenizer(save(tmp_path, tokenizer))
+    ids = tokenizer.encode("a    b", add_special_tokens=False).ids
+    stream = ours.stream_decoder()
+    assert ours.encode("a    b", add_special=False) == ids
+    assert ours.vocab_size - 1 in ids
+    assert ours.decode(ids) == "".join(map(stream.push, ids)) == tokenizer.decode(ids) == "a    b"
 
 
 def test_a_metaspace_decoder(tmp_path):
