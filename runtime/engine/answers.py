@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlxr.runtime.cache.pager import Pager
 from mlxr.runtime.engine.completion import Event, TokenLogprob
-from mlxr.runtime.engine.constraint.constraint import Constraint, Mask
+from mlxr.runtime.engine.constraint.constraint import Mask
 from mlxr.runtime.engine.core_stats import CoreStats
 from mlxr.runtime.engine.request import Request
 from mlxr.runtime.engine.sampling import Sampled
@@ -24,7 +24,9 @@ class Answers:
         step_end: when the newest step ended, in seconds of `time.perf_counter`; events get it as their time.
     """
 
-    def __init__(self, pager: Pager, scheduler: Scheduler, stats: CoreStats, wake: threading.Event) -> None:
+    def __init__(
+        self, pager: Pager, scheduler: Scheduler, stats: CoreStats, wake: threading.Event, vocab_size: int
+    ) -> None:
         """Takes what all requests share.
 
         Args:
@@ -32,8 +34,10 @@ class Answers:
             scheduler: has the requests.
             stats: counts what they get.
             wake: is set when a request fails, since others may then go on.
+            vocab_size: how many logits the model has.
         """
         self._pager, self._scheduler, self._stats, self._wake = pager, scheduler, stats, wake
+        self._num_words = -(-vocab_size // 32)  # of a mask
         self.speculator: Speculator | None = None
         self.step_end = 0.0
 
@@ -65,7 +69,7 @@ class Answers:
         """
         request, size, first = part.request, self._pager.block_size, end
         for draft, before, after in zip(part.draft, sampled, sampled[1:], strict=False):
-            if request.is_done or before.token != draft:
+            if request.is_done or before.token != draft or request.is_forced:
                 break
             end += 1
             request.computed = request.certain = end
@@ -79,11 +83,22 @@ class Answers:
         if end // size != first // size:
             self._pager.commit(request.seq_id, request.tokens, request.hashes, end)
 
-    def take_forced(self, request: Request, constraint: Constraint) -> None:
-        """Gives a request the tokens that its constraint leaves no choice for. The next step computes all of them."""
+    def take_forced(self, request: Request) -> None:
+        """Gives a request the tokens that there is no choice for. The next step computes all of them.
+
+        They end a thought that has become too long, or are all that its constraint allows.
+        """
         if request.is_done or request.asks_logits:
             return
+        constraint = request.constraint
         try:
+            while not request.is_done and request.thought is not None and request.thought.forced:
+                token = request.thought.forced[0]
+                if constraint is not None:
+                    constraint.accept(token)
+                self._add_forced(request, token)
+            if constraint is None or request.is_done:
+                return
             tokens = constraint.forced()
             is_complete = constraint.is_complete
         except Exception as error:
@@ -91,15 +106,21 @@ class Answers:
             return
         for i, token in enumerate(tokens):
             if not request.is_done:
-                self._stats.forced_tokens += 1
-                self._stats.generated_tokens += 1
-                self._add_token(request, token, None, is_complete and i == len(tokens) - 1)
+                self._add_forced(request, token, is_complete and i == len(tokens) - 1)
+
+    def _add_forced(self, request: Request, token: int, is_complete: bool = False) -> None:
+        self._stats.forced_tokens += 1
+        self._stats.generated_tokens += 1
+        self._add_token(request, token, None, is_complete)
 
     def masks(self, request: Request) -> Sequence[Mask | None]:
-        """The tokens that its constraint allows next, and after draft tokens up to the first that is not allowed.
+        """The tokens that are forced or that its constraint allows next, and after draft tokens.
 
+        There are masks up to the first draft token that is not allowed.
         If there are no masks, the request ends with the error.
         """
+        if request.thought is not None and request.thought.forced:
+            return [request.thought.mask(self._num_words)]
         try:
             return [None] if request.constraint is None else request.constraint.masks()
         except Exception as error:

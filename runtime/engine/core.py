@@ -76,7 +76,7 @@ class EngineCore:
         self._watch = MemoryWatch()
         self.scheduler = Scheduler(host.plan, pager, self._times, self._link)
         self._stats = CoreStats()
-        self._answers = Answers(pager, self.scheduler, self._stats, self.wake)
+        self._answers = Answers(pager, self.scheduler, self._stats, self.wake, host.plan.vocab_size)
         self._ahead: LaunchedStep | None = None
         self._decoded: LaunchedStep | None = None  # the step before, if it has `decode` and its tokens have been taken
         self._next_deadline = float("inf")
@@ -266,7 +266,7 @@ class EngineCore:
     def _draft(self, speculator: Speculator) -> None:
         """Lets requests that decode and speculate have draft tokens in the next step."""
         decoding = [request for request in self.scheduler.running if request.num_pending == 1]
-        requests = [request for request in decoding if request.speculates]
+        requests = [request for request in decoding if request.speculates and not request.is_forced]
         if not requests:
             return
         plan = self._host.plan
@@ -317,8 +317,8 @@ class EngineCore:
                 self._stats.speculating_parts += request.speculates
                 if draft:
                     answers.accept_draft(part, end, [sampled, *after_draft])
-                if request.constraint is not None:
-                    answers.take_forced(request, request.constraint)
+                if request.constraint is not None or request.thought is not None:
+                    answers.take_forced(request)
 
     def _complete_decode(self, step: LaunchedStep, samples: Sequence[Sampled]) -> None:
         """`_complete` of a step with `decode`. Each statement of its loop runs for each sequence of most steps."""

@@ -82,7 +82,7 @@ class LaunchedStep:
             start, seq_id = request.computed, request.seq_id
             if num_tokens != 1 or not samples or draft or seq_id is None or request.in_flight:
                 return None
-            if request.constraint is not None or request.prompt_rows:
+            if request.constraint is not None or request.prompt_rows or request.thought is not None:
                 return None
             sequences.append(seq_id)
             tokens.append(request.tokens[start])
@@ -116,7 +116,7 @@ class LaunchedStep:
             if request.prompt_rows:
                 return 0
             if samples:
-                enough = request.sampler.tops if request.constraint is None else 0
+                enough = 0 if request.constraint is not None or request.is_forced else request.sampler.tops
                 if not 0 < enough <= MOST_TOPS:
                     return 0
                 most = max(most, enough)
@@ -139,7 +139,7 @@ class LaunchedStep:
             if not samples:
                 continue
             position = end - request.prompt_length
-            if not draft and request.constraint is None:  # nearly every row of each step
+            if not draft and request.constraint is None and not request.is_forced:  # nearly every row of each step
                 indices.append(index - 1)
                 rows.append(Row(request.sampler, position))
                 continue

@@ -12,6 +12,7 @@ from mlxr.runtime.engine.constraint import ConstraintCompiler
 from mlxr.runtime.engine.pool import Pool, Pooling
 from mlxr.runtime.engine.request import SECONDS_PER_PRIORITY, Listener, Request
 from mlxr.runtime.engine.sampling import Sampler, Sampling
+from mlxr.runtime.engine.thought import Thought
 from mlxr.runtime.engine.too_long import too_long
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -145,11 +146,19 @@ class RequestMaker:
                     order=order,
                     deadline=deadline,
                     constraint=self._constraints.compile(sampling),
+                    thought=self._thought(sampling),
                     prompt_rows=sampling.prompt_logprobs is not None or pooling is not None,
                     pool=None if pooling is None else Pool(pooling, len(prompt)),
                 )
             )
         return requests
+
+    def _thought(self, sampling: Sampling) -> Thought | None:
+        if sampling.thought is None:
+            return None
+        if self._tokenizer is None:
+            raise RequestError("a limit on thoughts needs a tokenizer, and the model has none: leave thought out")
+        return Thought(sampling.thought, self._tokenizer)
 
     def close(self) -> None:
         """Ends what constraints need; no request can be made afterwards."""

@@ -16,6 +16,7 @@ from mlxr.runtime.engine.completion import Completion, Event, FinishReason, Toke
 from mlxr.runtime.engine.constraint import Constraint
 from mlxr.runtime.engine.pool import Pool, Vector
 from mlxr.runtime.engine.sampling import Sampler
+from mlxr.runtime.engine.thought import Thought
 
 SECONDS_PER_PRIORITY = 10.0
 """How much later a request may have arrived and still overtake one whose priority number is greater by 1."""
@@ -42,6 +43,7 @@ class Request:
         number: counts requests as they come to the scheduler; decides between those of the same order.
         deadline: when it ends at the latest, by the core's clock; None: no limit.
         constraint: what its tokens must match; None: anything.
+        thought: limits what it thinks; None: nothing does, or it cannot think any more.
         prompt_rows: whether it asks for the log probabilities of its prompt, or for its rows pooled.
         pool: what it wants is its prompt's rows, pooled: it generates nothing; None: an answer.
         speculates: whether draft tokens may be tried.
@@ -73,6 +75,7 @@ class Request:
     number: int = 0
     deadline: float | None = None
     constraint: Constraint | None = None
+    thought: Thought | None = None
     prompt_rows: bool = False
     pool: Pool | None = None
     speculates: bool = False
@@ -114,6 +117,11 @@ class Request:
         return not self.sampler.needs_tokens and not self.prompt_rows
 
     @property
+    def is_forced(self) -> bool:
+        """Whether its next token is known without sampling it."""
+        return self.thought is not None and bool(self.thought.forced)
+
+    @property
     def asks_logits(self) -> bool:
         """Whether it is told how probable tokens are, which only a step that samples them knows."""
         return self.sampler.sampling.logprobs is not None or self.prompt_rows
@@ -121,7 +129,12 @@ class Request:
     @property
     def needs_token(self) -> bool:
         """Whether a token that is being sampled must be read before the next step can be launched."""
-        return self.in_flight > 0 and (self.sampler.needs_tokens or self.constraint is not None or self.speculates)
+        return self.in_flight > 0 and (
+            self.sampler.needs_tokens
+            or self.constraint is not None
+            or self.speculates
+            or (self.thought is not None and self.thought.is_due)
+        )
 
     def accept(self, token: int, logprob: TokenLogprob | None = None, is_complete: bool = False) -> Event:
         """Adds a token. If it ends the answer, `completion.finish_reason` says why.
@@ -136,6 +149,10 @@ class Request:
         tokens.append(token)
         if self.sampler.needs_tokens:
             self.sampler.accept(token)
+        if self.thought is not None:
+            self.thought.accept(token)
+            if self.thought.is_over:
+                self.thought = None
         if logprob is not None:
             completion.logprobs.append(logprob)
         reason: FinishReason | None = None

@@ -41,6 +41,11 @@ def with_own_names(
     return named, known
 
 
+def has_switch(template_text: str) -> bool:
+    """Whether a template lets reasoning be switched off."""
+    return _SWITCH in template_text or reads_variable(template_text, _OTHER_SWITCH)
+
+
 def reads_key(template_text: str, name: str) -> bool:
     """Whether a template asks messages for a key: `message.NAME`, `message['NAME']`, `message.get('NAME')`."""
     return re.search(rf"""\.{name}\b|(?:\[|\.get\()\s*(['"]){name}\1""", template_text) is not None

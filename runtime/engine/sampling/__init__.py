@@ -8,5 +8,6 @@ from mlxr.runtime.engine.sampling.options import Sampling
 from mlxr.runtime.engine.sampling.row import Row, Sampled
 from mlxr.runtime.engine.sampling.rows import sample_rows
 from mlxr.runtime.engine.sampling.sampler import Sampler
+from mlxr.runtime.engine.sampling.thought_limit import ThoughtLimit
 
-__all__ = ["Row", "Sampled", "Sampler", "Sampling", "sample_rows"]
+__all__ = ["Row", "Sampled", "Sampler", "Sampling", "ThoughtLimit", "sample_rows"]

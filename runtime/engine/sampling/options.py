@@ -13,7 +13,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 from mlxr.compiler.errors import RequestError
-from mlxr.runtime.argument_types import described
+from mlxr.runtime.argument_types import described, expect
+from mlxr.runtime.engine.sampling.thought_limit import ThoughtLimit
 
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 """The options that constrain the text of the answer; a request has at most one."""
@@ -98,6 +99,8 @@ class Sampling:
     """The answer is one of these texts."""
     grammar: str | None = None
     """The answer is a sentence of this grammar, written in Lark or GBNF."""
+    thought: ThoughtLimit | None = None
+    """Most tokens that the model thinks before it answers, and the texts around a thought; None: no limit."""
     left_open: frozenset[str] = frozenset()
     """Names of options whose values here do not count: the defaults of the model that answers do."""
 
@@ -117,6 +120,7 @@ class Sampling:
         self._check_penalties()
         self._check_end()
         self._check_constraint()
+        expect("thought", self.thought, (ThoughtLimit, type(None)), "a ThoughtLimit")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 0, _MOST, "a whole number, 0 or more, or none")

@@ -52,6 +52,7 @@ def job_of(request: Conversation) -> ChatJob:
         tool_choice=_choice(choice) if tools else "none",
         parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
         variables=_variables(request),
+        thinking_budget=getattr(request.thinking, "budget_tokens", None),
         continue_final=messages[-1]["role"] == "assistant",
     )
 

@@ -61,10 +61,10 @@ ToolChoice = Annotated[
 
 
 class ThinkingOn(ApiModel):
-    """The model thinks before it answers, if its chat template knows of that. How long is its own affair."""
+    """The model thinks before it answers, if its chat template knows of that: at most so many tokens."""
 
     type: Literal["enabled"]
-    budget_tokens: WithoutEffect = None
+    budget_tokens: int | None = Field(None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
     block_binding: WithoutEffect = None
 

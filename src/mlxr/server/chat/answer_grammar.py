@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxr.runtime.engine.constraint.grammar import lark_schema
 from mlxr.runtime.engine.sampling import Sampling
+from mlxr.runtime.tokenizer.thinking_form import MARKER
 
 ANYTHING = r"/(.|\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -32,6 +33,10 @@ class AnswerGrammar:
     def marker(self, name: str) -> str:
         """A marker: the control token of this name if the model has it, else text."""
         return f"<[{self._control[name]}]>" if name in self._control else self.text(name)
+
+    def markers(self, text: str) -> str:
+        """A text of several markers, with other text between them."""
+        return " ".join(self.marker(part) for part in MARKER.split(text) if part)
 
     def text(self, text: str) -> str:
         """Exactly this text."""

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
+from mlxr.runtime.tokenizer.thinking_form import MARKER
 from mlxr.server.chat.delta import Content, Delta, Reasoning, ToolArguments, ToolStart
 from mlxr.server.chat.json_value import JsonValue
 
@@ -90,8 +91,13 @@ class AnswerReader:
     # Reading. What is read is taken out of the answer.
 
     def marker(self, name: str) -> str:
-        """How a marker comes in answers: as a control token if the model has one of this name, else as text."""
-        return spelled(name) if name in self._control else name
+        """How a marker comes in answers: as a control token if the model has one of this name, else as text.
+
+        It may also be several markers, with other text between them.
+        """
+        if name in self._control:
+            return spelled(name)
+        return "".join(spelled(part) if part in self._control else part for part in MARKER.split(name))
 
     def is_control(self, name: str) -> bool:
         """Whether a marker is a control token, which text cannot be taken for."""

@@ -1,9 +1,10 @@
 """How one model is spoken to: from a `ChatJob` to a prompt, to options of the engine, and from its answer to deltas."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlxr.compiler.errors import ChatTemplateError, EngineError, RequestError
 from mlxr.runtime.engine.sampling import Sampling
@@ -19,22 +20,46 @@ from mlxr.server.chat.formats.family import Beginning, Family
 from mlxr.server.chat.messages import checked_messages, plain_tools
 from mlxr.server.chat.template_form import TemplateForm, has_calls
 
-_TAIL = 16
+_TAIL = 32
 """Tokens at the end of a prompt that may open or close the model's thinking."""
 _OF_TEMPLATE = ("messages", "add_generation_prompt", "tools", "xml_tools", "bos_token", "eos_token")
+
+
+@dataclass(frozen=True)
+class ThinkingDefaults:
+    """What holds for jobs that say nothing else.
+
+    Attributes:
+        variables: for the template: `enable_thinking` ...
+        budget: as `ChatJob.thinking_budget`.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+
+
+NO_DEFAULTS = ThinkingDefaults()
 
 
 class ChatFormat:
     """The format of one model. Any number of tasks may use it; it owns the template."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, context: int | None = None) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        context: int | None = None,
+        defaults: ThinkingDefaults = NO_DEFAULTS,
+    ) -> None:
         """Finds the family that the template belongs to.
 
         Args:
             template: the model's; it is closed with this.
             tokenizer: the model's.
             context: most tokens of a sequence, by which texts that are far too long are refused early.
+            defaults: hold where a job says nothing else.
         """
+        self._defaults = defaults
         self._template, self._tokenizer, self._context = template, tokenizer, context
         self._plain = self._with_tools = TemplateForm(template, tokenizer, for_tools=False)
         if template.tool_use is not None:
@@ -75,7 +100,7 @@ class ChatFormat:
             raise
 
     def constrained(self, job: ChatJob, prompt: Sequence[int]) -> Sampling:
-        """The options for the engine, with the constraint that the tools ask for.
+        """The options for the engine, with the constraint that the tools ask for, and the limit on reasoning.
 
         A constraint of the request itself holds for the answer, after the model's reasoning.
 
@@ -92,6 +117,9 @@ class ChatFormat:
         )
         family, beginning = self._family(job), self._beginning(job, prompt)
         thinks = family.may_think(beginning)
+        budget = self._form(job).budget(self._with_defaults(job))
+        if thinks and budget is not None:
+            sampling = replace(sampling, thought=family.thought_limit(budget, job, beginning))
         if not (job.constrains_calls or (is_constrained and (thinks or job.uses_tools))):
             return sampling
         if sampling.grammar is not None and not job.must_call:
@@ -117,8 +145,15 @@ class ChatFormat:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._template.close()
 
+    def _form(self, job: ChatJob) -> TemplateForm:
+        return self._with_tools if job.uses_tools else self._plain
+
     def _family(self, job: ChatJob) -> Family:
-        return (self._with_tools if job.uses_tools else self._plain).family
+        return self._form(job).family
+
+    def _with_defaults(self, job: ChatJob) -> ChatJob:
+        budget = self._defaults.budget if job.thinking_budget is None else job.thinking_budget
+        return replace(job, variables={**self._defaults.variables, **job.variables}, thinking_budget=budget)
 
     def _beginning(self, job: ChatJob, prompt: Sequence[int]) -> Beginning:
         pieces = []
@@ -130,23 +165,25 @@ class ChatFormat:
     # In the template's thread.
 
     def _prompt(self, job: ChatJob) -> list[int]:
-        form = self._with_tools if job.uses_tools else self._plain
+        form = self._form(job)
+        names = form.names
         try:
-            job = self._checked(job)
+            job = self._with_defaults(self._checked(job))
             if has_calls(job) and form.drops_calls:
                 form = self._with_tools  # what was called must be told, whether or not more may be
-            marked = form.render(_marked(job, form.names))
+                names = form.names
+            marked = form.render(_marked(job, names))
         except RecursionError as error:
             raise RequestError("messages or tools are nested too deeply: write them flatter") from error
         except (ChatTemplateError, RequestError) as error:
-            raise type(error)(form.names.unmarked(str(error))) from error
-        text = form.names.unmarked(marked)
+            raise type(error)(names.unmarked(str(error))) from error
+        text = names.unmarked(marked)
         if self._context is not None:
             check_length(text, self._tokenizer, self._context)
         # The template itself writes the BOS, and the names of control tokens in its own text mean these tokens.
         if text == marked:
             return self._tokenizer.encode(text, add_special=False, parse_special=True)
-        return self._tokenizer.encode_parts(form.names.split(marked))
+        return self._tokenizer.encode_parts(names.split(marked))
 
     def _checked(self, job: ChatJob) -> ChatJob:
         """The job with messages in one form.

@@ -25,6 +25,8 @@ class ChatJob:
         tool_choice: `auto`, `none`, `required`, or `function:NAME`.
         parallel_tool_calls: whether one answer may call several tools, unless the choice names one.
         variables: for the template: `enable_thinking`, `reasoning_effort` ...
+        thinking_budget: most tokens of reasoning; 0: none; None: what the model's own default says, else as many as the
+            model wants.
         reasoning: whether it is told apart from the answer's text; else it stays in it.
         continue_final: whether the last message is the beginning of the answer.
 
@@ -39,12 +41,15 @@ class ChatJob:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
+    thinking_budget: int | None = None
     reasoning: bool = True
     continue_final: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the tools and their choice."""
+        """Checks the tools and their choice, and the budget."""
         check_tools(self.tools)
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise RequestError(f"thinking_budget is {self.thinking_budget}; expected 0 or more tokens of reasoning")
         if self.tool_choice not in _CHOICES and not self.tool_choice.startswith(_NAMED):
             raise RequestError(
                 f"tool_choice is {self.tool_choice!r}; expected auto, none, required, or the name of a tool"

@@ -11,12 +11,16 @@ from mlxr.compiler.errors import ChatTemplateError, RequestError
 from mlxr.runtime.engine.sampling import Sampling
 from mlxr.runtime.tokenizer.chat_template import ChatTemplate
 from mlxr.runtime.tokenizer.system_messages import Message
+from mlxr.runtime.tokenizer.template_names import has_switch, reads_variable
+from mlxr.runtime.tokenizer.thinking_form import find_thinking
 from mlxr.runtime.tokenizer.tokenizer import Tokenizer
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.chat.control_names import ControlNames
 from mlxr.server.chat.formats.registry import family_of
 from mlxr.server.chat.messages import with_text_arguments
 
+_BUDGET = "thinking_budget"
+"""What templates call the budget that tell the model of it."""
 _TOOL, _KEY, _RESULT = "mlxr_tool", "mlxr_key", "mlxr_result"
 _PROBE = (
     {"role": "user", "content": "x"},
@@ -35,7 +39,6 @@ class TemplateForm:
 
     Attributes:
         family: how answers are written.
-        names: the control tokens of its prompts.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, for_tools: bool) -> None:
@@ -49,13 +52,32 @@ class TemplateForm:
         self._template = template
         self._needed: dict[str, Any] = {"tools": []} if for_tools else {}
         self.family = family_of(template.program(self._needed))
-        self.names = ControlNames(tokenizer.control_tokens, self.family.spoken)
+        self._tokenizer = tokenizer
+        self._names: ControlNames | None = None
         self._arguments: _Arguments | None = None
+
+    @property
+    def names(self) -> ControlNames:
+        """The control tokens of its prompts. The first time, it is found out how the template writes thoughts.
+
+        Raises:
+            ChatTemplateError: the template takes too long or too much.
+        """
+        if self._names is None:
+            self.family.learn(find_thinking(self._template, self._needed))
+            self._names = ControlNames(self._tokenizer.control_tokens, self.family.spoken)
+        return self._names
 
     @property
     def drops_calls(self) -> bool:
         """Whether the template leaves out what was called."""
         return self._argument_form is _Arguments.DROPPED
+
+    def budget(self, job: ChatJob) -> int | None:
+        """Most tokens of reasoning: none if it is switched off, and the template has no switch."""
+        if job.thinking_budget is None and job.variables.get("enable_thinking") is False:
+            return None if has_switch(self._template.program(self._needed)) else 0
+        return job.thinking_budget
 
     def render(self, job: ChatJob) -> str:
         """The text of a job whose messages have been checked.
@@ -65,6 +87,8 @@ class TemplateForm:
             ChatTemplateError: it refuses the messages, or fails.
         """
         messages, variables = self.family.messages(job), self._needed | self.family.variables(job)
+        if job.thinking_budget is not None and reads_variable(self._template.program(variables), _BUDGET):
+            variables.setdefault(_BUDGET, job.thinking_budget)
         if has_calls(job):
             if self.drops_calls:
                 raise RequestError(

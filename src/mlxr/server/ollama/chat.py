@@ -1,6 +1,6 @@
 """/api/chat."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -19,7 +19,8 @@ from mlxr.server.ollama.options import Options, sampling_of
 from mlxr.server.state import ServerState
 
 router = APIRouter(route_class=JsonRoute)
-Think = bool | Literal["low", "medium", "high", "max"] | None
+Think = bool | Literal["low", "medium", "high", "max"] | Annotated[int, Field(ge=0)] | None
+"""A number is ours: most tokens of reasoning."""
 Format = Literal["", "json"] | dict[str, Any] | None
 
 
@@ -89,10 +90,17 @@ class Common(ApiModel):
             if getattr(self, name):
                 raise bad_field(name, f"{name} is true, and this server never cuts a prompt: leave it out")
 
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of reasoning."""
+        return self.think if isinstance(self.think, int) and not isinstance(self.think, bool) else None
+
     def variables(self) -> dict[str, Any]:
         """For the chat template."""
         if self.think is None:
             return {}
+        if self.thinking_budget is not None:
+            return {"enable_thinking": True} if self.thinking_budget else {}
         effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
         return {"enable_thinking": self.think is not False} | effort
 
@@ -131,6 +139,7 @@ def _job(body: ChatRequest) -> ChatJob:
         tools=tools,
         tool_choice="auto" if tools else "none",
         variables=body.variables(),
+        thinking_budget=body.thinking_budget,
         continue_final=messages[-1]["role"] == "assistant",
     )
 

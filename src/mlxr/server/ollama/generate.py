@@ -63,7 +63,14 @@ def _pieces(model: LoadedModel, body: GenerateRequest, sampling: Sampling) -> As
         return _continued(model, body.prompt or "", sampling, parse_special=bool(body.raw))
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt or ""})
-    return answer(model, ChatJob(tuple(messages), sampling, tool_choice="none", variables=body.variables()))
+    job = ChatJob(
+        tuple(messages),
+        sampling,
+        tool_choice="none",
+        variables=body.variables(),
+        thinking_budget=body.thinking_budget,
+    )
+    return answer(model, job)
 
 
 async def _continued(model: LoadedModel, prompt: str, sampling: Sampling, parse_special: bool) -> AsyncGenerator[Piece]:

@@ -7,6 +7,7 @@ from pydantic import Field
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import ApiError, bad_field
 from mlxr.server.fields import ApiModel, WithoutEffect, known_types
+from mlxr.server.openai.reasoning_fields import ReasoningFields
 from mlxr.server.openai.sampling_fields import ResponseFormat, SamplingFields, response_schema, sampling_of
 
 _MOST_TOP = 20
@@ -88,7 +89,7 @@ class ToolChoice(ApiModel):
     function: ToolName
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, ReasoningFields):
     """The body of /v1/chat/completions."""
 
     refused: ClassVar[dict[str, str]] = {
@@ -109,23 +110,12 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: WithoutEffect = None
     prompt_cache_options: WithoutEffect = None
-    chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     """vLLM's: whether an answer is begun; only where the last message is continued, none is."""
-    include_reasoning: bool | None = None
-    separate_reasoning: Literal[True] | None = None
-    """SGLang's, as is `stream_reasoning`; routers add both."""
-    stream_reasoning: Literal[True] | None = None
-
-    @property
-    def shows_reasoning(self) -> bool:
-        """Whether the answer tells its reasoning."""
-        return self.include_reasoning is not False
 
 
 def job_of(request: ChatRequest) -> ChatJob:
@@ -163,7 +153,8 @@ def job_of(request: ChatRequest) -> ChatJob:
         tools=tools,
         tool_choice=_choice(request, [tool["function"]["name"] for tool in tools]),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        variables=_variables(request),
+        variables=request.variables,
+        thinking_budget=request.budget,
         continue_final=bool(request.continue_final_message),
     )
 
@@ -217,11 +208,3 @@ def _choice(request: ChatRequest, names: list[str]) -> str:
     if choice.function.name not in names:
         raise bad_field("tool_choice", f"tool_choice names {choice.function.name!r}; tools has {', '.join(names)}")
     return f"function:{choice.function.name}"
-
-
-def _variables(request: ChatRequest) -> dict[str, Any]:
-    variables: dict[str, Any] = {}
-    if request.reasoning_effort is not None:
-        variables["reasoning_effort"] = request.reasoning_effort
-        variables["enable_thinking"] = request.reasoning_effort != "none"
-    return variables | (request.chat_template_kwargs or {})

@@ -8,6 +8,7 @@ from mlxr.runtime.engine.sampling import Sampling
 from mlxr.server.chat.chat_job import ChatJob
 from mlxr.server.errors import bad_field
 from mlxr.server.fields import BY_TYPE, TEXT_OR_LIST, ApiModel, WithoutEffect, known_types
+from mlxr.server.openai.reasoning_fields import Effort
 from mlxr.server.openai.responses_items import Item, told_items
 from mlxr.server.openai.sampling_fields import ANY_OBJECT, all_of, check_schema, seed_of, share_of
 
@@ -73,7 +74,9 @@ class TextConfig(ApiModel):
 class ReasoningConfig(ApiModel):
     """How much the model thinks, if its chat template knows of that."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    """Not of OpenAI's API: most tokens of reasoning, after which the answer begins."""
     summary: WithoutEffect = None
     generate_summary: WithoutEffect = None
     context: WithoutEffect = None
@@ -170,6 +173,7 @@ def job_of(request: ResponsesRequest) -> ChatJob:
         tool_choice=_choice(request),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         variables=_variables(request),
+        thinking_budget=None if request.reasoning is None else request.reasoning.max_tokens,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, ClassVar
 
+from mlxr.runtime.engine.sampling import ThoughtLimit
+from mlxr.runtime.tokenizer.thinking_form import ThinkingForm
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
@@ -33,6 +35,7 @@ class Family(ABC):
         takes_tools: whether its calls are understood.
         has_developer: whether templates know the role `developer`; else such messages get the role `system`.
         thinking: the markers around what the model writes for itself.
+        after_thinking: what stands between the second one and the answer besides white space, often nothing.
         spoken: names of control tokens that mean these tokens also in the content of the assistant's messages.
         thinks: whether the template speaks of them.
     """
@@ -40,11 +43,21 @@ class Family(ABC):
     takes_tools: ClassVar[bool] = True
     has_developer: ClassVar[bool] = False
     thinking: tuple[str, str] = ("<think>", "</think>")
+    after_thinking = ""
 
     def __init__(self, template_text: str) -> None:
         """A family's format for one template."""
         self._template_text = template_text
         self.thinks = any(marker in template_text for marker in self.thinking)
+        self._closing = f"\n{self.thinking[1]}\n\n"
+        self._opening = f"{self.thinking[0]}\n"
+
+    def learn(self, form: ThinkingForm | None) -> None:
+        """Takes over how the template writes thoughts, as far as that was found out."""
+        if form is not None:
+            self.thinking, self.thinks = (form.start_marker, form.end_marker), True
+            self.after_thinking = form.closing.partition(form.end_marker)[2].strip()
+            self._opening, self._closing = form.opening.lstrip(), form.closing
 
     @property
     def spoken(self) -> tuple[str, ...]:
@@ -87,6 +100,12 @@ class Family(ABC):
         """Whether thinking may come before the answer."""
         return beginning is Beginning.THINKING or (beginning is Beginning.OPEN and self.thinks)
 
+    def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
+        """The limit on what is thought before the answer."""
+        del job
+        is_open = beginning is Beginning.THINKING
+        return ThoughtLimit(tokens, self._opening, self._closing, self.thinking[1], is_open)
+
     # Answers.
 
     def read(self, reader: AnswerReader, job: ChatJob, beginning: Beginning) -> Reading:
@@ -106,6 +125,8 @@ class Family(ABC):
         if job.reasoning:
             yield from reader.skip_space()
             yield from reader.text_until(Reasoning, [closing])
+            if self.after_thinking:
+                yield from reader.begins_with(self.after_thinking)
             yield from reader.skip_space()
             return
         if beginning is Beginning.OPEN:
@@ -157,6 +178,8 @@ class Family(ABC):
             return ""
         space = grammar.add("SPACE", r"/[ \n]{0,4}/")
         closed = f"{grammar.until('thinking', closing)} {space}"
+        if self.after_thinking:
+            closed = f"{closed} {grammar.markers(self.after_thinking)} {space}"
         if beginning is Beginning.THINKING:
             return closed
         return f"({grammar.marker(opening)} {closed})?"

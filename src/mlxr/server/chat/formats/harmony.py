@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mlxr.compiler.errors import RequestError
+from mlxr.runtime.engine.sampling import ThoughtLimit
+from mlxr.runtime.tokenizer.thinking_form import ThinkingForm
 from mlxr.server.chat.answer_grammar import ANYTHING, AnswerGrammar
 from mlxr.server.chat.answer_reader import AnswerReader, Reading
 from mlxr.server.chat.chat_job import ChatJob
@@ -52,6 +54,18 @@ class Harmony(Family):
         """See `Family`."""
         super().__init__(template_text)
         self.thinks = True
+
+    def learn(self, form: ThinkingForm | None) -> None:
+        """See `Family`. Its channels are known."""
+
+    def thought_limit(self, tokens: int, job: ChatJob, beginning: Beginning) -> ThoughtLimit:
+        """See `Family`. Where tools may be called, the model chooses the channel that follows its first thought."""
+        del beginning
+        again = f"{_ENDS[0]}{_START}assistant{_CHANNEL}"
+        final = f"{again}final{_MESSAGE}"
+        if job.uses_tools:
+            return ThoughtLimit(tokens, self.thinking[0], again, _ENDS[0], reopens=True, final_closing=final)
+        return ThoughtLimit(tokens, self.thinking[0], final, _ENDS[0], reopens=True)
 
     def beginning(self, prompt: str, job: ChatJob) -> Beginning:
         """See `Family`."""
